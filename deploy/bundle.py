@@ -1,0 +1,414 @@
+"""The bundle: the one folder that passes from the build machine to the serving machine, its reader and its writer.
+
+    bundle.json            what is inside, for whom, with sizes and checksums
+    encoder.onnx           the graphs of one variant; they hold no weights
+    decoder.onnx
+    weights.safetensors    every weight once; both graphs point into it as external data
+    tokenizer files        as the checkpoint ships them, where it has one
+
+Nothing in it is pickled, and everything is checked when it is read. A bundle is written beside its place under another
+name and moved there when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "WEIGHTS",
+    "Bundle",
+    "BundleError",
+    "CacheStateEntry",
+    "FileEntry",
+    "GraphEntry",
+    "LayerChoice",
+    "Manifest",
+    "ModelSizes",
+    "ParityReport",
+    "PassEntry",
+    "TensorEntry",
+    "TokenizerEntry",
+    "WeightPlan",
+    "file_entry",
+    "plan_weights",
+    "write_bundle",
+    "write_weights",
+]
+
+FORMAT_VERSION = 1
+MANIFEST = "bundle.json"
+WEIGHTS = "weights.safetensors"
+ALIGNMENT = 64
+"""Bytes that the weights' data section, and every weight of a multiple of so many bytes, is aligned to."""
+
+
+class BundleError(ValueError):
+    """A bundle cannot be read or written; the message says which file, what was expected, and the fix."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileEntry(_Entry):
+    """A file of the bundle: path relative to the folder, size in bytes, SHA-256 in hex."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+class TensorEntry(_Entry):
+    """A graph input or output; a string in ``shape`` names a dynamic dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class GraphEntry(FileEntry):
+    """An ONNX file with its inputs and outputs. Encoder outputs feed the decoder inputs of the same name."""
+
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+
+
+class CacheStateEntry(_Entry):
+    """A decoder input that lives on from step to step.
+
+    ``in_place``: ``output`` belongs in the buffer of ``input``. ``append``: ``output`` is the next step's ``input``.
+    """
+
+    input: str
+    output: str
+    kind: Literal["in_place", "append"]
+    shape: tuple[int | str, ...]
+
+
+class LayerChoice(_Entry):
+    """What one decoder layer keeps for the source and for the generated part, and why."""
+
+    layer: int
+    source: str
+    generated: str
+    reason: str
+
+
+class PassEntry(_Entry):
+    """A graph pass that was applied: places rewritten, and why where there were none."""
+
+    name: str
+    matched: int
+    reason: str
+
+
+class TokenizerEntry(_Entry):
+    """``tokenizers``: ``tokenizer.json`` is read alone. ``transformers``: its AutoTokenizer reads the folder."""
+
+    kind: Literal["tokenizers", "transformers"]
+    folder: str
+    files: tuple[FileEntry, ...]
+
+
+class ParityReport(_Entry):
+    """The comparison with ``model.generate`` that ended the export."""
+
+    samples: int
+    settings: int
+    tokens: int
+    max_score_error: float
+
+
+class ModelSizes(_Entry):
+    """The model's sizes in DESIGN's letters; the longest source and target in tokens."""
+
+    D: int
+    H: int
+    G: int
+    K: int
+    V: int
+    L: int
+    vocabulary: int
+    source_vocabulary: int
+    max_source: int
+    max_target: int
+
+
+class Manifest(_Entry):
+    """``bundle.json``."""
+
+    format_version: int
+    made_by: str
+    model: str
+    family: str
+    variant: str
+    precision: Literal["fp32"]
+    sizes: ModelSizes
+    layers: tuple[LayerChoice, ...]
+    passes: tuple[PassEntry, ...]
+    encoder: GraphEntry
+    decoder: GraphEntry
+    cache_states: tuple[CacheStateEntry, ...]
+    weights: FileEntry
+    tokenizer: TokenizerEntry | None
+    generation: dict[str, Any]
+    parity: ParityReport | None
+
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file the bundle has beside ``bundle.json``."""
+        return (self.encoder, self.decoder, self.weights, *(self.tokenizer.files if self.tokenizer else ()))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read and checked."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
+        """Read a bundle; with ``verify``, compare every file with its checksum.
+
+        Raises BundleError naming the file for anything missing, changed, truncated, of a newer format, or outside the
+        folder.
+        """
+        folder = Path(path)
+        manifest = _read_manifest(folder)
+        bundle = cls(folder, manifest)
+        for entry in manifest.files():
+            _check_file(folder, entry, verify)
+        _check_consistency(folder, manifest)
+        return bundle
+
+    def file(self, entry: FileEntry) -> Path:
+        return self.path / entry.file
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is no folder; expected a bundle made by export-model")
+    if not path.is_file():
+        raise BundleError(f"{folder} has no {MANIFEST}; expected a bundle made by export-model")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path} is not JSON ({error}); export the model again") from error
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BundleError(f"{path} has format_version {version!r}, expected 1 to {FORMAT_VERSION}; export the model again")
+    if version > FORMAT_VERSION:
+        raise BundleError(
+            f"{path} has format_version {version}, this Tightbeam reads up to {FORMAT_VERSION}; "
+            "upgrade Tightbeam, or export the model again with this version"
+        )
+    try:
+        return Manifest.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from error
+
+
+def _check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
+    path = folder / _inside(entry.file, folder)
+    if not path.is_file():
+        raise BundleError(f"{path} is missing; export the model again")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise BundleError(f"{path} has {size} bytes, expected {entry.bytes}; export the model again")
+    if verify and _sha256(path) != entry.sha256:
+        raise BundleError(f"{path} was changed since the export (its SHA-256 differs); export the model again")
+
+
+def _inside(name: str, folder: Path) -> PurePosixPath:
+    """The path of a file of the bundle, which must stay in the folder, links resolved."""
+    relative = PurePosixPath(name)
+    resolved = (folder / relative).resolve()
+    if relative.is_absolute() or ".." in relative.parts or not resolved.is_relative_to(folder.resolve()):
+        raise BundleError(f"{folder / MANIFEST} names {name}, which is outside the bundle; do not use this bundle")
+    return relative
+
+
+def _check_consistency(folder: Path, manifest: Manifest) -> None:
+    """What the files' checksums cannot show: a manifest whose parts contradict each other."""
+    inputs = {tensor.name for tensor in manifest.decoder.inputs}
+    outputs = {tensor.name for tensor in manifest.decoder.outputs}
+    for state in manifest.cache_states:
+        if state.input not in inputs or state.output not in outputs:
+            raise BundleError(
+                f"{folder / MANIFEST}: cache state {state.input} -> {state.output} is no input and output of the "
+                "decoder; export the model again"
+            )
+    if len(manifest.layers) != manifest.sizes.L:
+        raise BundleError(
+            f"{folder / MANIFEST} describes {len(manifest.layers)} layers, sizes.L is {manifest.sizes.L}; "
+            "export the model again"
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def file_entry(folder: Path, name: str) -> FileEntry:
+    """Describe a file that was just written into ``folder``."""
+    path = folder / name
+    return FileEntry(file=name, bytes=path.stat().st_size, sha256=_sha256(path))
+
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """Where each weight will lie in ``weights.safetensors``; ``offsets`` count bytes from the start of the file."""
+
+    header: bytes
+    arrays: tuple[Array, ...]
+    offsets: Mapping[str, int]
+
+
+_SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "bool": "BOOL"}
+
+
+def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
+    """Lay out named weights. Equal weights are stored once: their names share an offset.
+
+    Weights whose size is a multiple of 64 bytes come first, so that they are aligned.
+    """
+    kept: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    same_as: dict[str, str] = {}
+    for name, array in weights.items():
+        alike = kept.setdefault((array.dtype.name, array.shape), [])
+        twin = next((other for other in alike if _equal(weights[other], array)), None)
+        same_as[name] = twin or name
+        if twin is None:
+            alike.append(name)
+    order = sorted((name for name in weights if same_as[name] == name), key=lambda n: weights[n].nbytes % ALIGNMENT != 0)
+
+    entries: dict[str, Any] = {}
+    position = 0
+    for name in order:
+        array = weights[name]
+        entries[name] = {
+            "dtype": _SAFETENSORS_DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [position, position + array.nbytes],
+        }
+        position += array.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    starts = {name: len(header) + entries[name]["data_offsets"][0] for name in order}
+    offsets = {name: starts[same_as[name]] for name in weights}
+    return WeightPlan(header, tuple(weights[name] for name in order), offsets)
+
+
+def _equal(one: Array, other: Array) -> bool:
+    """Bit for bit, so that a NaN equals itself and -0.0 is not 0.0; the first rows decide most comparisons."""
+    head = slice(0, 1)
+    if one.ndim and one[head].tobytes() != other[head].tobytes():
+        return False
+    return one is other or np.array_equal(_bits(one), _bits(other))
+
+
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+
+
+def write_weights(path: Path, plan: WeightPlan) -> None:
+    """Write a plan as a safetensors file."""
+    with path.open("wb") as stream:
+        stream.write(plan.header)
+        for array in plan.arrays:
+            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Raise BundleError unless a bundle may be written at ``target``; cheap, for use before the work is done."""
+    if target.exists() or target.is_symlink():
+        if not force:
+            raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
+        if not (target / MANIFEST).is_file():
+            raise BundleError(f"{target} exists and is no bundle, so --force does not replace it; choose another --output")
+    parent = target.absolute().parent
+    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise BundleError(f"{existing} cannot be written to; choose another --output")
+
+
+def write_bundle(
+    target: str | os.PathLike[str], fill: Callable[[Path], Manifest], *, force: bool = False
+) -> Bundle:
+    """Write a bundle atomically: ``fill`` writes its files into an empty folder and returns the manifest.
+
+    The folder takes the name ``target`` only when it is whole; after a failure nothing is left. With ``force`` an
+    existing bundle is replaced, at the very end. Raises BundleError for an output that exists, that cannot be written,
+    or for a full disk.
+    """
+    destination = Path(target)
+    check_target(destination, force=force)
+    partial: Path | None = None
+    try:
+        destination.absolute().parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.absolute().parent))
+        partial.chmod(0o755)
+        manifest = fill(partial)
+        text = manifest.model_dump_json(indent=2) + "\n"
+        (partial / MANIFEST).write_text(text, encoding="utf-8")
+        _sync_folder(partial)
+        _move_into_place(partial, destination, force=force)
+    except OSError as error:
+        raise BundleError(f"cannot write {destination}: {error.strerror or error}; nothing was left behind") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+    return Bundle(destination, manifest)
+
+
+def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+    if force and destination.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=destination.absolute().parent))
+        destination.rename(old / "bundle")
+        try:
+            partial.rename(destination)
+        except OSError:
+            (old / "bundle").rename(destination)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
+    else:
+        partial.rename(destination)
+    _sync_folder(destination.absolute().parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_entries(folder: Path, names: Iterable[str]) -> tuple[FileEntry, ...]:
+    """Describe several files."""
+    return tuple(file_entry(folder, name) for name in names)

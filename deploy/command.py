@@ -1,0 +1,157 @@
+"""The command ``run-model``, which is ``python deploy/runner.py`` as well."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tightbeam.deploy.bundle import BundleError
+from tightbeam.deploy.generation import GenerationError
+from tightbeam.deploy.lines import LineResult, run_lines
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text import InputError
+
+__all__ = ["main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Setting = Optional  # noqa: UP045 - typer reads the annotation at run time
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+@app.command()
+def run_model(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="Input, one text a line; - is standard input.")] = "-",
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Each line is a JSON list of token ids.")] = False,
+    document: Annotated[bool, typer.Option("--document", help="The whole input is one text.")] = False,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts longer than the model's positions.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Lines run together.")] = 8,
+    threads: Annotated[Setting[int], typer.Option(min=1, help="Threads; all cores by default.")] = None,
+    num_beams: Annotated[Setting[int], typer.Option(help="Beams; 1 is greedy search.")] = None,
+    num_return_sequences: Annotated[Setting[int], typer.Option(help="Sequences returned for each input.")] = None,
+    max_new_tokens: Annotated[Setting[int], typer.Option(help="Most new tokens.")] = None,
+    min_new_tokens: Annotated[Setting[int], typer.Option(help="Fewest new tokens.")] = None,
+    max_length: Annotated[Setting[int], typer.Option(help="Most tokens, the start token included.")] = None,
+    min_length: Annotated[Setting[int], typer.Option(help="Fewest tokens, the start token included.")] = None,
+    length_penalty: Annotated[Setting[float], typer.Option(help="Above 0 favours longer sequences.")] = None,
+    early_stopping: Annotated[Setting[str], typer.Option(help="true, false or never.")] = None,
+    no_repeat_ngram_size: Annotated[Setting[int], typer.Option(help="No n-gram of this size occurs twice.")] = None,
+    repetition_penalty: Annotated[Setting[float], typer.Option(help="Above 1 disfavours tokens seen before.")] = None,
+    forced_bos_token_id: Annotated[Setting[int], typer.Option(help="First token, e.g. the target language.")] = None,
+    forced_eos_token_id: Annotated[Setting[int], typer.Option(help="Last token when the length runs out.")] = None,
+    generation_config: Annotated[
+        Setting[Path], typer.Option(help="JSON file with more settings of model.generate, by name.")
+    ] = None,
+) -> None:
+    """Generate for every line of FILE with a bundle, and print one line for each.
+
+    Settings that are not given are the checkpoint's own.
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    given = {
+        "num_beams": num_beams,
+        "num_return_sequences": num_return_sequences,
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "max_length": max_length,
+        "min_length": min_length,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "repetition_penalty": repetition_penalty,
+        "forced_bos_token_id": forced_bos_token_id,
+        "forced_eos_token_id": forced_eos_token_id,
+    }
+    try:
+        settings = _settings(given, generation_config)
+        with ExitStack() as stack:
+            lines = _lines(stack, source, document)
+            runner = Runner.load(bundle, threads=threads)
+            runner.options(**settings)
+            bad = 0
+            progress = stack.enter_context(_progress(console))
+            task = progress.add_task("generating", total=None if source == "-" else len(lines := list(lines)))
+            for result in run_lines(
+                runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings
+            ):
+                bad += _report(result, console, source, json_lines)
+                progress.advance(task)
+    except (BundleError, GenerationError, InputError) as error:
+        console.print(f"error: {error}", markup=False)
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise typer.Exit(1) from None
+    if bad:
+        console.print(f"error: {bad} of the lines could not be run; each is named above", markup=False)
+        raise typer.Exit(1)
+
+
+def _report(result: LineResult, console: Console, source: str, json_lines: bool) -> bool:
+    """Print one result; True where it is an error."""
+    print(result.as_json() if json_lines else result.as_text(), flush=True)
+    name = "standard input" if source == "-" else source
+    if result.error is not None:
+        console.print(f"error: {name}, line {result.number}: {result.error}", markup=False)
+    elif result.truncated:
+        console.print(f"note: {name}, line {result.number}: cut to the model's positions", markup=False)
+    return result.error is not None
+
+
+def _lines(stack: ExitStack, source: str, document: bool) -> Iterator[bytes]:
+    """The input's lines as bytes, or the whole input as one."""
+    if source == "-":
+        stream = sys.stdin.buffer
+    else:
+        try:
+            stream = stack.enter_context(Path(source).open("rb"))
+        except OSError as error:
+            raise InputError(f"cannot read {source}: {error.strerror}; pass a text file, or - for standard input") from None
+    return iter([b" ".join(stream.read().splitlines())]) if document else iter(stream)
+
+
+def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Options of the command line over those of the file."""
+    settings: dict[str, Any] = {}
+    if file is not None:
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise GenerationError(f"cannot read {file} as JSON: {error}") from None
+        if not isinstance(settings, dict):
+            raise GenerationError(f'{file} holds no JSON object; expected settings such as {{"num_beams": 4}}')
+    settings.update({name: value for name, value in given.items() if value is not None})
+    words = {"true": True, "false": False}
+    if isinstance(settings.get("early_stopping"), str):
+        settings["early_stopping"] = words.get(settings["early_stopping"].lower(), settings["early_stopping"])
+    return settings
+
+
+def _progress(console: Console) -> Progress:
+    """A bar on a terminal, nothing in a pipe."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+if __name__ == "__main__":
+    main()

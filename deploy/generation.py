@@ -1,0 +1,343 @@
+"""The settings of one generation: checkpoint defaults and the caller's arguments, merged, checked and resolved.
+
+Source: transformers 5.23 `GenerationConfig` and the preparation in `GenerationMixin.generate`; the field names and
+their meaning are the same. Every field of that class stands in exactly one of the four tables below, so none is
+ignored unseen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+SUPPORTED = frozenset(
+    """num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
+    no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
+    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens""".split()
+)
+
+INERT = frozenset(
+    """use_cache cache_config max_cache_len prefill_chunk_size compile_config disable_compile continuous_batching_config
+    output_attentions output_hidden_states output_scores output_logits return_dict_in_generate
+    _from_model_config _commit_hash transformers_version""".split()
+)
+"""Fields that cannot change a token: accepted with any value."""
+
+DORMANT: dict[str, tuple[object, ...]] = {
+    "temperature": (1.0,),
+    "top_k": (50, 0),
+    "top_p": (1.0,),
+    "top_h": (),
+    "min_p": (),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "num_assistant_tokens": (20,),
+    "num_assistant_tokens_schedule": ("constant",),
+    "assistant_confidence_threshold": (0.4,),
+    "assistant_lookbehind": (10,),
+    "target_lookbehind": (10,),
+    "assistant_ensemble_weight": (),
+    "max_matching_ngram_size": (),
+    "speculation_type": (),
+}
+"""Fields that transformers reads only while sampling or with an assistant model, and their neutral values. Both modes
+are refused here, so a checkpoint may carry any value (many do); a caller who sets one means the mode, and is told."""
+
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "do_sample": (False,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "low_memory": (False,),
+    "use_mtp": (False,),
+    "is_assistant": (False,),
+    "prompt_lookup_num_tokens": (),
+    "assistant_early_exit": (),
+    "max_time": (),
+    "stop_strings": (),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "renormalize_logits": (False,),
+    "remove_invalid_values": (False,),
+    "exponential_decay_length_penalty": (),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": (),
+    "token_healing": (False,),
+    "guidance_scale": (1.0,),
+    "watermarking_config": (),
+    # All but "quantized" (other numbers) and "paged" (another scheduler) hold the same cache in other places.
+    "cache_implementation": (
+        *("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
+        *("offloaded", "offloaded_static", "offloaded_hybrid", "offloaded_hybrid_chunked"),
+    ),
+}
+"""Fields that would change the tokens and are not supported, and their neutral values (besides None)."""
+
+CHECKPOINT = "the checkpoint's generation config"
+CALL = "the call"
+
+
+class GenerationError(ValueError):
+    """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """The resolved settings of one generation. Lengths count all tokens of a row, the start token included.
+
+    Attributes:
+        vocab_size: number of tokens the model scores.
+        num_beams: M; 1 is greedy search.
+        num_return_sequences: sequences returned for each sample, at most ``num_beams``.
+        length_penalty: a finished score is divided by (new tokens) ** length_penalty.
+        early_stopping: True ends a batch once all samples have M finished beams; False when the best running beam,
+            at its present length, cannot beat the worst finished one; "never" when it cannot at any length.
+        min_length: no end-of-sequence token before this length.
+        max_length: the length at which every row ends.
+        no_repeat_ngram_size: no n-gram of this size occurs twice in a row; 0 is off.
+        repetition_penalty: factor on the scores of tokens already in the row; 1.0 is off.
+        forced_bos_token_id: the token right after the start token, or None.
+        forced_eos_token_ids: one of these is the last token at ``max_length``; empty is off.
+        eos_token_ids: the tokens that end a sequence; empty: all rows run to ``max_length``.
+        pad_token_id: fills rows that have ended; None only without end-of-sequence token.
+        decoder_start_token_id: the first token of every row.
+        bad_words_ids: token sequences that must not occur.
+        suppress_tokens: tokens that must not occur.
+    """
+
+    vocab_size: int
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    min_length: int
+    max_length: int
+    no_repeat_ngram_size: int
+    repetition_penalty: float
+    forced_bos_token_id: int | None
+    forced_eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    decoder_start_token_id: int
+    bad_words_ids: tuple[tuple[int, ...], ...]
+    suppress_tokens: tuple[int, ...]
+
+    @property
+    def candidates(self) -> int:
+        """C, the continuations needed of each sample: enough that M stay open if every end-of-sequence token wins."""
+        return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
+
+    @property
+    def normalize(self) -> bool:
+        """Whether the head takes log-probabilities (beams) or the logits as they are (greedy)."""
+        return self.num_beams > 1
+
+    @property
+    def fill_token_id(self) -> int:
+        """What follows the end of a row in beam search: the pad token, but the end-of-sequence token when pad is 0."""
+        return (self.pad_token_id or self.eos_token_ids[0]) if self.eos_token_ids else -1
+
+
+def resolve_options(
+    defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, vocab_size: int, max_positions: int
+) -> GenerationOptions:
+    """Merge what the checkpoint sets (``defaults``) with what the caller sets (``overrides``), as transformers does.
+
+    Both map transformers' field names to values; None is "not set". ``vocab_size`` is the number of tokens the model
+    scores, ``max_positions`` the most tokens its decoder has positions for. ``max_new_tokens`` and ``min_new_tokens``
+    win over ``max_length`` and ``min_length`` wherever they come from; without any maximum, 20 new tokens are made.
+    Raises `GenerationError`.
+    """
+    fields = _Fields(defaults, overrides, vocab_size)
+    fields.refuse_what_is_not_supported()
+    num_beams = fields.integer("num_beams", 1, minimum=1)
+    eos = fields.tokens("eos_token_id", may_be_one=True)
+    bos, pad, start = (fields.token(name) for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"))
+    start = bos if start is None else start
+    if start is None:
+        raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
+    max_length = _max_length(fields, max_positions)
+    options = GenerationOptions(
+        vocab_size=vocab_size,
+        num_beams=num_beams,
+        num_return_sequences=fields.integer("num_return_sequences", 1, minimum=1),
+        length_penalty=fields.real("length_penalty", 1.0),
+        early_stopping=_early_stopping(fields),
+        min_length=_min_length(fields),
+        max_length=max_length,
+        no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, minimum=0),
+        repetition_penalty=fields.real("repetition_penalty", 1.0),
+        forced_bos_token_id=fields.token("forced_bos_token_id"),
+        forced_eos_token_ids=fields.tokens("forced_eos_token_id", may_be_one=True),
+        eos_token_ids=eos,
+        pad_token_id=eos[0] if pad is None and eos else pad,
+        decoder_start_token_id=start,
+        bad_words_ids=_bad_words(fields, eos),
+        suppress_tokens=fields.tokens("suppress_tokens", may_be_empty=True),
+    )
+    _check_together(fields, options)
+    return options
+
+
+def _max_length(fields: _Fields, max_positions: int) -> int:
+    """The total length, from max_new_tokens, else max_length, else 20 new tokens as far as the positions go."""
+    name, start = "max_length", 0
+    length = fields.integer("max_length", 0, minimum=1)
+    if "max_new_tokens" in fields:
+        name, start = "max_new_tokens", 1
+        length = start + fields.integer("max_new_tokens", 0, minimum=1)
+    elif "max_length" not in fields:
+        length = min(1 + 20, max_positions)
+    if length > max_positions:
+        problem = f"makes sequences of {length} tokens, the model has {max_positions} positions"
+        raise fields.error(name, problem, f"pass {name}={max_positions - start} or less")
+    if length <= 1:
+        raise fields.error("max_length", "leaves no room for a new token, it counts the start token", "pass 2 or more")
+    return length
+
+
+def _min_length(fields: _Fields) -> int:
+    length = fields.integer("min_length", 0, minimum=0)
+    return 1 + fields.integer("min_new_tokens", 0, minimum=0) if "min_new_tokens" in fields else length
+
+
+def _early_stopping(fields: _Fields) -> EarlyStopping:
+    value: EarlyStopping = fields.get("early_stopping", False)
+    if not (isinstance(value, bool) or (isinstance(value, str) and value == "never")):
+        raise fields.error("early_stopping", "is not a choice", "pass True, False or 'never'")
+    return value
+
+
+def _bad_words(fields: _Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The banned sequences; an end-of-sequence token alone is dropped from them, as transformers does."""
+    words = fields.get("bad_words_ids", None)
+    if words is None:
+        return ()
+    if not isinstance(words, list | tuple) or not words or not all(isinstance(w, list | tuple) and w for w in words):
+        raise fields.error("bad_words_ids", "is not a list of lists of token ids", "pass a list such as [[17], [4, 8]]")
+    checked = [tuple(fields.check_token("bad_words_ids", token) for token in word) for word in words]
+    kept = tuple(word for word in checked if len(word) > 1 or word[0] not in eos)
+    if not kept:
+        raise fields.error("bad_words_ids", "bans nothing but the end of a sequence", "use min_new_tokens for that")
+    return kept
+
+
+def _check_together(fields: _Fields, options: GenerationOptions) -> None:
+    """The rules that join several fields."""
+    beams, count = options.num_beams, options.num_return_sequences
+    if count > beams:
+        raise fields.error("num_return_sequences", f"is more than num_beams={beams} can give", f"pass {beams} or less")
+    if options.candidates > options.vocab_size:
+        most = options.vocab_size * beams // options.candidates
+        fix = f"num_beams={most} or less" if most else "fewer eos_token_id"
+        raise GenerationError(
+            f"num_beams={beams} needs {options.candidates} distinct tokens, "
+            f"the vocabulary has {options.vocab_size}; pass {fix}"
+        )
+    if options.repetition_penalty <= 0:
+        raise fields.error("repetition_penalty", "is not positive", "pass a number above 0; 1.0 is off")
+    if abs(options.length_penalty) * math.log2(options.max_length) > 90:  # 1e9 x 2**90 still is a float32
+        raise fields.error(
+            "length_penalty", "leaves the range of float32 at the longest length", "pass one nearer to 0"
+        )
+    forced_bos = () if options.forced_bos_token_id is None else (options.forced_bos_token_id,)
+    for name, forced in (("forced_bos_token_id", forced_bos), ("forced_eos_token_id", options.forced_eos_token_ids)):
+        if forced and set(forced) <= set(options.suppress_tokens):
+            raise fields.error(name, "is also in suppress_tokens, so nothing could follow", "drop one of the two")
+
+
+class _Fields:
+    """The merged values by field name, where each came from, and typed access to them."""
+
+    def __init__(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        known = SUPPORTED | INERT | DORMANT.keys() | UNSUPPORTED.keys()
+        for source, given in ((CHECKPOINT, defaults), (CALL, overrides)):
+            for name, value in given.items():
+                if name not in known:
+                    close = difflib.get_close_matches(name, sorted(known), 1)
+                    fix = f"did you mean {close[0]}?" if close else "remove it"
+                    raise GenerationError(
+                        f"{name}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
+                    )
+                if value is not None:
+                    self.values[name] = value
+                    self.sources[name] = source
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def get(self, name: str, default: Any) -> Any:
+        return self.values.get(name, default)
+
+    def error(self, name: str, problem: str, fix: object) -> GenerationError:
+        value, source = reprlib.repr(self.values.get(name)), self.sources.get(name, "transformers' default")
+        return GenerationError(f"{name}={value} (from {source}) {problem}; {fix}")
+
+    def refuse_what_is_not_supported(self) -> None:
+        for name, value in self.values.items():
+            source = self.sources[name]
+            if name in UNSUPPORTED:
+                neutral = UNSUPPORTED[name]
+            elif name in DORMANT and source == CALL:
+                neutral = DORMANT[name]
+            else:
+                continue
+            if isinstance(value, np.ndarray) or value not in neutral:
+                where = "leave it out" if source == CALL else "remove it there"
+                fix = f"{where} or pass {name}={neutral[0]!r}" if neutral else where
+                raise self.error(name, "is not supported", fix)
+
+    def integer(self, name: str, default: int, *, minimum: int) -> int:
+        value = self.get(name, default)
+        if name in self and not (_is_number(value, Integral) and value >= minimum):
+            raise self.error(name, f"is not an integer of at least {minimum}", f"pass {minimum} or more")
+        return int(value)
+
+    def real(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if not (_is_number(value, Real) and math.isfinite(value)):
+            raise self.error(name, "is not a finite number", f"pass a number such as {default}")
+        return float(value)
+
+    def check_token(self, name: str, value: Any) -> int:
+        if not _is_number(value, Integral):
+            raise self.error(name, f"holds {reprlib.repr(value)}, which is not a token id", "pass integers")
+        if not 0 <= value < self.vocab_size:
+            last = self.vocab_size - 1
+            raise self.error(name, f"holds {value}, which is outside the vocabulary", f"pass ids from 0 to {last}")
+        return int(value)
+
+    def token(self, name: str) -> int | None:
+        value = self.get(name, None)
+        return None if value is None else self.check_token(name, value)
+
+    def tokens(self, name: str, *, may_be_one: bool = False, may_be_empty: bool = False) -> tuple[int, ...]:
+        if name not in self:
+            return ()
+        value = self.values[name]
+        if isinstance(value, list | tuple) and (value or may_be_empty):
+            return tuple(self.check_token(name, token) for token in value)
+        if not may_be_one or isinstance(value, list | tuple):
+            raise self.error(name, "is not a list of token ids", "pass a list such as [17, 4]")
+        return (self.check_token(name, value),)
+
+
+def _is_number(value: object, kind: type) -> bool:
+    """Whether it is a number of that kind, numpy's included; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -1,0 +1,126 @@
+"""Lines in, results out: batches of lines through a runner, where a bad line never harms its neighbours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.runner import Runner, right_pad
+from tightbeam.deploy.text import InputError
+
+__all__ = ["LineResult", "run_lines"]
+
+
+@dataclass
+class LineResult:
+    """What became of one input line: sequences (best first) with their scores, or an error."""
+
+    number: int
+    """counted from 1"""
+    sequences: list[list[int]] = field(default_factory=list)
+    scores: list[float] | None = None
+    texts: list[str] | None = None
+    truncated: bool = False
+    error: str | None = None
+
+    def as_json(self) -> str:
+        """One line of JSON, ``text`` and ``score`` being the best sequence's."""
+        if self.error is not None:
+            return json.dumps({"line": self.number, "error": self.error}, ensure_ascii=False)
+        record: dict[str, Any] = {"line": self.number}
+        if self.texts is not None:
+            record["text"] = self.texts[0]
+        if self.scores is not None:
+            record["score"] = self.scores[0]
+        if self.texts is not None and len(self.texts) > 1:
+            record["texts"] = self.texts
+        if self.scores is not None and len(self.scores) > 1:
+            record["scores"] = self.scores
+        record["tokens"] = self.sequences[0]
+        if len(self.sequences) > 1:
+            record["sequences"] = self.sequences
+        if self.truncated:
+            record["truncated"] = True
+        return json.dumps(record, ensure_ascii=False)
+
+    def as_text(self) -> str:
+        """The generated texts, or ids, a line each; an empty line where there was an error."""
+        if self.error is not None:
+            return ""
+        shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
+        return "\n".join(" ".join(text.splitlines()) for text in shown)
+
+
+def run_lines(
+    runner: Runner,
+    lines: Iterable[bytes],
+    *,
+    ids: bool = False,
+    truncate: bool = False,
+    batch_size: int = 8,
+    **settings: Any,
+) -> Iterator[LineResult]:
+    """Run every line, in order, ``batch_size`` at a time.
+
+    A line is UTF-8 text, or with ``ids`` a JSON list of token ids. A line that cannot be run yields its error.
+    Raises GenerationError for the settings, before any line is read.
+    """
+    runner.options(**settings)
+    numbered = enumerate(lines, start=1)
+    while chunk := list(islice(numbered, batch_size)):
+        results, rows = [], []
+        for number, line in chunk:
+            result = LineResult(number)
+            results.append(result)
+            try:
+                tokens, result.truncated = _read(runner, line.rstrip(b"\r\n"), ids, truncate)
+                rows.append((result, tokens))
+            except InputError as error:
+                result.error = str(error)
+        if rows:
+            _generate(runner, rows, not ids, settings)
+        yield from results
+
+
+def _read(runner: Runner, line: bytes, ids: bool, truncate: bool) -> tuple[list[int], bool]:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}); convert the input") from None
+    return _read_ids(runner, text) if ids else runner.encode(text, truncate=truncate)
+
+
+def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
+    try:
+        tokens = json.loads(text)
+    except ValueError:
+        tokens = None
+    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+        raise InputError("not a JSON list of token ids; expected a line such as [0, 31414, 2]")
+    sizes = runner.manifest.sizes
+    outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)
+    if outside is not None:
+        raise InputError(f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}")
+    if len(tokens) > sizes.max_source:
+        raise InputError(f"{len(tokens)} token ids are more than the model's {sizes.max_source} positions; shorten them")
+    return tokens, False
+
+
+def _generate(
+    runner: Runner, rows: list[tuple[LineResult, list[int]]], as_text: bool, settings: dict[str, Any]
+) -> None:
+    batch, mask = right_pad([tokens for _, tokens in rows])
+    found = runner.generate(batch, mask, **settings)
+    returned = found.sequences.shape[0] // len(rows)
+    for index, (result, _) in enumerate(rows):
+        own = slice(index * returned, (index + 1) * returned)
+        result.sequences = found.sequences[own].tolist()
+        if found.scores is not None:
+            result.scores = [float(np.float32(score)) for score in found.scores[own]]
+        if as_text:
+            result.texts = [runner.decode(row) for row in result.sequences]

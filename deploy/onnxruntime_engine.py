@@ -1,0 +1,169 @@
+"""The engine on ONNX Runtime's CPU provider, the default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort
+
+from tightbeam.deploy.bundle import Bundle, BundleError, CacheStateEntry, GraphEntry
+from tightbeam.deploy.engine import Array, StepOutputs
+
+__all__ = ["OnnxRuntimeEngine"]
+
+CANDIDATE_OUTPUTS = ("candidate_scores", "candidate_beams", "candidate_tokens")
+QUIET = 3
+"""Log severity: errors only."""
+
+
+class OnnxRuntimeEngine:
+    """Two sessions, one for each graph of a bundle.
+
+    ``threads``: how many each session uses within an operator; None leaves it to ONNX Runtime (all cores).
+    Raises BundleError where ONNX Runtime refuses a graph.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+        self.manifest = bundle.manifest
+        self.encoder = _session(bundle, bundle.manifest.encoder, threads)
+        self.decoder = _session(bundle, bundle.manifest.decoder, threads)
+        self._buffers: tuple[tuple[int, int], dict[str, Array]] | None = None
+
+    def begin(
+        self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
+    ) -> OnnxRuntimeDecoding:
+        source = self._encode(input_ids, attention_mask, num_beams)
+        caches = self._caches(input_ids.shape[0] * num_beams, positions)
+        return OnnxRuntimeDecoding(self, attention_mask, source, caches, candidates)
+
+    def _encode(self, input_ids: Array, attention_mask: Array, num_beams: int) -> dict[str, ort.OrtValue]:
+        """Run the encoder; what the decoder needs of it, by name."""
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "num_beams": np.array([num_beams], dtype=np.int64),
+        }
+        binding = self.encoder.io_binding()
+        for tensor in self.manifest.encoder.inputs:
+            binding.bind_cpu_input(tensor.name, inputs[tensor.name])
+        names = [tensor.name for tensor in self.manifest.encoder.outputs]
+        for name in names:
+            binding.bind_output(name, "cpu")
+        self.encoder.run_with_iobinding(binding)
+        return dict(zip(names, binding.get_outputs(), strict=True))
+
+    def _caches(self, rows: int, positions: int) -> dict[str, Array]:
+        """The cache buffers by decoder input, allocated once for a shape and used again by the next batch of it.
+
+        Fresh buffers are zero: the decoder reads past the written positions under a mask, which needs finite numbers.
+        """
+        key = (rows, positions)
+        if self._buffers is None or self._buffers[0] != key:
+            self._buffers = None  # let the old ones go first
+            dims = {"R": rows, "C": positions, "T": 0}
+            self._buffers = key, {
+                state.input: np.zeros([_size(d, dims) for d in state.shape], dtype=np.float32)
+                for state in self.manifest.cache_states
+            }
+        return dict(self._buffers[1])
+
+
+@dataclass
+class _Grown:
+    """The cache tensor of an ``append`` state: the last step's output."""
+
+    state: CacheStateEntry
+    value: ort.OrtValue
+
+
+class OnnxRuntimeDecoding:
+    """One batch on ONNX Runtime. Source, caches and results are bound once; a step binds only its small inputs."""
+
+    def __init__(
+        self,
+        engine: OnnxRuntimeEngine,
+        attention_mask: Array,
+        source: dict[str, ort.OrtValue],
+        caches: dict[str, Array],
+        candidates: int,
+    ) -> None:
+        self._session = engine.decoder
+        self._binding = engine.decoder.io_binding()
+        self._names = {tensor.name for tensor in engine.manifest.decoder.inputs}
+        self._source = source
+        self._mask = attention_mask
+        self._in_place: dict[str, ort.OrtValue] = {}
+        self._grown: list[_Grown] = []
+        B = attention_mask.shape[0]
+        dtypes = (np.float32, np.int64, np.int64)
+        self._results = [ort.OrtValue.ortvalue_from_numpy(np.zeros((B, candidates), dtype)) for dtype in dtypes]
+
+        self._binding.bind_cpu_input("attention_mask", attention_mask)
+        for name, value in source.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in zip(CANDIDATE_OUTPUTS, self._results, strict=True):
+            self._binding.bind_ortvalue_output(name, value)
+        for state in engine.manifest.cache_states:
+            value = ort.OrtValue.ortvalue_from_numpy(caches[state.input])
+            self._binding.bind_ortvalue_input(state.input, value)
+            if state.kind == "in_place":
+                self._binding.bind_ortvalue_output(state.output, value)
+                self._in_place[state.input] = value
+            else:
+                self._grown.append(_Grown(state, value))
+
+    def step(self, inputs: Mapping[str, Array]) -> StepOutputs:
+        binding = self._binding
+        for name in self._names & inputs.keys():
+            binding.bind_cpu_input(name, inputs[name])
+        for grown in self._grown:
+            binding.bind_output(grown.state.output, "cpu")
+        self._session.run_with_iobinding(binding)
+        if self._grown:
+            self._follow_grown_caches()
+        scores, beams, tokens = (value.numpy() for value in self._results)
+        return scores, beams, tokens
+
+    def _follow_grown_caches(self) -> None:
+        """Each ``append`` output becomes the next step's input."""
+        names = self._binding.get_outputs()
+        values = dict(zip(self._output_order(), names, strict=True))
+        for grown in self._grown:
+            grown.value = values[grown.state.output]
+            self._binding.bind_ortvalue_input(grown.state.input, grown.value)
+
+    def _output_order(self) -> list[str]:
+        """Bound outputs in the order of binding, which is the order in which they are returned."""
+        return [*CANDIDATE_OUTPUTS, *(grown.state.output for grown in self._grown)]
+
+    @property
+    def cache_bytes(self) -> tuple[int, int]:
+        generated = [*self._in_place.values(), *(grown.value for grown in self._grown)]
+        return sum(map(_nbytes, self._source.values())), sum(map(_nbytes, generated))
+
+
+def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = QUIET
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    path = bundle.file(graph)
+    try:
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
+        reason = str(error).strip().splitlines()[0]
+        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
+    for have, want in ((session.get_inputs(), graph.inputs), (session.get_outputs(), graph.outputs)):
+        if [tensor.name for tensor in have] != [tensor.name for tensor in want]:
+            raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
+    return session
+
+
+def _size(dimension: int | str, dims: Mapping[str, int]) -> int:
+    return dims[dimension] if isinstance(dimension, str) else dimension
+
+
+def _nbytes(value: ort.OrtValue) -> int:
+    return int(np.prod(value.shape())) * 4

@@ -1,0 +1,186 @@
+"""The runner: a loaded bundle that turns token ids, or text, into generated sequences. Also the command.
+
+    python deploy/runner.py BUNDLE article.txt --num-beams 4
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.beams import BeamStepper
+from tightbeam.deploy.bundle import Bundle, Manifest
+from tightbeam.deploy.engine import Array, Engine
+from tightbeam.deploy.generation import GenerationOptions, resolve_options
+from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
+from tightbeam.deploy.search import SearchResult, search
+from tightbeam.deploy.text import InputError, TextCodec, load_codec
+
+__all__ = ["Runner", "right_pad"]
+
+DEVICES = ("cpu",)
+
+
+class Runner:
+    """Drives the search over a bundle's graphs. Not for use by several threads at once: load one each."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, codec: TextCodec | None) -> None:
+        self.bundle = bundle
+        self._engine = engine
+        self._codec = codec
+        self.cache_bytes = (0, 0)
+        """Bytes of the source cache and of the generated cache in the last batch."""
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, threads: int | None = None, device: str = "cpu", verify: bool = True
+    ) -> Runner:
+        """Load a bundle.
+
+        ``threads``: for one operator; None takes all cores. ``verify``: compare every file with its checksum first.
+        Raises BundleError for a bundle that cannot be read, InputError for another device than "cpu" or no threads.
+        """
+        if device not in DEVICES:
+            raise InputError(f"device={device!r} is not supported; pass one of {', '.join(DEVICES)}")
+        if threads is not None and threads < 1:
+            raise InputError(f"threads={threads} is not a number of threads; pass 1 or more, or None for all cores")
+        bundle = Bundle.load(path, verify=verify)
+        return cls(bundle, OnnxRuntimeEngine(bundle, threads), load_codec(bundle))
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    def options(self, **settings: Any) -> GenerationOptions:
+        """The bundle's generation defaults with ``settings`` on top, under the names of ``model.generate``.
+
+        Raises GenerationError for a setting that is unknown, not supported, or impossible for this model.
+        """
+        sizes = self.manifest.sizes
+        return resolve_options(
+            self.manifest.generation, settings, vocab_size=sizes.vocabulary, max_positions=sizes.max_target
+        )
+
+    def generate(self, input_ids: Array, attention_mask: Array | None = None, **settings: Any) -> SearchResult:
+        """What ``model.generate(input_ids, attention_mask=..., **settings)`` returns, from the bundle.
+
+        ``input_ids``: integers [B, N]. ``attention_mask``: [B, N] of 0 and 1; without it, padding is what equals the
+        pad token, unless that ends sequences too. Returns sequences int64 [B x num_return_sequences, T], each from the
+        start token on, and for beam search scores float32 [B x num_return_sequences].
+
+        Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
+        """
+        options = self.options(**settings)
+        ids, mask = self._check_inputs(input_ids, attention_mask, options)
+        B = ids.shape[0]
+        positions = options.max_length - 1  # the last token is never fed back
+        decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates)
+        result = search(BeamStepper(decoding, options, B, positions), options, B)
+        self.cache_bytes = decoding.cache_bytes
+        return result
+
+    def generate_text(
+        self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
+    ) -> list[str]:
+        """Generate for each text; ``num_return_sequences`` texts for each, one after the other.
+
+        ``truncate``: cut a text that is longer than the model's positions, which is an error otherwise.
+        Raises InputError, naming the text's index, before anything is generated; and GenerationError.
+        """
+        if isinstance(texts, str):
+            raise InputError("texts is one string, expected a list of strings; pass [text]")
+        if batch_size < 1:
+            raise InputError(f"batch_size={batch_size} is not a number of texts; pass 1 or more")
+        encoded = []
+        for index, text in enumerate(texts):
+            try:
+                encoded.append(self.encode(text, truncate=truncate)[0])
+            except InputError as error:
+                raise InputError(f"text {index}: {error}") from None
+        results: list[str] = []
+        for start in range(0, len(encoded), batch_size):
+            ids, mask = right_pad(encoded[start : start + batch_size])
+            results += [self.decode(row) for row in self.generate(ids, mask, **settings).sequences]
+        return results
+
+    def encode(self, text: str, *, truncate: bool = False) -> tuple[list[int], bool]:
+        """Token ids of a source text, and whether it was cut. Raises InputError for a text that cannot be run."""
+        if not isinstance(text, str):
+            raise InputError(f"a text is {type(text).__name__}, expected str")
+        codec = self._require_codec()
+        if not text.strip():
+            raise InputError("empty text; expected at least one word")
+        ids = codec.encode(text)
+        limit = self.manifest.sizes.max_source
+        if len(ids) <= limit:
+            return ids, False
+        if not truncate:
+            raise InputError(
+                f"text of {len(ids)} tokens is longer than the model's {limit} positions; shorten it, or cut it with "
+                "--truncate (truncate=True)"
+            )
+        return codec.truncate(text, limit), True
+
+    def decode(self, sequence: Array | Sequence[int]) -> str:
+        """The text of one generated sequence, without special tokens."""
+        return self._require_codec().decode([int(token) for token in sequence])
+
+    def _require_codec(self) -> TextCodec:
+        if self._codec is None:
+            raise InputError(
+                f"bundle {self.bundle.path} has no tokenizer, since its checkpoint has none; pass token ids "
+                "(Runner.generate, or --ids)"
+            )
+        return self._codec
+
+    def _check_inputs(
+        self, input_ids: Array, attention_mask: Array | None, options: GenerationOptions
+    ) -> tuple[Array, Array]:
+        sizes = self.manifest.sizes
+        ids = np.asarray(input_ids)
+        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+            raise InputError(f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]")
+        if ids.size == 0:
+            raise InputError(f"input_ids is empty, {list(ids.shape)}; expected at least one sample of one token")
+        if ids.shape[1] > sizes.max_source:
+            raise InputError(
+                f"input_ids has {ids.shape[1]} positions, the model has {sizes.max_source}; shorten the source"
+            )
+        outside = ids[(ids < 0) | (ids >= sizes.source_vocabulary)]
+        if outside.size:
+            raise InputError(
+                f"input_ids holds {int(outside[0])}, outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}"
+            )
+        if attention_mask is None:
+            pad = options.pad_token_id
+            known = pad is not None and pad not in options.eos_token_ids
+            mask = ids != pad if known else np.ones_like(ids, dtype=np.bool_)
+        else:
+            mask = np.asarray(attention_mask)
+            if mask.shape != ids.shape:
+                raise InputError(f"attention_mask is {list(mask.shape)}, expected {list(ids.shape)} like input_ids")
+            if not np.isin(mask, (0, 1)).all():
+                raise InputError("attention_mask holds other values than 0 and 1")
+        empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
+        if empty.size:
+            raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
+        return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
+
+
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Token ids int64 [B, N], padded on the right, and their attention mask int64 [B, N]. What pads is masked."""
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return ids, mask
+
+
+if __name__ == "__main__":
+    from tightbeam.deploy.command import main
+
+    main()

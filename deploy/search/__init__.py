@@ -1,0 +1,22 @@
+"""Greedy and beam search in plain numpy, equal to transformers' `generate` token for token; one file per search."""
+
+from __future__ import annotations
+
+from tightbeam.deploy.generation import GenerationOptions
+from tightbeam.deploy.search.beam import beam_search
+from tightbeam.deploy.search.greedy import greedy_search
+from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
+
+__all__ = ["Candidates", "SearchResult", "Step", "StepInputs", "search"]
+
+
+def search(step: Step, options: GenerationOptions, batch_size: int) -> SearchResult:
+    """Generate for ``batch_size`` samples: greedily when ``options.num_beams`` is 1, else with beams.
+
+    ``step`` is called once for each generated position, with the state of all B x M rows; it owns the encoder's
+    output and the cache. Raises ``ValueError`` when ``batch_size`` is not positive, and whatever ``step`` raises.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: a search needs at least one sample")
+    run = greedy_search if options.num_beams == 1 else beam_search
+    return run(step, options, batch_size)

@@ -1,0 +1,64 @@
+"""Tokens that may not come next, and tokens that must: the processors that need no logits, so the host does them.
+
+Source: the processors of transformers 5.23 `generation/logits_process.py` for min_length, min_new_tokens,
+bad_words_ids, suppress_tokens, forced_bos_token_id and forced_eos_token_id.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.deploy.generation import GenerationOptions
+from tightbeam.deploy.search.step import Candidates, Floats, Ints, best
+
+
+class Bans:
+    """The banned tokens of every step of one run."""
+
+    def __init__(self, options: GenerationOptions) -> None:
+        single = [word[0] for word in options.bad_words_ids if len(word) == 1]
+        always = {*options.suppress_tokens, *single}
+        self.min_length = options.min_length
+        self.always = np.array(sorted(always), np.int64)  # [P]
+        self.while_short = np.array(sorted(always.union(options.eos_token_ids)), np.int64)  # [P], eos too
+        longer = sorted({len(word) for word in options.bad_words_ids if len(word) > 1})
+        self.words = [np.array([word for word in options.bad_words_ids if len(word) == n], np.int64) for n in longer]
+
+    def banned(self, history: Ints) -> Ints:
+        """The tokens int64 [B, M, P] that may not follow ``history`` int64 [B, M, T]; -1 marks an unused entry."""
+        B, M, T = history.shape
+        fixed = self.while_short if self.min_length > T else self.always
+        parts = [np.broadcast_to(fixed, (B, M, len(fixed)))]
+        for words in self.words:  # [W, n], all words of one length
+            prefix = words.shape[1] - 1
+            if prefix <= T:
+                matches = (history[:, :, None, T - prefix :] == words[:, :-1]).all(axis=-1)  # [B, M, W]
+                seen = matches.any(axis=(0, 1))
+                parts.append(np.where(matches[:, :, seen], words[seen, -1], -1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+
+def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
+    """The only tokens that may follow ``length`` tokens, ascending; empty when nothing is forced there."""
+    forced: tuple[int, ...] = ()
+    if length == 1 and options.forced_bos_token_id is not None:
+        forced = (options.forced_bos_token_id,)
+    if length == options.max_length - 1 and options.forced_eos_token_ids:
+        forced = options.forced_eos_token_ids
+    return tuple(sorted(set(forced) - set(options.suppress_tokens)))
+
+
+def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_scores: Floats) -> Candidates:
+    """The candidates [B, C] when only ``tokens`` may follow, each with score 0 whatever the model says.
+
+    Every other token scores -inf. Those fill the places that are left, lowest (beam, token) first, so only the first
+    C of them can matter.
+    """
+    M = options.num_beams
+    C, vocabulary = options.candidates, options.vocab_size
+    forced = (np.arange(M)[:, None] * vocabulary + np.array(tokens, np.int64)).reshape(-1)  # [M * tokens], beam-major
+    pool = np.union1d(forced, np.arange(C))  # [X], positions in the M x vocabulary scores of a sample
+    scores = np.where(np.isin(pool, forced), beam_scores[:, pool // vocabulary], np.float32(-np.inf))  # [B, X]
+    chosen = best(scores, C)  # [B, C]
+    flat = pool[chosen]
+    return Candidates(np.take_along_axis(scores, chosen, axis=1), flat // vocabulary, flat % vocabulary)

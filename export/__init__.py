@@ -1,0 +1,25 @@
+"""Checkpoint -> bundle. Runs on the build machine; imports torch and transformers when it is used.
+
+    from tightbeam.export import export_model
+    export_model("path/or/id", "out", variant="el")
+
+Errors, each a ValueError with a one-line message: ExportError (a checkpoint or an option), PassError of
+``tightbeam.graph_passes`` (a graph that cannot be rewritten), BundleError of ``tightbeam.deploy`` (the output).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tightbeam.export.errors import ExportError
+
+if TYPE_CHECKING:
+    from tightbeam.export.exporter import export_model
+
+__all__ = ["ExportError", "export_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "export_model":
+        from tightbeam.export.exporter import export_model
+
+        return export_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

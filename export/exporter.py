@@ -1,0 +1,149 @@
+"""Checkpoint -> bundle: load, trace once, rewrite to a variant, write, compare with torch."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from tightbeam.deploy.bundle import (
+    FORMAT_VERSION,
+    WEIGHTS,
+    Bundle,
+    CacheStateEntry,
+    GraphEntry,
+    LayerChoice,
+    Manifest,
+    ModelSizes,
+    PassEntry,
+    check_target,
+    file_entry,
+    write_bundle,
+)
+from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
+from tightbeam.export.errors import ExportError
+from tightbeam.export.graph_files import tensor_entries, write_graphs
+from tightbeam.export.parity import Reference, compare, make_reference
+from tightbeam.export.tokenizer_files import write_tokenizer
+from tightbeam.export.trace import trace
+from tightbeam.graph_passes import PRESETS, ModelGraphs, PassResult, rewrite
+
+__all__ = ["PRECISIONS", "STEPS", "export_model"]
+
+PRECISIONS = ("fp32",)
+STEPS = ("loading", "generating with torch", "tracing", "rewriting", "writing", "comparing with torch")
+
+
+def export_model(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    variant: str = "el",
+    precision: str = "fp32",
+    max_new_tokens: int | None = None,
+    check: bool = True,
+    force: bool = False,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> Bundle:
+    """Export a checkpoint as a bundle.
+
+    ``model``: a bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder. ``output``: the bundle folder, by
+    default ``<model>-<variant>`` in the current folder. ``variant``: ``baseline``, ``dedup`` or ``el``.
+    ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
+    with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
+    each of ``STEPS`` as it begins.
+
+    Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
+    an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
+    """
+    _check_options(variant, precision, max_new_tokens)
+    target = Path(output) if output is not None else Path(f"{checkpoint_name(model)}-{variant}")
+    check_target(target, force=force)
+
+    on_step(STEPS[0])
+    checkpoint = load_checkpoint(model)
+    if max_new_tokens is not None:
+        _set_max_new_tokens(checkpoint, max_new_tokens)
+    on_step(STEPS[1])
+    reference = make_reference(checkpoint) if check else None
+    on_step(STEPS[2])
+    canonical = trace(checkpoint)
+    on_step(STEPS[3])
+    graphs, results = rewrite(canonical, variant)
+    on_step(STEPS[4])
+    work = [(checkpoint, graphs, results)]
+    del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
+
+    def fill(folder: Path) -> Manifest:
+        manifest = _write_files(folder, *work.pop(), variant=variant)
+        gc.collect()
+        on_step(STEPS[5])
+        return _checked(folder, manifest, reference) if reference else manifest
+
+    return write_bundle(target, fill, force=force)
+
+
+def _check_options(variant: str, precision: str, max_new_tokens: int | None) -> None:
+    if variant not in PRESETS:
+        raise ExportError(f"variant {variant!r} is unknown; expected one of {', '.join(PRESETS)}")
+    if precision not in PRECISIONS:
+        raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise ExportError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; expected 1 or more")
+
+
+def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
+    limit = checkpoint.family.max_positions(checkpoint.config)
+    if max_new_tokens >= limit:
+        raise ExportError(f"max_new_tokens={max_new_tokens} and the start token exceed the model's {limit} positions")
+    checkpoint.generation_config.pop("max_length", None)
+    checkpoint.generation_config["max_new_tokens"] = max_new_tokens
+    checkpoint.model.generation_config.max_length = None
+    checkpoint.model.generation_config.max_new_tokens = max_new_tokens
+
+
+def _write_files(
+    folder: Path, checkpoint: Checkpoint, graphs: ModelGraphs, results: list[PassResult], *, variant: str
+) -> Manifest:
+    preset = PRESETS[variant]
+    write_graphs(graphs, folder)
+    entries = {
+        name: GraphEntry(
+            **file_entry(folder, f"{name}.onnx").model_dump(),
+            inputs=tensor_entries(graph.inputs),
+            outputs=tensor_entries(graph.outputs),
+        )
+        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
+    }
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        made_by=f"tightbeam {version('tightbeam')}",
+        model=checkpoint.name,
+        family=checkpoint.family.model_type,
+        variant=variant,
+        precision="fp32",
+        sizes=ModelSizes(**vars(graphs.sizes)),
+        layers=tuple(
+            LayerChoice(layer=layer, source=preset.source, generated=preset.generated, reason=f"preset {variant}")
+            for layer in range(graphs.sizes.L)
+        ),
+        passes=tuple(
+            PassEntry(name=result.name, matched=result.matched, reason=result.reason) for result in results
+        ),
+        encoder=entries["encoder"],
+        decoder=entries["decoder"],
+        cache_states=tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states),
+        weights=file_entry(folder, WEIGHTS),
+        tokenizer=write_tokenizer(checkpoint, folder),
+        generation=checkpoint.generation_config,
+        parity=None,
+    )
+
+
+def _checked(folder: Path, manifest: Manifest, reference: Reference) -> Manifest:
+    """The manifest with the report of the comparison; the draft lets the runner load the folder before that."""
+    draft = folder / "bundle.json"
+    draft.write_text(manifest.model_dump_json(), encoding="utf-8")
+    return manifest.model_copy(update={"parity": compare(folder, manifest, reference)})

@@ -1,0 +1,13 @@
+"""The model families that can be exported. A new one is a file here and an entry in FAMILIES."""
+
+from __future__ import annotations
+
+from tightbeam.export.families.bart import BART
+from tightbeam.export.families.base import Family
+from tightbeam.export.families.marian import MARIAN
+from tightbeam.export.families.mbart import MBART
+from tightbeam.export.families.pegasus import PEGASUS
+
+FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN)
+
+__all__ = ["FAMILIES", "Family"]

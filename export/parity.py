@@ -1,0 +1,196 @@
+"""The comparison that ends an export: the same inputs through ``model.generate`` and through the finished bundle.
+
+The bundle runs in a process of its own, through the command that its users run, which has no torch in it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tightbeam.deploy.bundle import Manifest, ParityReport
+from tightbeam.export.checkpoint import Checkpoint
+from tightbeam.export.errors import ExportError
+
+SAMPLE_TEXTS = (
+    "The town council of Harwick voted on Tuesday to repair the old stone bridge before winter. Work begins in March "
+    "and will cost 240,000 pounds, the mayor said. Buses are to use the northern road until then.",
+    "A library opens at nine.",
+    "Heavy rain fell over the coast for three days; two ferries stayed in port, and 1,200 homes had no power.",
+    "Naïve café owners paid €5.50 (or $6.00) for 'fresh' bread - why?",
+)
+"""Texts of several lengths, with digits, quotes and letters beyond ASCII."""
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},  # the checkpoint's own
+    {"num_beams": 1},
+    {"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0},
+)
+MAX_NEW_TOKENS = 24
+MAX_SAMPLE_TOKENS = 48
+SCORE_TOLERANCE = 1e-3
+"""Largest difference of a sequence score, per unit of score; float32 sums over a whole sequence end below 1e-5."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What torch returned under one setting: rows of tokens, scores for beam search, texts with a tokenizer."""
+
+    settings: dict[str, Any]
+    sequences: list[list[int]]
+    scores: list[float] | None
+    texts: list[str] | None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Input lines for the command, and what ``model.generate`` makes of them."""
+
+    lines: tuple[str, ...]
+    as_ids: bool
+    generations: tuple[Generation, ...]
+
+
+def make_reference(checkpoint: Checkpoint) -> Reference:
+    """Generate with torch, on short texts where there is a tokenizer, else on random token ids."""
+    rows = _sample_rows(checkpoint)
+    as_ids = not all(isinstance(line, str) for line, _ in rows)
+    lines = tuple(line if isinstance(line, str) else json.dumps(line) for line, _ in rows)
+    with _errors_as_ours():
+        generations = tuple(
+            _generate(checkpoint, [ids for _, ids in rows], settings, as_ids) for settings in _settings(checkpoint)
+        )
+    return Reference(lines, as_ids, generations)
+
+
+def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityReport:
+    """Run the bundle on the reference's inputs. Raises ExportError at the first token that differs."""
+    tokens = 0
+    error = 0.0
+    for expected in reference.generations:
+        records = _run(folder, reference, expected.settings)
+        for index, record in enumerate(records):
+            tokens += len(expected.sequences[index])
+            error = max(error, _compare_one(record, expected, index, reference.as_ids))
+    return ParityReport(
+        samples=len(reference.lines), settings=len(reference.generations), tokens=tokens, max_score_error=error
+    )
+
+
+def _compare_one(record: dict[str, Any], expected: Generation, index: int, as_ids: bool) -> float:
+    """Relative error of the score; raises where tokens, text or score differ."""
+    where = f"sample {index}, settings {expected.settings}"
+    if record.get("tokens") != expected.sequences[index]:
+        raise ExportError(
+            f"the bundle does not generate what torch does ({where}): {record.get('tokens')}, expected "
+            f"{expected.sequences[index]}; please report this with the checkpoint's config.json"
+        )
+    if not as_ids and expected.texts is not None and record.get("text") != expected.texts[index]:
+        raise ExportError(
+            f"the bundle's tokenizer does not decode as the checkpoint's does ({where}): {record.get('text')!r}, "
+            f"expected {expected.texts[index]!r}; please report this with the checkpoint's tokenizer"
+        )
+    if expected.scores is None:
+        return 0.0
+    difference = abs(float(record["score"]) - expected.scores[index]) / max(1.0, abs(expected.scores[index]))
+    if not difference <= SCORE_TOLERANCE:
+        raise ExportError(f"the bundle's score is off by {difference:.2g} ({where}); please report this")
+    return difference
+
+
+def _run(folder: Path, reference: Reference, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Path(scratch) / "settings.json"
+        config.write_text(json.dumps(settings), encoding="utf-8")
+        command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder), "-", "--json"]
+        command += ["--generation-config", str(config), "--batch-size", str(len(reference.lines))]
+        command += ["--ids"] if reference.as_ids else []
+        text = "".join(f"{line}\n" for line in reference.lines)
+        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[-1])
+        raise ExportError(f"the finished bundle does not run: {reason} (--no-check exports without this test)")
+    return [json.loads(line) for line in done.stdout.decode().splitlines()]
+
+
+def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+    """The settings to compare, with a length that keeps the comparison short."""
+    longest = checkpoint.family.max_positions(checkpoint.config) - 1
+    own = checkpoint.generation_config
+    least = max(own.get("min_length") or 0, (own.get("min_new_tokens") or 0) + 1)
+    length = min(longest, MAX_NEW_TOKENS, own.get("max_new_tokens") or longest)
+    for settings in SETTINGS:
+        limits = {"max_new_tokens": length}
+        if least > length:
+            limits["min_new_tokens"] = length // 2
+        alone = {"num_return_sequences": 1} if settings.get("num_beams") == 1 else {}
+        yield {**settings, **limits, **alone}
+
+
+def _generate(
+    checkpoint: Checkpoint, rows: list[list[int]], settings: dict[str, Any], as_ids: bool
+) -> Generation:
+    ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+        mask[index, : len(row)] = 1
+    with torch.no_grad():
+        out = checkpoint.model.generate(
+            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **settings
+        )
+    scores = getattr(out, "sequences_scores", None)
+    returned = out.sequences.shape[0] // len(rows)
+    sequences = out.sequences[::returned].tolist()
+    texts = None
+    if not as_ids and checkpoint.tokenizer is not None:
+        texts = [checkpoint.tokenizer.decode(row, skip_special_tokens=True) for row in sequences]
+    return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
+
+
+def _sample_rows(checkpoint: Checkpoint) -> list[tuple[str | list[int], list[int]]]:
+    """Lines for the command, each with its token ids for torch."""
+    limit = min(checkpoint.family.max_positions(checkpoint.config), MAX_SAMPLE_TOKENS)
+    if checkpoint.tokenizer is not None:
+        cut = [_cut(checkpoint.tokenizer, text, limit) for text in SAMPLE_TEXTS]
+        if all(ids is not None for _, ids in cut):
+            return [(text, ids) for text, ids in cut if ids is not None]
+    vocabulary = int(checkpoint.model.get_encoder().embed_tokens.num_embeddings)
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
+    return [(row, row) for row in rows]
+
+
+def _cut(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
+    """The longest beginning of a text, in words, that has at most ``limit`` tokens; None where one word has more."""
+    words = text.split()
+    while words:
+        shorter = " ".join(words)
+        ids = list(tokenizer(shorter).input_ids)
+        if len(ids) <= limit:
+            return shorter, ids
+        words.pop()
+    return text, None
+
+
+@contextmanager
+def _errors_as_ours() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, IndexError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"torch cannot generate with this checkpoint: {reason}; mend its generation_config.json, or export with "
+            "--no-check"
+        ) from error

@@ -1,0 +1,286 @@
+"""What every pass shares: the pair of graphs it rewrites, what it reports, and how it finds attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.plugins import DOMAIN
+
+
+class PassError(ValueError):
+    """A pass met a graph that it cannot rewrite; the message names the pass, the place and the reason."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model's sizes in DESIGN's letters; lengths in tokens."""
+
+    D: int
+    """model width"""
+    H: int
+    """query heads of the decoder"""
+    G: int
+    """key/value heads of the decoder"""
+    K: int
+    """width of one key head"""
+    V: int
+    """width of one value head"""
+    L: int
+    """decoder layers"""
+    vocabulary: int
+    source_vocabulary: int
+    max_source: int
+    max_target: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """How large a run is: B samples, M beams, N source and T generated positions, ``itemsize`` bytes a number."""
+
+    B: int = 1
+    M: int = 4
+    N: int = 512
+    T: int = 128
+    itemsize: int = 4
+
+    @property
+    def R(self) -> int:
+        return self.B * self.M
+
+
+@dataclass
+class ModelGraphs:
+    """Encoder and decoder of one model. ``passes`` names what has been applied, in order."""
+
+    encoder: gs.Graph
+    decoder: gs.Graph
+    sizes: Sizes
+    passes: tuple[str, ...] = ()
+    states: tuple[CacheState, ...] = ()
+
+    def copy(self) -> ModelGraphs:
+        """A copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
+        return ModelGraphs(self.encoder.copy(), self.decoder.copy(), self.sizes, self.passes, self.states)
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """A cache tensor of the generated part: a decoder input, the output that follows it, and how it lives on.
+
+    ``in_place``: both are bound to one buffer of C positions. ``append``: the output, one position longer, is the next
+    step's input.
+    """
+
+    input: str
+    output: str
+    kind: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What a pass did: places rewritten, bytes saved by it for a job, and why when it did nothing."""
+
+    name: str
+    matched: int
+    reason: str = ""
+    bytes_saved: Callable[[Job], int] = field(default=lambda job: 0, compare=False)
+
+
+Pass = Callable[[ModelGraphs], PassResult]
+"""A pass rewrites the graphs it is given and reports; :func:`tightbeam.graph_passes.rewrite` gives it a copy."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads."""
+
+    source: gs.Tensor
+    weight: gs.Constant
+    bias: gs.Constant | None
+    output: gs.Tensor
+    matmul: gs.Node
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention."""
+
+    node: gs.Node
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    past: tuple[gs.Tensor, gs.Tensor] | None
+
+    @property
+    def scale(self) -> float:
+        return float(self.node.attrs["scale"])
+
+
+def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
+    """The Attention nodes that project their own keys, in order of execution (a pass may have made others, which read a
+    cache as it is). Raises PassError at the first one not understood."""
+    nodes = [node for node in graph.nodes if node.op == "Attention" and node.inputs[1].inputs]
+    return [_attention_block(node, pass_name) for node in nodes]
+
+
+def cross_attention(graphs: ModelGraphs, pass_name: str) -> list[AttentionBlock]:
+    """The L cross-attentions of the decoder: keys and values projected from ``encoder_hidden_states``."""
+    blocks = [
+        block
+        for block in attention_blocks(graphs.decoder, pass_name)
+        if block.past is None and block.key.source.name == block.value.source.name == "encoder_hidden_states"
+    ]
+    return _exactly(graphs.sizes.L, blocks, "cross-attentions over encoder_hidden_states", pass_name)
+
+
+def self_attention(graphs: ModelGraphs, pass_name: str) -> list[AttentionBlock]:
+    """The L self-attentions of the decoder: a past that is a graph input, followed by the new token."""
+    names = {tensor.name for tensor in graphs.decoder.inputs}
+    blocks = [
+        block
+        for block in attention_blocks(graphs.decoder, pass_name)
+        if block.past is not None and all(past.name in names for past in block.past)
+    ]
+    return _exactly(graphs.sizes.L, blocks, "self-attentions over past.<l>.key and past.<l>.value", pass_name)
+
+
+def _exactly(count: int, blocks: list[AttentionBlock], what: str, pass_name: str) -> list[AttentionBlock]:
+    if len(blocks) != count:
+        raise PassError(f"{pass_name}: found {len(blocks)} {what}, expected {count}, one a layer")
+    return blocks
+
+
+def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
+    def projection(tensor: gs.Tensor, role: str) -> Projection:
+        found = _projection_behind(tensor)
+        if found is None:
+            raise PassError(f"{pass_name}: the {role} of {node.name or node.outputs[0].name} is no MatMul by a weight")
+        return found
+
+    query, key, value = node.inputs[:3]
+    past = None
+    if key.inputs and key.inputs[0].op == "Concat" and value.inputs[0].op == "Concat":
+        past = (key.inputs[0].inputs[0], value.inputs[0].inputs[0])
+        key, value = key.inputs[0].inputs[1], value.inputs[0].inputs[1]
+    output = _projection_ahead(node.outputs[0])
+    if output is None:
+        raise PassError(f"{pass_name}: the output of {node.name or node.outputs[0].name} meets no MatMul by a weight")
+    return AttentionBlock(
+        node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past
+    )
+
+
+LAYOUT_OPS = ("Reshape", "Transpose")
+
+
+def _projection_behind(tensor: gs.Tensor) -> Projection | None:
+    """Walk up through layout changes to ``source x weight (+ bias)``."""
+    while tensor.inputs and tensor.inputs[0].op in LAYOUT_OPS:
+        tensor = tensor.inputs[0].inputs[0]
+    output, bias = tensor, None
+    if tensor.inputs and tensor.inputs[0].op == "Add":
+        constant = [operand for operand in tensor.inputs[0].inputs if isinstance(operand, gs.Constant)]
+        if len(constant) != 1:
+            return None
+        bias = constant[0]
+        tensor = next(operand for operand in tensor.inputs[0].inputs if operand is not bias)
+    if not tensor.inputs or tensor.inputs[0].op != "MatMul" or not isinstance(tensor.inputs[0].inputs[1], gs.Constant):
+        return None
+    matmul = tensor.inputs[0]
+    return Projection(matmul.inputs[0], matmul.inputs[1], bias, output, matmul)
+
+
+def _projection_ahead(tensor: gs.Tensor) -> Projection | None:
+    """Walk down through layout changes, each the only reader, to ``tensor x weight (+ bias)``."""
+    while len(tensor.outputs) == 1 and tensor.outputs[0].op in LAYOUT_OPS:
+        tensor = tensor.outputs[0].outputs[0]
+    if len(tensor.outputs) != 1 or tensor.outputs[0].op != "MatMul":
+        return None
+    matmul = tensor.outputs[0]
+    if matmul.inputs[0] is not tensor or not isinstance(matmul.inputs[1], gs.Constant):
+        return None
+    output, bias = matmul.outputs[0], None
+    if len(output.outputs) == 1 and output.outputs[0].op == "Add":
+        constant = [operand for operand in output.outputs[0].inputs if isinstance(operand, gs.Constant)]
+        if len(constant) == 1:
+            bias, output = constant[0], output.outputs[0].outputs[0]
+    return Projection(tensor, matmul.inputs[1], bias, output, matmul)
+
+
+class Builder:
+    """Appends nodes to a graph under one name prefix, so that a new node is found by the pass that made it."""
+
+    def __init__(self, graph: gs.Graph, prefix: str) -> None:
+        self.graph = graph
+        self.prefix = prefix
+        self.count = 0
+
+    def constant(self, values: Any, dtype: Any = np.int64) -> gs.Constant:
+        self.count += 1
+        return gs.Constant(f"{self.prefix}.constant_{self.count}", np.ascontiguousarray(values, dtype=dtype))
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        attrs: dict[str, Any] | None = None,
+        outputs: Sequence[gs.Tensor] | None = None,
+        domain: str | None = None,
+    ) -> gs.Tensor:
+        """Append one node; returns its first output, a new tensor unless ``outputs`` are given."""
+        self.count += 1
+        name = f"{self.prefix}.{op.lower()}_{self.count}"
+        made = list(outputs) if outputs is not None else [gs.Variable(name)]
+        node = gs.Node(op=op, name=name, attrs=attrs or {}, inputs=list(inputs), outputs=made, domain=domain)
+        self.graph.nodes.append(node)
+        return made[0]
+
+    def operator(
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        attrs: dict[str, Any] | None = None,
+        outputs: Sequence[gs.Tensor] | None = None,
+    ) -> gs.Tensor:
+        """Append one of our own operators."""
+        return self.add(op, inputs, attrs, outputs, DOMAIN)
+
+    def reshape(self, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
+        """Reshape to fixed sizes; 0 keeps a size, -1 is what is left."""
+        return self.add("Reshape", [tensor, self.constant(shape)])
+
+    def transpose(self, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
+        return self.add("Transpose", [tensor], {"perm": list(perm)})
+
+
+def graph_input(graph: gs.Graph, name: str, dtype: Any, shape: Sequence[int | str]) -> gs.Variable:
+    """The graph input of this name, made where there is none yet."""
+    for tensor in graph.inputs:
+        if tensor.name == name:
+            return tensor
+    tensor = gs.Variable(name, dtype=np.dtype(dtype), shape=list(shape))
+    graph.inputs.append(tensor)
+    return tensor
+
+
+def read_instead(old: gs.Tensor, new: gs.Tensor) -> None:
+    """Let every node that reads ``old`` read ``new``."""
+    for node in list(old.outputs):
+        node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
+
+
+def remove_inputs(graph: gs.Graph, names: Sequence[str]) -> None:
+    """Take inputs that nothing reads any more off the graph."""
+    graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in names]
+
+
+def tidy(graph: gs.Graph) -> None:
+    """Drop what nothing reads and restore the order of execution."""
+    graph.cleanup().toposort()

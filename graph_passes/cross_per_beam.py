@@ -1,0 +1,50 @@
+"""Source cache ``kv-per-beam``: keys and values of every layer, once for each beam (what model.generate holds).
+
+Kept for honest comparison. Needs: L cross-attentions over ``encoder_hidden_states``. The encoder projects keys and values
+once a sample and repeats them M times; the decoder attends row by row. The beams of a sample hold equal copies, so they
+are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention, graph_input
+from tightbeam.graph_passes.cross_attention import (
+    drop_encoder_states,
+    mask_per_beam,
+    project_in_encoder,
+    replace,
+    source_tensor,
+)
+
+NAME = "cross_per_beam"
+
+
+def cross_per_beam(graphs: ModelGraphs) -> PassResult:
+    """Encoder: a new input ``num_beams`` int64 [1]; outputs ``source.<l>.key`` and ``.value`` [R, G, N, K]."""
+    sizes = graphs.sizes
+    blocks = cross_attention(graphs, NAME)
+    num_beams = graph_input(graphs.encoder, "num_beams", np.int64, [1])
+    encoder, decoder = Builder(graphs.encoder, NAME), Builder(graphs.decoder, NAME)
+    mask, _ = mask_per_beam(graphs, decoder)
+    source = decoder.add("Shape", [mask], {"start": 2})
+    row_shape = decoder.add("Concat", [decoder.constant([-1, 1, 1]), source], {"axis": 0})
+    mask = decoder.add("Reshape", [mask, row_shape])  # [R, 1, 1, N]
+    for layer, block in enumerate(blocks):
+        sources = []
+        widths = {"key": sizes.K, "value": sizes.V}
+        for tensor, (part, width) in zip(project_in_encoder(graphs, block, layer), widths.items(), strict=True):
+            one_more = encoder.add("Unsqueeze", [tensor, encoder.constant([1])])  # [B, 1, G, N, K]
+            ones = encoder.constant([1])
+            shape = encoder.add("Concat", [ones, num_beams, ones, ones, ones], {"axis": 0})
+            repeated = encoder.add("Expand", [one_more, shape])  # [B, M, G, N, K]
+            tail = encoder.add("Shape", [tensor], {"start": 1})
+            rows_shape = encoder.add("Concat", [encoder.constant([-1]), tail], {"axis": 0})
+            rows = encoder.add("Reshape", [repeated, rows_shape])  # [R, G, N, K]
+            sources.append(source_tensor(graphs, rows, f"source.{layer}.{part}", ["R", sizes.G, "N", width]))
+        attended = decoder.add("Attention", [block.node.inputs[0], *sources, mask], {"scale": block.scale})
+        attended = decoder.transpose(attended, [0, 2, 1, 3])  # [R, 1, H, V]
+        replace(block, decoder.reshape(attended, [0, 0, sizes.H * sizes.V]))
+    drop_encoder_states(graphs)
+    return PassResult(NAME, len(blocks))

@@ -1,0 +1,75 @@
+"""Fold the biases of keys and values away, in every attention of both graphs.
+
+Softmax weights sum to one, so b_V passes through the attention and folds into the output bias:
+c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it; that holds because nothing
+position-dependent (such as RoPE) stands between the projection and the scores in these graphs.
+
+Needs: an Attention node fed by ``x W (+ b)`` through layout changes alone, which is checked, and no position rotation in
+between, which the same check shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import (
+    AttentionBlock,
+    Builder,
+    ModelGraphs,
+    PassResult,
+    Projection,
+    attention_blocks,
+    read_instead,
+    tidy,
+)
+
+NAME = "fold_biases"
+
+
+def fold_biases(graphs: ModelGraphs) -> PassResult:
+    """Saves the biases of keys and values, which K-only, EL and X forms could not carry."""
+    folded = 0
+    saved = 0
+    for graph in (graphs.encoder, graphs.decoder):
+        build = Builder(graph, NAME)
+        for block in attention_blocks(graph, NAME):
+            for projection in (block.key, block.value):
+                if projection.bias is not None:
+                    saved += int(projection.bias.values.nbytes)
+                    folded += 1
+            if block.value.bias is not None:
+                _fold_value_bias(build, block)
+            for projection in (block.key, block.value):
+                if projection.bias is not None:
+                    read_instead(projection.output, projection.matmul.outputs[0])
+        tidy(graph)
+    if not folded:
+        return PassResult(NAME, 0, "no key or value projection has a bias")
+    return PassResult(NAME, folded, bytes_saved=lambda job: saved)
+
+
+def _fold_value_bias(build: Builder, block: AttentionBlock) -> None:
+    """c' = b_V W_O + b_O, in float64. With G < H value heads, b_V is repeated for the heads that share it."""
+    assert block.value.bias is not None
+    b_V = np.asarray(block.value.bias.values, dtype=np.float64).reshape(-1)
+    W_O = np.asarray(block.output.weight.values, dtype=np.float64)
+    if b_V.size != W_O.shape[0]:
+        V = int(block.node.outputs[0].shape[-1])
+        b_V = np.repeat(b_V.reshape(-1, V), W_O.shape[0] // b_V.size, axis=0).reshape(-1)
+    c = b_V @ W_O
+    if block.output.bias is not None:
+        c = c + np.asarray(block.output.bias.values, dtype=np.float64).reshape(-1)
+    bias = build.constant(c, dtype=block.output.weight.dtype)
+    _set_bias(build, block.output, bias)
+
+
+def _set_bias(build: Builder, projection: Projection, bias: gs.Constant) -> None:
+    if projection.bias is not None:
+        add = projection.output.inputs[0]
+        add.inputs = [bias if tensor is projection.bias else tensor for tensor in add.inputs]
+        return
+    readers = list(projection.output.outputs)
+    biased = build.add("Add", [projection.output, bias])
+    for node in readers:
+        node.inputs = [biased if tensor is projection.output else tensor for tensor in node.inputs]

@@ -1,0 +1,67 @@
+"""Generated cache ``kv`` that never moves: BeamAttention reads it through the beams' ancestry (FastSeq, section 4.1).
+
+Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each new row is written once into a buffer of fixed
+size, and a beam update moves only ``ancestry``. Same 2 L M T E numbers as the naive cache, without the second copy of
+them that every reordering makes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import (
+    Builder,
+    CacheState,
+    ModelGraphs,
+    PassResult,
+    graph_input,
+    remove_inputs,
+    self_attention,
+    tidy,
+)
+from tightbeam.graph_passes.cache_bytes import generated_bytes
+
+NAME = "self_beam_cache"
+
+
+def self_beam_cache(graphs: ModelGraphs) -> PassResult:
+    """Decoder: inputs ``ancestry`` int32 [B, M, T], ``lengths`` int32 [B] and ``cache.<l>.key`` and ``.value``
+    [R, G, C, K], each followed by an output ``cache_out.<l>.<part>`` that belongs in the same buffer."""
+    sizes = graphs.sizes
+    decoder = graphs.decoder
+    blocks = self_attention(graphs, NAME)
+    ancestry = graph_input(decoder, "ancestry", np.int32, ["B", "M", "T"])
+    lengths = graph_input(decoder, "lengths", np.int32, ["B"])
+    build = Builder(decoder, NAME)
+    states = []
+    past_names = []
+    kept = [tensor for tensor in decoder.outputs if not tensor.name.startswith("present.")]
+    for layer, block in enumerate(blocks):
+        assert block.past is not None
+        past_names += [past.name for past in block.past]
+        new = [node.inputs[0].inputs[1] for node in block.node.inputs[1:3]]  # [R, G, 1, K]
+        caches, written = [], []
+        for part, width in (("key", sizes.K), ("value", sizes.V)):
+            state = CacheState(
+                f"cache.{layer}.{part}", f"cache_out.{layer}.{part}", "in_place", ("R", sizes.G, "C", width)
+            )
+            states.append(state)
+            dtype = np.dtype(np.float32)
+            caches.append(graph_input(decoder, state.input, dtype, state.shape))
+            written.append(gs.Variable(state.output, dtype=dtype, shape=list(state.shape)))
+        kept += written
+        attended = gs.Variable(f"{NAME}.{layer}.attended")
+        build.operator(
+            "BeamAttention",
+            [block.node.inputs[0], *new, *caches, ancestry, lengths],
+            {"scale": block.scale},
+            [attended, *written],
+        )
+        for reader in list(block.node.outputs[0].outputs):
+            reader.inputs = [attended if tensor is block.node.outputs[0] else tensor for tensor in reader.inputs]
+    decoder.outputs = kept
+    tidy(decoder)
+    remove_inputs(decoder, past_names)
+    graphs.states = tuple(states)
+    return PassResult(NAME, len(blocks), bytes_saved=lambda job: generated_bytes("kv", sizes, job))

@@ -1,0 +1,70 @@
+"""NGramBlock: -inf for every token that would repeat an n-gram of its row (FastSeq, Algorithm 1).
+
+========================  ===============  =============================================================
+input                     type, shape      meaning
+========================  ===============  =============================================================
+``scores``                float [R, V]     scores of the next token
+``history``               int64 [R, T]     tokens of each row, left-aligned; ids in 0..V-1
+``lengths``               int64 [R]        how many tokens of the row count, 1..T
+``ngram_size``            int64 []         n; 0 blocks nothing
+output ``blocked``        float [R, V]     the scores, -inf where the token is blocked
+========================  ===============  =============================================================
+
+A window of n tokens that ends at position e blocks its last token when its first n-1 tokens equal the row's last
+n-1. All windows of all rows are compared at once, at least one token back, since a reduction over no tokens has no
+portable shape. A window that does not match scatters +inf, which min ignores.
+"""
+
+NGRAM_BLOCK = """
+NGramBlock (scores, history, lengths, ngram_size) => (blocked) {
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    axis0 = Constant <value = int64[1] {0}> ()
+    axis1 = Constant <value = int64[1] {1}> ()
+    last_axis = Constant <value = int64[1] {-1}> ()
+    minus_inf = Constant <value = float {-inf}> ()
+    plus_inf = Constant <value = float {inf}> ()
+
+    width = Shape <start = 1, end = 2> (history)
+    width_scalar = Squeeze (width)
+    ends = Range (zero, width_scalar, one)
+    two = Constant <value = int64 {2}> ()
+    back_end = Max (ngram_size, two)
+    back = Range (one, back_end, one)
+
+    ends_column = Unsqueeze (ends, axis1)
+    back_row = Unsqueeze (back, axis0)
+    window_index = Sub (ends_column, back_row)
+    window_index_safe = Max (window_index, zero)
+    windows = Gather <axis = 1> (history, window_index_safe)
+
+    lengths_column = Unsqueeze (lengths, axis1)
+    suffix_index = Sub (lengths_column, back_row)
+    suffix_index_safe = Max (suffix_index, zero)
+    suffix = GatherElements <axis = 1> (history, suffix_index_safe)
+    suffix_row = Unsqueeze (suffix, axis1)
+
+    same = Equal (windows, suffix_row)
+    unlike = Not (same)
+    compared = Less (back, ngram_size)
+    different = And (unlike, compared)
+    different_int = Cast <to = 6> (different)
+    differences = ReduceSum <keepdims = 0> (different_int, last_axis)
+    zero32 = Constant <value = int32 {0}> ()
+    match = Equal (differences, zero32)
+
+    ends_row = Unsqueeze (ends, axis0)
+    inside = Less (ends_row, lengths_column)
+    first_end = Sub (ngram_size, one)
+    complete = GreaterOrEqual (ends_row, first_end)
+    wanted = Greater (ngram_size, zero)
+    valid_window = And (inside, complete)
+    valid = And (valid_window, wanted)
+    repeats = And (match, valid)
+
+    low = CastLike (minus_inf, scores)
+    high = CastLike (plus_inf, scores)
+    updates = Where (repeats, low, high)
+    blocked = ScatterElements <axis = 1, reduction = "min"> (scores, history, updates)
+}
+"""
