@@ -211,7 +211,9 @@ def _read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path} is not JSON ({error}); export the model again") from error
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BundleError(f"{path} has format_version {version!r}, expected 1 to {FORMAT_VERSION}; export the model again")
+        raise BundleError(
+            f"{path} has format_version {version!r}, expected 1 to {FORMAT_VERSION}; export the model again"
+        )
     if version > FORMAT_VERSION:
         raise BundleError(
             f"{path} has format_version {version}, this Tightbeam reads up to {FORMAT_VERSION}; "
@@ -301,7 +303,9 @@ def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
         same_as[name] = twin or name
         if twin is None:
             alike.append(name)
-    order = sorted((name for name in weights if same_as[name] == name), key=lambda n: weights[n].nbytes % ALIGNMENT != 0)
+    order = sorted(
+        (name for name in weights if same_as[name] == name), key=lambda n: weights[n].nbytes % ALIGNMENT != 0
+    )
 
     entries: dict[str, Any] = {}
     position = 0
@@ -349,16 +353,16 @@ def check_target(target: Path, *, force: bool) -> None:
         if not force:
             raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
         if not (target / MANIFEST).is_file():
-            raise BundleError(f"{target} exists and is no bundle, so --force does not replace it; choose another --output")
+            raise BundleError(
+                f"{target} exists and is no bundle, so --force does not replace it; choose another --output"
+            )
     parent = target.absolute().parent
     existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise BundleError(f"{existing} cannot be written to; choose another --output")
 
 
-def write_bundle(
-    target: str | os.PathLike[str], fill: Callable[[Path], Manifest], *, force: bool = False
-) -> Bundle:
+def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest], *, force: bool = False) -> Bundle:
     """Write a bundle atomically: ``fill`` writes its files into an empty folder and returns the manifest.
 
     The folder takes the name ``target`` only when it is whole; after a failure nothing is left. With ``force`` an

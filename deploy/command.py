@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,7 +22,6 @@ from tightbeam.deploy.text import InputError
 __all__ = ["main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Setting = Optional  # noqa: UP045 - typer reads the annotation at run time
 
 
 def main() -> None:
@@ -39,21 +38,21 @@ def run_model(
     document: Annotated[bool, typer.Option("--document", help="The whole input is one text.")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts longer than the model's positions.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Lines run together.")] = 8,
-    threads: Annotated[Setting[int], typer.Option(min=1, help="Threads; all cores by default.")] = None,
-    num_beams: Annotated[Setting[int], typer.Option(help="Beams; 1 is greedy search.")] = None,
-    num_return_sequences: Annotated[Setting[int], typer.Option(help="Sequences returned for each input.")] = None,
-    max_new_tokens: Annotated[Setting[int], typer.Option(help="Most new tokens.")] = None,
-    min_new_tokens: Annotated[Setting[int], typer.Option(help="Fewest new tokens.")] = None,
-    max_length: Annotated[Setting[int], typer.Option(help="Most tokens, the start token included.")] = None,
-    min_length: Annotated[Setting[int], typer.Option(help="Fewest tokens, the start token included.")] = None,
-    length_penalty: Annotated[Setting[float], typer.Option(help="Above 0 favours longer sequences.")] = None,
-    early_stopping: Annotated[Setting[str], typer.Option(help="true, false or never.")] = None,
-    no_repeat_ngram_size: Annotated[Setting[int], typer.Option(help="No n-gram of this size occurs twice.")] = None,
-    repetition_penalty: Annotated[Setting[float], typer.Option(help="Above 1 disfavours tokens seen before.")] = None,
-    forced_bos_token_id: Annotated[Setting[int], typer.Option(help="First token, e.g. the target language.")] = None,
-    forced_eos_token_id: Annotated[Setting[int], typer.Option(help="Last token when the length runs out.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy search.")] = None,
+    num_return_sequences: Annotated[int | None, typer.Option(help="Sequences returned for each input.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens.")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Fewest new tokens.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Most tokens, the start token included.")] = None,
+    min_length: Annotated[int | None, typer.Option(help="Fewest tokens, the start token included.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours longer sequences.")] = None,
+    early_stopping: Annotated[str | None, typer.Option(help="true, false or never.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No n-gram of this size occurs twice.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 disfavours tokens seen before.")] = None,
+    forced_bos_token_id: Annotated[int | None, typer.Option(help="First token, e.g. the target language.")] = None,
+    forced_eos_token_id: Annotated[int | None, typer.Option(help="Last token when the length runs out.")] = None,
     generation_config: Annotated[
-        Setting[Path], typer.Option(help="JSON file with more settings of model.generate, by name.")
+        Path | None, typer.Option(help="JSON file with more settings of model.generate, by name.")
     ] = None,
 ) -> None:
     """Generate for every line of FILE with a bundle, and print one line for each.
@@ -77,16 +76,13 @@ def run_model(
     }
     try:
         settings = _settings(given, generation_config)
-        with ExitStack() as stack:
-            lines = _lines(stack, source, document)
-            runner = Runner.load(bundle, threads=threads)
-            runner.options(**settings)
-            bad = 0
-            progress = stack.enter_context(_progress(console))
-            task = progress.add_task("generating", total=None if source == "-" else len(lines := list(lines)))
-            for result in run_lines(
-                runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings
-            ):
+        lines, count = _lines(source, document)
+        runner = Runner.load(bundle, threads=threads)
+        runner.options(**settings)
+        bad = 0
+        with _progress(console) as progress:
+            task = progress.add_task("generating", total=count)
+            for result in run_lines(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings):
                 bad += _report(result, console, source, json_lines)
                 progress.advance(task)
     except (BundleError, GenerationError, InputError) as error:
@@ -111,16 +107,17 @@ def _report(result: LineResult, console: Console, source: str, json_lines: bool)
     return result.error is not None
 
 
-def _lines(stack: ExitStack, source: str, document: bool) -> Iterator[bytes]:
-    """The input's lines as bytes, or the whole input as one."""
-    if source == "-":
-        stream = sys.stdin.buffer
-    else:
-        try:
-            stream = stack.enter_context(Path(source).open("rb"))
-        except OSError as error:
-            raise InputError(f"cannot read {source}: {error.strerror}; pass a text file, or - for standard input") from None
-    return iter([b" ".join(stream.read().splitlines())]) if document else iter(stream)
+def _lines(source: str, document: bool) -> tuple[Iterable[bytes], int | None]:
+    """The input's lines as bytes, or the whole input as one; and how many there are, where that is known."""
+    if source == "-" and not document:
+        return sys.stdin.buffer, None
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot read {source}: {reason}; pass a text file, or - for standard input") from None
+    lines = [b" ".join(data.splitlines())] if document else list(io.BytesIO(data))
+    return lines, len(lines)
 
 
 def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
@@ -141,7 +138,7 @@ def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 
 def _progress(console: Console) -> Progress:
-    """A bar on a terminal, nothing in a pipe."""
+    """A bar where the results go elsewhere than to the terminal; there, they show how far it is."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -149,7 +146,9 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or sys.stdout.isatty(),
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
 
 

@@ -32,6 +32,8 @@ class Decoding(Protocol):
 class Engine(Protocol):
     """Runs a bundle's two graphs on one device."""
 
-    def begin(self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int) -> Decoding:
-        """Encode a batch (int64 [B, N] both) and make room for ``positions`` generated positions and C ``candidates``."""
+    def begin(
+        self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
+    ) -> Decoding:
+        """Encode a batch, both int64 [B, N]; make room for ``positions`` generated positions and C ``candidates``."""
         ...

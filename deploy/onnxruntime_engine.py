@@ -63,10 +63,13 @@ class OnnxRuntimeEngine:
         if self._buffers is None or self._buffers[0] != key:
             self._buffers = None  # let the old ones go first
             dims = {"R": rows, "C": positions, "T": 0}
-            self._buffers = key, {
-                state.input: np.zeros([_size(d, dims) for d in state.shape], dtype=np.float32)
-                for state in self.manifest.cache_states
-            }
+            self._buffers = (
+                key,
+                {
+                    state.input: np.zeros([_size(d, dims) for d in state.shape], dtype=np.float32)
+                    for state in self.manifest.cache_states
+                },
+            )
         return dict(self._buffers[1])
 
 

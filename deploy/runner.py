@@ -1,6 +1,6 @@
 """The runner: a loaded bundle that turns token ids, or text, into generated sequences. Also the command.
 
-    python deploy/runner.py BUNDLE article.txt --num-beams 4
+python deploy/runner.py BUNDLE article.txt --num-beams 4
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class Runner:
         outside = ids[(ids < 0) | (ids >= sizes.source_vocabulary)]
         if outside.size:
             raise InputError(
-                f"input_ids holds {int(outside[0])}, outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}"
+                f"input_ids holds {int(outside[0])}, which is outside the vocabulary; "
+                f"expected 0 to {sizes.source_vocabulary - 1}"
             )
         if attention_mask is None:
             pad = options.pad_token_id

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 import warnings
@@ -20,6 +21,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers.activations import ACT2FN
+from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.utils import logging as transformers_logging
 
 from tightbeam.export.errors import ExportError
@@ -140,7 +142,7 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     if text in ALIASES:
         return _download(ALIASES[text])
     path = Path(text).expanduser()
-    if path.exists():
+    if text and path.exists():
         return _checked_folder(path)
     is_path = path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or "\\" in text or not text
     if is_path:
@@ -380,7 +382,12 @@ def _listed(items: Iterable[str], shown: int = 3) -> str:
 def _generation_settings(model: Any, folder: Path) -> dict[str, Any]:
     # transformers folds the settings of an old-style config.json into model.generation_config
     settings: dict[str, Any] = json.loads(model.generation_config.to_json_string(use_diff=True, ignore_metadata=True))
-    source = folder / (GENERATION_FILE if (folder / GENERATION_FILE).exists() else CONFIG_FILE)
+    source = folder / CONFIG_FILE
+    if (folder / GENERATION_FILE).exists():
+        source = folder / GENERATION_FILE
+        for name, value in _read_json(source).items():  # it drops names that it does not know; the runner must see them
+            if value is not None and name not in METADATA_FIELDS:
+                settings.setdefault(name, value)
     _check_special_ids(source, settings, _target_vocabulary(model.config))
     return {name: value for name, value in settings.items() if name not in NOT_ABOUT_TOKENS}
 
@@ -421,7 +428,7 @@ def _quiet_transformers() -> Iterator[None]:
     """No log lines, progress bars or warnings of transformers, as it was before when left."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +12,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 __all__ = ["main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Setting = Optional  # noqa: UP045 - typer reads the annotation at run time
 
 
 def main() -> None:
@@ -24,9 +23,9 @@ def main() -> None:
 def export_model(
     model: Annotated[str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id, or checkpoint folder.")],
     variant: Annotated[str, typer.Option(help="baseline, dedup or el.")] = "el",
-    output: Annotated[Setting[Path], typer.Option(help="Bundle folder; <model>-<variant> by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Bundle folder; <model>-<variant> by default.")] = None,
     precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
-    max_new_tokens: Annotated[Setting[int], typer.Option(help="The bundle's default for new tokens.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="The bundle's default for new tokens.")] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare with torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
@@ -72,8 +71,8 @@ def export_model(
     parity = bundle.manifest.parity
     if parity:
         print(
-            f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings equal torch's; "
-            f"scores within {parity.max_score_error:.1g}"
+            f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings "
+            f"equal torch's; scores within {parity.max_score_error:.1g}"
         )
     else:
         print("parity: not compared with torch (--no-check)")

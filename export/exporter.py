@@ -27,7 +27,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.graph_files import tensor_entries, write_graphs
 from tightbeam.export.parity import Reference, compare, make_reference
 from tightbeam.export.tokenizer_files import write_tokenizer
-from tightbeam.export.trace import trace
+from tightbeam.export.tracing import trace
 from tightbeam.graph_passes import PRESETS, ModelGraphs, PassResult, rewrite
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
@@ -77,7 +77,7 @@ def export_model(
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
 
     def fill(folder: Path) -> Manifest:
-        manifest = _write_files(folder, *work.pop(), variant=variant)
+        manifest = write_files(folder, *work.pop(), variant=variant)
         gc.collect()
         on_step(STEPS[5])
         return _checked(folder, manifest, reference) if reference else manifest
@@ -104,9 +104,10 @@ def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
     checkpoint.model.generation_config.max_new_tokens = max_new_tokens
 
 
-def _write_files(
+def write_files(
     folder: Path, checkpoint: Checkpoint, graphs: ModelGraphs, results: list[PassResult], *, variant: str
 ) -> Manifest:
+    """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them."""
     preset = PRESETS[variant]
     write_graphs(graphs, folder)
     entries = {
@@ -129,9 +130,7 @@ def _write_files(
             LayerChoice(layer=layer, source=preset.source, generated=preset.generated, reason=f"preset {variant}")
             for layer in range(graphs.sizes.L)
         ),
-        passes=tuple(
-            PassEntry(name=result.name, matched=result.matched, reason=result.reason) for result in results
-        ),
+        passes=tuple(PassEntry(name=result.name, matched=result.matched, reason=result.reason) for result in results),
         encoder=entries["encoder"],
         decoder=entries["decoder"],
         cache_states=tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states),

@@ -12,7 +12,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from tightbeam.deploy.bundle import WEIGHTS, TensorEntry, WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
-from tightbeam.plugins import DOMAIN, OPSET, functions
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, functions
 
 INLINE_BYTES = 256
 """Constants up to this size stay in the graph, where shape inference can read them."""
@@ -56,7 +56,8 @@ def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:
     graph.producer_name = "tightbeam"
     for tensor in _weights(graph):
         tensor.values = LazyValues(_external(tensor, plan.offsets[f"{name}.{tensor.name}"]))
-    model = gs.export_onnx(graph, do_type_check=True)
+    model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=True)
+    model.ir_version = IR_VERSION
     used = {node.op for node in graph.nodes if node.domain == DOMAIN}
     model.functions.extend(functions(used))
     if used and DOMAIN not in {opset.domain for opset in model.opset_import}:

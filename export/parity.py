@@ -138,9 +138,7 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
         yield {**settings, **limits, **alone}
 
 
-def _generate(
-    checkpoint: Checkpoint, rows: list[list[int]], settings: dict[str, Any], as_ids: bool
-) -> Generation:
+def _generate(checkpoint: Checkpoint, rows: list[list[int]], settings: dict[str, Any], as_ids: bool) -> Generation:
     ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
     mask = torch.zeros_like(ids)
     for index, row in enumerate(rows):

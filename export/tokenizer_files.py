@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tightbeam.deploy.bundle import TokenizerEntry, file_entry
 from tightbeam.export.checkpoint import Checkpoint
@@ -20,13 +21,13 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry | No
         return None
     checkpoint.tokenizer.save_pretrained(folder / FOLDER)
     names = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDER).rglob("*") if path.is_file())
-    kind = "tokenizers" if _alone_suffices(checkpoint, folder / FOLDER / "tokenizer.json") else "transformers"
+    kind = "tokenizers" if _alone_suffices(checkpoint.tokenizer, folder / FOLDER / "tokenizer.json") else "transformers"
     return TokenizerEntry.model_validate(
         {"kind": kind, "folder": FOLDER, "files": [file_entry(folder, name) for name in names]}
     )
 
 
-def _alone_suffices(checkpoint: Checkpoint, file: Path) -> bool:
+def _alone_suffices(tokenizer: Any, file: Path) -> bool:
     if not file.is_file():
         return False
     from tokenizers import Tokenizer
@@ -35,9 +36,9 @@ def _alone_suffices(checkpoint: Checkpoint, file: Path) -> bool:
     alone.no_truncation()
     alone.no_padding()
     for text in SAMPLE_TEXTS:
-        ids = list(checkpoint.tokenizer(text).input_ids)
+        ids = list(tokenizer(text).input_ids)
         if list(alone.encode(text).ids) != ids:
             return False
-        if alone.decode(ids, skip_special_tokens=True) != checkpoint.tokenizer.decode(ids, skip_special_tokens=True):
+        if alone.decode(ids, skip_special_tokens=True) != tokenizer.decode(ids, skip_special_tokens=True):
             return False
     return True

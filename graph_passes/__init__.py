@@ -45,9 +45,7 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "baseline": Preset(
-        "kv-per-beam", "kv", (tie_embeddings, fold_biases, cross_per_beam, self_reordered, search_head)
-    ),
+    "baseline": Preset("kv-per-beam", "kv", (tie_embeddings, fold_biases, cross_per_beam, self_reordered, search_head)),
     "dedup": Preset("kv", "kv", (tie_embeddings, fold_biases, cross_shared, self_beam_cache, search_head)),
     "el": Preset("states", "kv", (tie_embeddings, fold_biases, cross_latent, self_beam_cache, search_head)),
 }

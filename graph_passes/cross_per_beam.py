@@ -1,8 +1,8 @@
 """Source cache ``kv-per-beam``: keys and values of every layer, once for each beam (what model.generate holds).
 
-Kept for honest comparison. Needs: L cross-attentions over ``encoder_hidden_states``. The encoder projects keys and values
-once a sample and repeats them M times; the decoder attends row by row. The beams of a sample hold equal copies, so they
-are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
+Kept for honest comparison. Needs: L cross-attentions over ``encoder_hidden_states``. The encoder projects keys and
+values once a sample and repeats them M times; the decoder attends row by row. The beams of a sample hold equal copies,
+so they are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
 """
 
 from __future__ import annotations

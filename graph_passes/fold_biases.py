@@ -4,8 +4,8 @@ Softmax weights sum to one, so b_V passes through the attention and folds into t
 c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it; that holds because nothing
 position-dependent (such as RoPE) stands between the projection and the scores in these graphs.
 
-Needs: an Attention node fed by ``x W (+ b)`` through layout changes alone, which is checked, and no position rotation in
-between, which the same check shows.
+Needs: an Attention node fed by ``x W (+ b)`` through layout changes alone. The check of that also shows that no
+position rotation stands in between.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generated cache ``kv`` that never moves: BeamAttention reads it through the beams' ancestry (FastSeq, section 4.1).
 
-Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each new row is written once into a buffer of fixed
-size, and a beam update moves only ``ancestry``. Same 2 L M T E numbers as the naive cache, without the second copy of
-them that every reordering makes.
+Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each new row is written once into a buffer of
+fixed size, and a beam update moves only ``ancestry``. Same 2 L M T E numbers as the naive cache, without the second copy
+of them that every reordering makes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tightbeam.graph_passes.base import (
     Builder,
     CacheState,
     ModelGraphs,
+    PassError,
     PassResult,
     graph_input,
     remove_inputs,
@@ -62,6 +63,18 @@ def self_beam_cache(graphs: ModelGraphs) -> PassResult:
             reader.inputs = [attended if tensor is block.node.outputs[0] else tensor for tensor in reader.inputs]
     decoder.outputs = kept
     tidy(decoder)
+    for state, name in zip(states, past_names, strict=True):
+        _read_sizes_of_cache(decoder, name, state.input)
     remove_inputs(decoder, past_names)
     graphs.states = tuple(states)
     return PassResult(NAME, len(blocks), bytes_saved=lambda job: generated_bytes("kv", sizes, job))
+
+
+def _read_sizes_of_cache(decoder: gs.Graph, past_name: str, cache_name: str) -> None:
+    """What is left of a past are reads of its sizes, which the cache has too, all but the length."""
+    inputs = {tensor.name: tensor for tensor in decoder.inputs}
+    for node in list(inputs[past_name].outputs):
+        start, end = node.attrs.get("start", 0), node.attrs.get("end", 4)
+        if node.op != "Shape" or start <= 2 < end:
+            raise PassError(f"{NAME}: {node.op} {node.name} reads {past_name} beside its attention")
+        node.inputs = [inputs[cache_name]]

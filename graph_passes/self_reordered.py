@@ -1,7 +1,7 @@
 """Generated cache ``kv``, kept the naive way: concatenated each step, reordered by copying.
 
-Kept for honest comparison. Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each step gathers every
-past row of the surviving beams, appends the new one, and returns a cache one position longer. Saves nothing.
+Kept for honest comparison. Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each step gathers
+every past row of the surviving beams, appends the new one, and returns a cache one position longer. Saves nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Tie the logits to the embedding: the exporter folds the transpose of a tied weight into a second copy of it.
+"""Tie the logits to the embedding: read a tied weight [vocabulary, D] as it is, where the exporter transposes it.
 
-Needs: ``x [., ., D] x W [D, vocabulary]`` whose W is, number by number, the transpose of a matrix that the decoder looks
-tokens up in. Rewrites it, and the bias behind it, to ``Gemm`` with the embedding itself, transposed on reading.
+The exporter folds the transpose of a small tied weight into a second copy, and leaves that of a large one to the
+runtime, which makes the copy when it loads the graph. Needs: ``x [., ., D] x W [D, vocabulary]``, with W the transpose
+of a constant, by a Transpose node or, number by number, of a matrix that the decoder looks tokens up in. Rewrites it,
+and the bias behind it, to ``Gemm`` with that constant, transposed on reading; a bias of zeros goes.
 """
 
 from __future__ import annotations
@@ -23,30 +25,32 @@ def tie_embeddings(graphs: ModelGraphs) -> PassResult:
     if last.op == "Add":
         bias = next((tensor for tensor in last.inputs if isinstance(tensor, gs.Constant)), None)
         last = next(tensor for tensor in last.inputs if tensor is not bias).inputs[0]
-    if last.op != "MatMul" or not isinstance(last.inputs[1], gs.Constant):
-        return PassResult(NAME, 0, "the logits are no MatMul by a weight")
-    weight = last.inputs[1]
-    embedding = next((table for table in _lookup_tables(decoder) if _is_transpose(table, weight)), None)
+    if last.op != "MatMul":
+        return PassResult(NAME, 0, f"the logits come from {last.op}, expected MatMul")
+    embedding = _transposed_constant(decoder, last.inputs[1])
     if embedding is None:
-        return PassResult(NAME, 0, "no embedding of the decoder is the transpose of the logits' weight")
+        return PassResult(NAME, 0, "the logits' weight is the transpose of no embedding of the decoder")
 
     build = Builder(decoder, NAME)
     vocabulary, D = embedding.shape
-    rows = build.reshape(last.inputs[0], [-1, D])  # [R, D]
-    operands = [rows, embedding]
+    operands = [build.reshape(last.inputs[0], [-1, D]), embedding]  # [R, D]
     if bias is not None and np.any(bias.values):
         operands.append(bias)
     products = build.add("Gemm", operands, {"transB": 1})  # [R, vocabulary]
     logits.inputs.clear()
     build.add("Reshape", [products, build.constant([-1, 1, vocabulary])], outputs=[logits])
     tidy(decoder)
-    saved = int(weight.values.nbytes)
+    saved = int(embedding.values.nbytes)
     return PassResult(NAME, 1, bytes_saved=lambda job: saved)
 
 
-def _lookup_tables(graph: gs.Graph) -> list[gs.Constant]:
-    return [node.inputs[0] for node in graph.nodes if node.op == "Gather" and isinstance(node.inputs[0], gs.Constant)]
-
-
-def _is_transpose(table: gs.Constant, weight: gs.Constant) -> bool:
-    return tuple(table.shape) == tuple(weight.shape)[::-1] and bool(np.array_equal(table.values.T, weight.values))
+def _transposed_constant(graph: gs.Graph, weight: gs.Tensor) -> gs.Constant | None:
+    """The constant [vocabulary, D] that ``weight`` [D, vocabulary] is the transpose of."""
+    if not isinstance(weight, gs.Constant):
+        node = weight.inputs[0]
+        return node.inputs[0] if node.op == "Transpose" and isinstance(node.inputs[0], gs.Constant) else None
+    for node in graph.nodes:
+        table = node.inputs[0] if node.op == "Gather" else None
+        if isinstance(table, gs.Constant) and np.array_equal(table.values.T, weight.values):
+            return table
+    return None

@@ -17,11 +17,14 @@ from tightbeam.plugins.ngram_block import NGRAM_BLOCK
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["DOMAIN", "OPERATORS", "OPSET", "functions"]
+__all__ = ["DOMAIN", "IR_VERSION", "OPERATORS", "OPSET", "functions"]
 
 DOMAIN = "tightbeam"
 OPSET = 24
 """Version of the standard operators that the function bodies are written in (24 brings TensorScatter)."""
+IR_VERSION = 10
+"""Version of the file format that models are written in: the first with all that the functions need, so that runtimes
+behind the newest onnx package read them."""
 
 OPERATORS: dict[str, str] = {
     "NGramBlock": NGRAM_BLOCK,

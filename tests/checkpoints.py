@@ -27,7 +27,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-POS, EMB, LIN, QK, OUT, FC2 = 0.4, 0.4, 0.25, .5, .1, .2
+STD = {"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 1.0, "k_proj": 1.0, "out_proj": 0.07, "fc2": 0.1}
+"""Sharp attention and small branches, so that the tokens generated depend on the source and on one another."""
+
 CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "bart": (BartConfig, BartForConditionalGeneration),
     "pegasus": (PegasusConfig, PegasusForConditionalGeneration),
@@ -110,18 +112,8 @@ def randomise(model: PreTrainedModel) -> None:
             tensor.normal_(1.0, 0.2).mul_(torch.randint(0, 2, tensor.shape) * 2 - 1)
         elif name.endswith("bias"):
             tensor.normal_(0.0, 0.3)
-        elif "embed_positions" in name:
-            tensor.normal_(0.0, POS)
-        elif "embed" in name or "shared" in name:
-            tensor.normal_(0.0, EMB)
-        elif "q_proj" in name or "k_proj" in name:
-            tensor.normal_(0.0, QK)
-        elif "out_proj" in name:
-            tensor.normal_(0.0, OUT)
-        elif "fc2" in name:
-            tensor.normal_(0.0, FC2)
         else:
-            tensor.normal_(0.0, LIN)
+            tensor.normal_(0.0, next((std for part, std in STD.items() if part in name), 0.25))
 
 
 def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:

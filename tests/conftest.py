@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from bundles import BundleCache
 from checkpoints import CheckpointCache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """The models of the tests are tiny: more threads only wait for one another."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointCache:
     """`checkpoints(family, seed=0, tokenizer=False, **config)` -> folder, shared; `checkpoints.copy(folder, ...)`."""
     return CheckpointCache(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def bundles(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFactory) -> BundleCache:
+    """`bundles("el", family, **checkpoint arguments)` -> folder, shared: one trace a checkpoint serves all variants."""
+    return BundleCache(checkpoints, tmp_path_factory.mktemp("bundles"))

@@ -26,14 +26,15 @@ from tightbeam.deploy.search.bans import Bans, forced_candidates
 
 VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": START}
-EOS_BIAS = {"often": 3.0, "sometimes": 1.0, "never": -1e4}
-MODELS = tuple(EOS_BIAS)
+MODELS = {"often": (14, 2.0), "sometimes": (9, 5.0), "never": (3, -1e4)}
+"""How often sequences end before max_length: the seed of the weights and the bias of the end-of-sequence tokens."""
 
 
 @functools.cache
 def tiny_bart(eos: str) -> BartForConditionalGeneration:
     """Spread weights, so that hardly any two scores are near each other, and an end that comes often or never."""
-    torch.manual_seed(MODELS.index(eos))
+    seed, eos_bias = MODELS[eos]
+    torch.manual_seed(seed)
     config = BartConfig(
         vocab_size=VOCABULARY,
         d_model=16,
@@ -49,11 +50,11 @@ def tiny_bart(eos: str) -> BartForConditionalGeneration:
     model = BartForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # The tokens so far must count for much and the biases for little, or all rows would be alike.
-            scale = 0.9 if "embed" in name or "shared" in name or "lm_head" in name else 0.3 if parameter.ndim == 2 else 0.1
+            # The tokens must count for more than what is made of them, or all rows would be alike.
+            scale = 1.0 if "embed" in name or "shared" in name or "lm_head" in name else 0.15
             parameter.add_(scale * torch.randn_like(parameter))
         model.final_logits_bias.copy_(torch.randn(1, VOCABULARY))
-        model.final_logits_bias[0, [EOS, 5, 7]] += torch.tensor([1.0, 0.5, 0.5]) * EOS_BIAS[eos]
+        model.final_logits_bias[0, [EOS, 5, 7]] += torch.tensor([1.0, 0.5, 0.5]) * eos_bias
     return model
 
 
@@ -93,7 +94,7 @@ class ReferenceStep:
 
     def check_contract(self, inputs: StepInputs) -> None:
         B, M, T = inputs.history.shape
-        assert (B, M, T) == (len(self.ids), self.options.num_beams, self.calls + 1)
+        assert (len(self.ids), self.options.num_beams, self.calls + 1) == (B, M, T)
         assert inputs.tokens.shape == inputs.parents.shape == inputs.beam_scores.shape == (B, M)
         assert inputs.banned.shape[:2] == (B, M)
         assert inputs.beam_scores.dtype == np.float32
@@ -231,7 +232,7 @@ def test_length_penalty_and_early_stopping(eos: str, length_penalty: float, earl
 def test_one_feature(asked: dict[str, Any], num_beams: int) -> None:
     for eos in MODELS:
         check(eos, 3, {**asked, "num_beams": num_beams})
-        check(eos, 2, {"num_beams": num_beams, "num_return_sequences": num_beams}, defaults=asked)
+    check("often", 2, {"num_beams": num_beams, "num_return_sequences": num_beams}, defaults=asked)
 
 
 @pytest.mark.usefixtures("lower_index_first")
@@ -262,9 +263,9 @@ def test_missing_special_tokens(monkeypatch: pytest.MonkeyPatch, missing: set[st
 def test_sequences_really_end_early_and_at_different_lengths() -> None:
     for asked in ({"num_beams": 1}, {"num_beams": 4, "early_stopping": True}):
         sequences = check("often", 3, {**asked, "max_length": 30})
-        lengths = (sequences != PAD).sum(1)
-        assert sequences.shape[1] < 30
-        assert len(set(lengths.tolist())) > 1
+        ends = (sequences == EOS).argmax(axis=1)
+        assert len(set(ends.tolist())) == 3
+        assert sequences.shape[1] == 1 + ends.max() < 30
         assert check("never", 3, {**asked, "max_length": 30}).shape[1] == 30
 
 
@@ -296,7 +297,7 @@ def random_settings(rng: random.Random, eos: str) -> dict[str, Any]:
 def test_random_mixtures(block: int) -> None:
     for seed in range(18 * block, 18 * (block + 1)):
         rng = random.Random(seed)
-        eos = rng.choice(MODELS)
+        eos = rng.choice(list(MODELS))
         asked = random_settings(rng, eos)
         movable = [name for name in asked if name != "num_return_sequences"]
         defaults = {name: asked.pop(name) for name in movable if rng.random() < 0.4}
@@ -313,7 +314,7 @@ few_tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4, un
 @pytest.mark.usefixtures("lower_index_first")
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    eos=st.sampled_from(MODELS),
+    eos=st.sampled_from(sorted(MODELS)),
     size=st.integers(1, 3),
     allowed=st.lists(st.integers(0, VOCABULARY - 1), min_size=0, max_size=9),
     asked=st.fixed_dictionaries(

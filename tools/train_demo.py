@@ -26,6 +26,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from demo_reports import Report, facts_right, generate, stream
 
@@ -114,7 +115,7 @@ def new_model(vocabulary: int) -> BartForConditionalGeneration:
 
 def search_defaults() -> GenerationConfig:
     """The generation defaults of a typical BART summariser, with room for one headline."""
-    return GenerationConfig(  # type: ignore[no-untyped-call]
+    return GenerationConfig(
         bos_token_id=BOS,
         pad_token_id=PAD,
         eos_token_id=EOS,
@@ -286,17 +287,19 @@ pipeline_tag: summarization
 A very small BART ({parameters:,} parameters, vocabulary {vocabulary}, {positions} positions) that reads a report of
 three to five sentences and writes a one-line headline. It is here so that Tightbeam can be tried and tested without a
 download: its output can be checked by eye, because every name, town, number and date must come from the report.
-It knows only the kind of text it was trained on; other text gives a headline of no value.
+It knows only the kind of text it was trained on: other text gives a headline of no value, and a name that it never saw
+comes out as one that it knows.
 
 ## How it was made
-From nothing, by one command that gives the same files again on the same machine:
+From nothing, by one command that gives the same weights again on the same machine:
 
     {command}
 
 Text, tokenizer and weights are all made by that script. The text comes from the grammar in `tools/demo_reports.py`;
 nothing in it is copied, and any likeness to a real person or place is chance. Training took {steps} steps of {batch}
-reports, none seen twice, and {minutes:.0f} minutes on {threads} threads. Every event has several admissible headlines,
-drawn at random, so the wording is ambiguous on purpose and search strategies differ.
+reports, none seen twice, and {minutes:.0f} minutes of wall clock on {threads} threads, whatever else the machine did.
+Every event has several admissible headlines, drawn at random, so the wording is ambiguous on purpose and search
+strategies differ.
 
 ## Score
 On {reports} held-out reports, with the float16 weights in this folder, widened to float32. No town, number and person
@@ -367,6 +370,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Train, save, measure, and write the card."""
     arguments = parse_arguments()
+    transformers_logging.disable_progress_bar()
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves 4 % of the time

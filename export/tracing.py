@@ -98,8 +98,13 @@ class DecoderStep(nn.Module):
             past_key_values=EncoderDecoderCache(own, DynamicCache()),
             use_cache=True,
         ).last_hidden_state  # [R, 1, D]
-        present = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
+        present = [tensor for keys, values in own_keys_and_values(own) for tensor in (keys, values)]
         return (self.lm_head(states) + self.logits_bias, *present)
+
+
+def own_keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    layers: list[Any] = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 def trace(checkpoint: Checkpoint) -> ModelGraphs:
@@ -236,7 +241,7 @@ def _to_graphsurgeon(model: ir.Model) -> gs.Graph:
         if tensor.nbytes > INLINE_BYTES:
             arrays[name] = tensor.numpy()
             value.const_value = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name
+                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(list(tensor.shape.numpy())), name=name
             )
     proto: onnx.ModelProto = ir.to_proto(model)
     del proto.graph.value_info[:]

@@ -1,0 +1,42 @@
+"""Bundles of the tests' checkpoints, each made once; one trace of a checkpoint serves all its variants."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from checkpoints import CheckpointCache
+from tightbeam.deploy.bundle import write_bundle
+from tightbeam.export.checkpoint import Checkpoint, load_checkpoint
+from tightbeam.export.exporter import write_files
+from tightbeam.export.tracing import trace
+from tightbeam.graph_passes import ModelGraphs, rewrite
+
+
+class BundleCache:
+    """Bundles by variant and checkpoint arguments. Those folders are shared: change only a copy."""
+
+    def __init__(self, checkpoints: CheckpointCache, root: Path) -> None:
+        self.checkpoints = checkpoints
+        self.root = root
+        self.traced: dict[str, tuple[Checkpoint, ModelGraphs]] = {}
+        self.made: dict[str, Path] = {}
+
+    def trace(self, family: str = "bart", **arguments: Any) -> tuple[Checkpoint, ModelGraphs]:
+        """The loaded checkpoint and its canonical graphs."""
+        key = json.dumps([family, arguments], sort_keys=True)
+        if key not in self.traced:
+            checkpoint = load_checkpoint(self.checkpoints(family, **arguments))
+            self.traced[key] = (checkpoint, trace(checkpoint))
+        return self.traced[key]
+
+    def __call__(self, variant: str, family: str = "bart", **arguments: Any) -> Path:
+        key = json.dumps([variant, family, arguments], sort_keys=True)
+        if key not in self.made:
+            checkpoint, canonical = self.trace(family, **arguments)
+            graphs, results = rewrite(canonical, variant)
+            target = self.root / f"{family}-{variant}-{len(self.made)}"
+            write_bundle(target, lambda folder: write_files(folder, checkpoint, graphs, results, variant=variant))
+            self.made[key] = target
+        return self.made[key]

@@ -1,0 +1,276 @@
+"""Each pass alone: the graphs before against the graphs after, and both against torch in float64.
+
+A pass may be at most twice as far from the truth as the untouched export is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+import pytest
+import torch
+
+from bundles import BundleCache
+from tightbeam.export.graph_files import write_graphs
+from tightbeam.graph_passes import PRESETS, Job, ModelGraphs, Pass, PassError, rewrite
+from tightbeam.graph_passes.cross_latent import cross_latent
+from tightbeam.graph_passes.cross_per_beam import cross_per_beam
+from tightbeam.graph_passes.cross_shared import cross_shared
+from tightbeam.graph_passes.fold_biases import fold_biases
+from tightbeam.graph_passes.search_head import search_head
+from tightbeam.graph_passes.self_beam_cache import self_beam_cache
+from tightbeam.graph_passes.self_reordered import self_reordered
+from tightbeam.graph_passes.tie_embeddings import tie_embeddings
+from tolerance import assert_close
+
+B, M, N, T = 2, 3, 9, 7
+R = B * M
+Array = Any
+Decoded = Callable[[ModelGraphs], Array]
+
+
+@pytest.fixture(scope="module")
+def canonical(bundles: BundleCache) -> ModelGraphs:
+    return bundles.trace("bart")[1]
+
+
+@pytest.fixture(scope="module")
+def run_(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One random run: sources of two lengths, tokens, and beams that are reordered at every step."""
+    generator = np.random.default_rng(3)
+    mask = np.ones((B, N), dtype=np.int64)
+    mask[1, 4:] = 0
+    parents = generator.integers(0, M, (T, B, M))
+    parents[0] = np.arange(M)
+    tokens = generator.integers(3, 90, (T, R))
+    history = np.zeros((R, 0), dtype=np.int64)
+    ancestry = np.zeros((B, M, 0), dtype=np.int32)
+    histories, ancestries, rows = [], [], []
+    for step in range(T):
+        row = (parents[step] + np.arange(B)[:, None] * M).reshape(R)
+        history = np.concatenate([history[row], tokens[step][:, None]], axis=1)
+        ancestry = np.take_along_axis(ancestry, parents[step][:, :, None], axis=1)
+        ancestry = np.concatenate([ancestry, np.tile(np.arange(M, dtype=np.int32), (B, 1))[:, :, None]], axis=2)
+        histories.append(history)
+        ancestries.append(ancestry)
+        rows.append(row)
+    return {
+        "ids": generator.integers(3, 90, (B, N)),
+        "mask": mask,
+        "histories": histories,
+        "ancestries": ancestries,
+        "rows": rows,
+        "folder": tmp_path_factory.mktemp("graphs"),
+    }
+
+
+def sessions(graphs: ModelGraphs, run: dict[str, Any]) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    write_graphs(graphs, run["folder"])
+    paths = [str(run["folder"] / f"{name}.onnx") for name in ("encoder", "decoder")]
+    first, second = (ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in paths)
+    return first, second
+
+
+def decode(graphs: ModelGraphs, run: dict[str, Any]) -> Array:
+    """Logits [T, R, vocabulary] of a whole run, whatever caches the graphs have by now."""
+    encoder, decoder = sessions(graphs, run)
+    sizes = graphs.sizes
+    by_name = {tensor.name: tensor for tensor in graphs.decoder.inputs}
+    feeds = {"input_ids": run["ids"], "attention_mask": run["mask"], "num_beams": np.array([M])}
+    outputs = encoder.run(None, {t.name: feeds[t.name] for t in encoder.get_inputs()})
+    constant = dict(zip([t.name for t in encoder.get_outputs()], outputs, strict=True))
+    constant["attention_mask"] = run["mask"]
+    for name in ("encoder_hidden_states", "attention_mask"):
+        if name in by_name and by_name[name].shape[0] == "R":
+            constant[name] = np.repeat(constant[name], M, axis=0)
+    caches = {}
+    for tensor in graphs.decoder.inputs:
+        if tensor.name.startswith(("past.", "cache.")):
+            dims = {"R": R, "T": 0, "C": T + 2}
+            caches[tensor.name] = np.zeros([dims.get(d, d) for d in tensor.shape], dtype=np.float32)
+    logits = []
+    for step in range(T):
+        if "beam_index" not in by_name:
+            caches = {n: c[run["rows"][step]] if n.startswith("past.") else c for n, c in caches.items()}
+        feeds = {
+            **constant,
+            **caches,
+            "tokens": run["histories"][step][:, -1:],
+            "positions": np.full((R, 1), step),
+            "ancestry": run["ancestries"][step],
+            "lengths": np.full(B, step + 1, dtype=np.int32),
+            "beam_index": run["rows"][step],
+        }
+        found = decoder.run(None, {name: feeds[name] for name in by_name})
+        named = dict(zip([t.name for t in decoder.get_outputs()], found, strict=True))
+        logits.append(named["logits"].reshape(R, sizes.vocabulary))
+        for name in caches:
+            caches[name] = named[name.replace("past.", "present.").replace("cache.", "cache_out.")]
+    return np.stack(logits)
+
+
+@pytest.fixture(scope="module")
+def exact(bundles: BundleCache, run_: dict[str, Any]) -> Array:
+    """The logits of torch in float64, without any cache."""
+    model = bundles.trace("bart")[0].model
+    model.double()
+    try:
+        mask = torch.tensor(run_["mask"])
+        with torch.no_grad():
+            states = model.get_encoder()(input_ids=torch.tensor(run_["ids"]), attention_mask=mask).last_hidden_state
+            steps = [
+                model(
+                    encoder_outputs=(states.repeat_interleave(M, 0),),
+                    attention_mask=mask.repeat_interleave(M, 0),
+                    decoder_input_ids=torch.tensor(history),
+                ).logits[:, -1]
+                for history in run_["histories"]
+            ]
+    finally:
+        model.float()
+    return torch.stack(steps).numpy()
+
+
+@pytest.fixture(scope="module")
+def untouched(canonical: ModelGraphs, run_: dict[str, Any]) -> Array:
+    return decode(canonical, run_)
+
+
+def test_the_untouched_export_is_the_model(untouched: Array, exact: Array) -> None:
+    np.testing.assert_allclose(untouched, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_the_trace_holds_standard_attention_and_no_cache(canonical: ModelGraphs) -> None:
+    sizes = canonical.sizes
+    assert sum(node.op == "Attention" for node in canonical.decoder.nodes) == 2 * sizes.L
+    assert {node.domain for node in canonical.decoder.nodes} <= {None, ""}
+    assert canonical.decoder.opset == 23
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        (tie_embeddings,),
+        (fold_biases,),
+        (cross_per_beam,),
+        (cross_shared,),
+        (fold_biases, cross_latent),
+        (self_reordered,),
+        (self_beam_cache,),
+    ],
+    ids=lambda passes: passes[-1].__name__,
+)
+def test_a_pass_changes_nothing_but_the_form(
+    passes: tuple[Pass, ...], canonical: ModelGraphs, run_: dict[str, Any], untouched: Array, exact: Array
+) -> None:
+    graphs = canonical.copy()
+    for apply in passes:
+        assert apply(graphs).matched > 0
+    assert_close(decode(graphs, run_), exact, untouched)
+
+
+def test_a_pass_leaves_the_graphs_it_was_not_given_as_they_were(
+    canonical: ModelGraphs, run_: dict[str, Any], untouched: Array
+) -> None:
+    for variant in PRESETS:
+        rewrite(canonical, variant)
+    np.testing.assert_array_equal(decode(canonical, run_), untouched)
+
+
+def test_the_search_head_takes_the_best_of_the_logits(
+    canonical: ModelGraphs, run_: dict[str, Any], untouched: Array
+) -> None:
+    graphs = canonical.copy()
+    search_head(graphs)
+    encoder, decoder = sessions(graphs, run_)
+    (states,) = encoder.run(None, {"input_ids": run_["ids"], "attention_mask": run_["mask"]})
+    empty = np.zeros((R, graphs.sizes.H, 0, graphs.sizes.K), dtype=np.float32)
+    scores, beams, tokens, *_ = decoder.run(
+        None,
+        {
+            "tokens": run_["histories"][0],
+            "positions": np.zeros((R, 1), dtype=np.int64),
+            "encoder_hidden_states": np.repeat(states, M, axis=0),
+            "attention_mask": np.repeat(run_["mask"], M, axis=0),
+            **{t.name: empty for t in graphs.decoder.inputs if t.name.startswith("past.")},
+            "beam_scores": np.zeros((B, M), dtype=np.float32),
+            "history": run_["histories"][0],
+            "lengths": np.ones(B, dtype=np.int32),
+            "banned": np.zeros((R, 0), dtype=np.int64),
+            "normalize": np.array(False),
+            "repetition_penalty": np.array(1.0, dtype=np.float32),
+            "no_repeat_ngram_size": np.array(0),
+            "candidates": np.array([2 * M]),
+        },
+    )
+    total = untouched[0].reshape(B, -1)
+    order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * M]
+    np.testing.assert_array_equal(beams * graphs.sizes.vocabulary + tokens, order)
+    np.testing.assert_allclose(scores, np.take_along_axis(total, order, 1), rtol=1e-6)
+
+
+def test_passes_say_what_they_save(canonical: ModelGraphs) -> None:
+    sizes = canonical.sizes
+    job = Job(B=3, M=4, N=10, T=6)
+    assert tie_embeddings(canonical.copy()).bytes_saved(job) == sizes.vocabulary * sizes.D * 4
+    encoder_layers = sum(node.op == "Attention" for node in canonical.encoder.nodes)
+    assert fold_biases(canonical.copy()).bytes_saved(job) == (encoder_layers + 2 * sizes.L) * 2 * sizes.D * 4
+    per_beam, shared, latent = 2 * sizes.L * 4 * 10 * sizes.D, 2 * sizes.L * 10 * sizes.D, 10 * sizes.D
+    assert cross_shared(canonical.copy()).bytes_saved(job) == 3 * 4 * (per_beam - shared)
+    folded = canonical.copy()
+    fold_biases(folded)
+    assert cross_latent(folded).bytes_saved(job) == 3 * 4 * (per_beam - latent)
+    assert per_beam // latent == 2 * sizes.L * job.M
+    assert cross_per_beam(canonical.copy()).bytes_saved(job) == 0
+    assert self_reordered(canonical.copy()).bytes_saved(job) == 0
+    assert self_beam_cache(canonical.copy()).bytes_saved(job) == 3 * 4 * 2 * sizes.L * 6 * sizes.D * 4
+    assert search_head(canonical.copy()).bytes_saved(job) == 12 * sizes.vocabulary * 4 - 20 * 3 * 8
+
+
+def test_passes_say_why_they_match_nothing(bundles: BundleCache, canonical: ModelGraphs) -> None:
+    graphs = canonical.copy()
+    fold_biases(graphs)
+    again = fold_biases(graphs)
+    assert (again.matched, again.reason) == (0, "no key or value projection has a bias")
+    untied = bundles.trace("bart", tie_word_embeddings=False)[1].copy()
+    result = tie_embeddings(untied)
+    assert result.matched == 0
+    assert result.reason == "the logits' weight is the transpose of no embedding of the decoder"
+
+
+def test_el_refuses_biases_and_shared_heads(canonical: ModelGraphs) -> None:
+    with pytest.raises(PassError, match=r"cross_latent: layer 0 .* run fold_biases first"):
+        cross_latent(canonical.copy())
+    graphs = canonical.copy()
+    fold_biases(graphs)
+    graphs.sizes = replace(graphs.sizes, G=1)
+    with pytest.raises(PassError, match="G=1 and H=3"):
+        cross_latent(graphs)
+
+
+@pytest.mark.parametrize("apply", [cross_per_beam, cross_shared, cross_latent, self_reordered, self_beam_cache])
+def test_a_pass_names_itself_and_what_it_did_not_find(apply: Pass, canonical: ModelGraphs) -> None:
+    graphs = canonical.copy()
+    graphs.sizes = replace(graphs.sizes, L=graphs.sizes.L + 1)
+    with pytest.raises(PassError, match=rf"{apply.__name__}: found 3 .* expected 4"):
+        apply(graphs)
+
+
+def test_an_attention_of_another_form_is_an_error_that_names_the_node(canonical: ModelGraphs) -> None:
+    graphs = canonical.copy()
+    node = next(node for node in graphs.decoder.nodes if node.op == "Attention")
+    key = gs.Variable("negated")
+    graphs.decoder.nodes.append(gs.Node("Neg", inputs=[node.inputs[0]], outputs=[key]))
+    node.inputs[0] = key
+    with pytest.raises(PassError, match=r"cross_shared: the query of .* is no MatMul by a weight"):
+        cross_shared(graphs)
+    with pytest.raises(PassError, match=r"variant dedup, passes before: tie_embeddings"):
+        rewrite(graphs, "dedup")

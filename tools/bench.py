@@ -1,0 +1,274 @@
+"""Time the decode step and the encoder of each variant next to their floor, and check that all give the same tokens.
+
+    python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
+    python tools/bench.py build/bart-large-random
+
+The floor of a step is its matrix products with weights alone, in ONNX Runtime, from the same weights file; the floor
+of the encoder likewise. Everything is measured in one process, round by round in turn, and the medians are printed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tightbeam.deploy import Bundle
+from tightbeam.deploy.bundle import WEIGHTS, GraphEntry
+from tightbeam.deploy.engine import Array, Decoding
+from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
+from tightbeam.deploy.runner import Runner
+from tightbeam.export import export_model
+from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins import IR_VERSION, OPSET
+
+NEW_TOKENS_FOR_PARITY = 8
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder, e.g. of tools/make_checkpoint.py.")],
+    work: Annotated[Path, typer.Option(help="Folder for the bundles; existing ones are used again.")] = Path(
+        "build/bench"
+    ),
+    rows: Annotated[list[int], typer.Option(help="R = batch x beams, for the decode step.")] = [4, 16, 32],  # noqa: B006
+    steps: Annotated[list[int], typer.Option(help="Generated tokens at which a step is timed.")] = [30, 100],  # noqa: B006
+    encoder_batch: Annotated[list[int], typer.Option(help="Batches for the encoder.")] = [1, 4],  # noqa: B006
+    beams: int = 4,
+    source: Annotated[int, typer.Option(help="Source length in tokens.")] = 512,
+    rounds: Annotated[int, typer.Option(help="Rounds; the median is printed.")] = 9,
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+) -> None:
+    """Print the table of the decode step and of the encoder."""
+    console = Console(highlight=False)
+    bundles = {variant: _bundle(checkpoint, work, variant, console) for variant in PRESETS}
+    console.print(f"parity: {_check_parity(bundles, source, threads)}")
+    figures: dict[str, Any] = {"step_ms": [], "encoder_s": []}
+    figures["encoder_s"] = _time_encoder(bundles["dedup"], encoder_batch, source, max(3, rounds // 3), threads)
+    _print_encoder(console, figures["encoder_s"], source)
+    gc.collect()
+    figures["step_ms"] = _time_steps(bundles, rows, steps, beams, source, rounds, threads)
+    _print_steps(console, figures["step_ms"], list(PRESETS), source)
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _bundle(checkpoint: Path, work: Path, variant: str, console: Console) -> Bundle:
+    folder = work / f"{checkpoint.name}-{variant}"
+    if folder.exists():
+        return Bundle.load(folder)
+    console.print(f"exporting {folder}")
+    return export_model(checkpoint, folder, variant=variant)
+
+
+def _check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
+    """All variants give the same tokens on one batch of two lengths, and each was compared with torch when exported."""
+    found: dict[str, list[list[int]]] = {}
+    for variant, bundle in bundles.items():
+        if bundle.manifest.parity is None:
+            raise typer.BadParameter(f"{bundle.path} was not compared with torch; export it without --no-check")
+        ids, mask = _source(bundle, 2, source)
+        mask[1, source // 2 :] = 0
+        runner = Runner.load(bundle.path, threads=threads, verify=False)
+        settings = {"num_beams": 4, "min_new_tokens": 0, "max_new_tokens": NEW_TOKENS_FOR_PARITY}
+        found[variant] = runner.generate(ids, mask, **settings).sequences.tolist()
+    if len({json.dumps(tokens) for tokens in found.values()}) != 1:
+        raise SystemExit(f"error: the variants generate different tokens: {found}")
+    return f"{', '.join(bundles)} give the same tokens"
+
+
+def _source(bundle: Bundle, batch: int, source: int) -> tuple[Array, Array]:
+    ids = np.random.default_rng(0).integers(5, bundle.manifest.sizes.source_vocabulary, (batch, source))
+    return ids, np.ones_like(ids)
+
+
+def _time_encoder(
+    bundle: Bundle, batches: list[int], source: int, rounds: int, threads: int | None
+) -> list[dict[str, float]]:
+    engine = OnnxRuntimeEngine(bundle, threads)
+    figures = []
+    for batch in batches:
+        ids, mask = _source(bundle, batch, source)
+        floor = _Floor(bundle, bundle.manifest.encoder, batch * source, threads)
+
+        def encode(ids: Array = ids, mask: Array = mask) -> None:
+            engine.begin(ids, mask, 1, 1, 2)
+
+        medians = _in_turn({"floor": floor.run, "encoder": encode}, rounds)
+        figures.append({"batch": batch, **medians})
+        del floor
+    return figures
+
+
+def _time_steps(
+    bundles: dict[str, Bundle],
+    rows: list[int],
+    steps: list[int],
+    beams: int,
+    source: int,
+    rounds: int,
+    threads: int | None,
+) -> list[dict[str, Any]]:
+    engines = {variant: OnnxRuntimeEngine(bundle, threads) for variant, bundle in bundles.items()}
+    figures = []
+    for R in rows:
+        batch = max(1, R // beams)
+        floor = _Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, R, threads)
+        any_bundle = bundles["dedup"]
+        # Encoding dominates the run otherwise: the source is encoded once a batch size and variant.
+        decodings = {}
+        for variant, engine in engines.items():
+            ids, mask = _source(any_bundle, batch, source)
+            decodings[variant] = engine.begin(ids, mask, beams, max(steps) + 1, 2 * beams)
+        taken = 0
+        for T in sorted(steps):
+            work: dict[str, Callable[[], None]] = {"floor": floor.run}
+            for variant, decoding in decodings.items():
+                work[variant] = _step_at(decoding, any_bundle, batch, beams, T)
+                if any(state.kind == "append" for state in bundles[variant].manifest.cache_states):
+                    for _ in range(T - 1 - taken):  # such a cache has the length of the steps taken
+                        work[variant]()
+            medians = _in_turn(work, rounds)
+            taken = T + rounds
+            caches = {variant: list(decoding.cache_bytes) for variant, decoding in decodings.items()}
+            figures.append({"rows": R, "T": T, "ms": {k: 1e3 * v for k, v in medians.items()}, "cache_bytes": caches})
+        del floor, decodings
+    return figures
+
+
+def _step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) -> Callable[[], None]:
+    """A step as it is after T tokens, with a random history and ancestry."""
+    generator = np.random.default_rng(T)
+    rows = batch * beams
+    history = generator.integers(5, bundle.manifest.sizes.vocabulary, (rows, T))
+    inputs: dict[str, Array] = {
+        "tokens": history[:, -1:].copy(),
+        "positions": np.full((rows, 1), T - 1),
+        "lengths": np.full(batch, T, dtype=np.int32),
+        "ancestry": generator.integers(0, beams, (batch, beams, T)).astype(np.int32),
+        "beam_index": np.arange(rows),
+        "history": history,
+        "beam_scores": np.zeros((batch, beams), dtype=np.float32),
+        "banned": np.full((rows, 1), 2),
+        "normalize": np.array(True),
+        "repetition_penalty": np.array(1.0, dtype=np.float32),
+        "no_repeat_ngram_size": np.array(3),
+        "candidates": np.array([2 * beams]),
+    }
+
+    def step() -> None:
+        decoding.step(inputs)
+
+    return step
+
+
+class _Floor:
+    """A graph's products with weights alone, over the same weights file; each weight multiplies ``rows`` rows."""
+
+    def __init__(self, bundle: Bundle, graph: GraphEntry, rows: int, threads: int | None) -> None:
+        model = onnx.load(bundle.file(graph), load_external_data=False)
+        weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
+        products = [
+            node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights
+        ]
+        nodes, inputs, outputs, used = [], {}, [], {}
+        for index, node in enumerate(products):
+            weight = weights[node.input[1]]
+            transposed = node.op_type == "Gemm"
+            width = weight.dims[1] if transposed else weight.dims[0]
+            inputs[f"x{width}"] = width
+            used[weight.name] = weight
+            operator = "Gemm" if transposed else "MatMul"
+            attributes: dict[str, Any] = {"transB": 1} if transposed else {}
+            nodes.append(onnx.helper.make_node(operator, [f"x{width}", weight.name], [f"y{index}"], **attributes))
+            outputs.append((f"y{index}", weight.dims[0] if transposed else weight.dims[1]))
+        graph_proto = onnx.helper.make_graph(
+            nodes,
+            "floor",
+            [onnx.helper.make_tensor_value_info(name, 1, [rows, width]) for name, width in inputs.items()],
+            [onnx.helper.make_tensor_value_info(name, 1, [rows, width]) for name, width in outputs],
+            list(used.values()),
+        )
+        proto = onnx.helper.make_model(
+            graph_proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+        )
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        with tempfile.TemporaryDirectory(dir=bundle.path.parent) as folder:
+            os.link(bundle.path / WEIGHTS, Path(folder) / WEIGHTS)
+            onnx.save_model(proto, Path(folder) / "floor.onnx")
+            self._session = ort.InferenceSession(
+                str(Path(folder) / "floor.onnx"), options, providers=["CPUExecutionProvider"]
+            )
+        self._binding = self._session.io_binding()
+        self._kept = [np.random.default_rng(0).standard_normal((rows, w), dtype=np.float32) for w in inputs.values()]
+        for name, array in zip(inputs, self._kept, strict=True):
+            self._binding.bind_cpu_input(name, array)
+        for name, width in outputs:
+            buffer = ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, width), np.float32))
+            self._binding.bind_ortvalue_output(name, buffer)
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+def _in_turn(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, measured in turn so that a slow moment of the machine meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for call in work.values():
+        call()
+    for _ in range(rounds):
+        for name, call in work.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _print_encoder(console: Console, figures: list[dict[str, float]], source: int) -> None:
+    table = Table(title=f"Encoder, {source} tokens, seconds", title_justify="left")
+    for heading in ("batch", "floor", "encoder", "ratio"):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        ratio = row["encoder"] / row["floor"]
+        table.add_row(str(row["batch"]), f"{row['floor']:.2f}", f"{row['encoder']:.2f}", f"{ratio:.2f}")
+    console.print(table)
+
+
+def _print_steps(console: Console, figures: list[dict[str, Any]], variants: list[str], source: int) -> None:
+    table = Table(title=f"Decode step, source of {source} tokens, ms (ratio to the floor)", title_justify="left")
+    for heading in ("rows", "tokens", "floor", *variants):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        ms = row["ms"]
+        cells = [f"{ms[variant]:.1f} ({ms[variant] / ms['floor']:.2f})" for variant in variants]
+        table.add_row(str(row["rows"]), str(row["T"]), f"{ms['floor']:.1f}", *cells)
+    console.print(table)
+    cache = Table(title="Source cache, bytes allocated", title_justify="left")
+    for heading in ("rows", *variants, "baseline / el"):
+        cache.add_column(heading, justify="right")
+    for row in figures:
+        if row["T"] == figures[0]["T"]:
+            source_bytes = {variant: row["cache_bytes"][variant][0] for variant in variants}
+            ratio = source_bytes["baseline"] / source_bytes["el"]
+            cache.add_row(str(row["rows"]), *(f"{source_bytes[v]:,}" for v in variants), f"{ratio:g}")
+    console.print(cache)
+
+
+if __name__ == "__main__":
+    typer.run(main)
