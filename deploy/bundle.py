@@ -15,16 +15,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import reprlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 __all__ = [
     "FORMAT_VERSION",
@@ -68,7 +69,7 @@ class FileEntry(_Entry):
     """A file of the bundle: path relative to the folder, size in bytes, SHA-256 in hex."""
 
     file: str
-    bytes: int
+    bytes: NonNegativeInt
     sha256: str
 
 
@@ -130,22 +131,25 @@ class ParityReport(_Entry):
     samples: int
     settings: int
     tokens: int
-    max_score_error: float
+    max_score_error: FiniteFloat
+
+
+Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ModelSizes(_Entry):
     """The model's sizes in DESIGN's letters; the longest source and target in tokens."""
 
-    D: int
-    H: int
-    G: int
-    K: int
-    V: int
-    L: int
-    vocabulary: int
-    source_vocabulary: int
-    max_source: int
-    max_target: int
+    D: Size
+    H: Size
+    G: Size
+    K: Size
+    V: Size
+    L: Size
+    vocabulary: Size
+    source_vocabulary: Size
+    max_source: Size
+    max_target: Size
 
 
 class Manifest(_Entry):
@@ -184,14 +188,16 @@ class Bundle:
     def load(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
         """Read a bundle; with ``verify``, compare every file with its checksum.
 
-        Raises BundleError naming the file for anything missing, changed, truncated, of a newer format, or outside the
-        folder.
+        Raises BundleError naming the file for anything missing, changed, truncated, unreadable, of a newer format, or
+        outside the folder.
         """
         folder = Path(path)
         manifest = _read_manifest(folder)
         bundle = cls(folder, manifest)
         for entry in manifest.files():
             _check_file(folder, entry, verify)
+        if manifest.tokenizer:
+            _check_tokenizer(folder, manifest.tokenizer)
         _check_consistency(folder, manifest)
         return bundle
 
@@ -201,61 +207,83 @@ class Bundle:
 
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise BundleError(f"{folder} is no folder; expected a bundle made by export-model")
-    if not path.is_file():
-        raise BundleError(f"{folder} has no {MANIFEST}; expected a bundle made by export-model")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        if not folder.is_dir():
+            raise BundleError(f"{folder} is no folder; expected a bundle made by export-model")
+        if not path.is_file():
+            raise BundleError(f"{folder} has no {MANIFEST}; expected a bundle made by export-model")
+        text = (folder / _inside(MANIFEST, folder)).read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from error
+    try:
+        data = json.loads(text.decode("utf-8"))
+        text = json.dumps(data, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON ({error}); export the model again") from error
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(
-            f"{path} has format_version {version!r}, expected 1 to {FORMAT_VERSION}; export the model again"
+            f"{path} has format_version {reprlib.repr(version)}, expected 1 to {FORMAT_VERSION}; export the model again"
         )
     if version > FORMAT_VERSION:
         raise BundleError(
-            f"{path} has format_version {version}, this Tightbeam reads up to {FORMAT_VERSION}; "
+            f"{path} has format_version {reprlib.repr(version)}, this Tightbeam reads up to {FORMAT_VERSION}; "
             "upgrade Tightbeam, or export the model again with this version"
         )
     try:
-        return Manifest.model_validate_json(json.dumps(data), strict=True)
+        return Manifest.model_validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from error
 
 
 def _check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
     path = folder / _inside(entry.file, folder)
-    if not path.is_file():
-        raise BundleError(f"{path} is missing; export the model again")
-    size = path.stat().st_size
-    if size != entry.bytes:
-        raise BundleError(f"{path} has {size} bytes, expected {entry.bytes}; export the model again")
-    if verify and _sha256(path) != entry.sha256:
-        raise BundleError(f"{path} was changed since the export (its SHA-256 differs); export the model again")
+    try:
+        if not path.is_file():
+            raise BundleError(f"{path} is missing; export the model again")
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise BundleError(f"{path} has {size} bytes, expected {entry.bytes}; export the model again")
+        if verify and _sha256(path) != entry.sha256:
+            raise BundleError(f"{path} was changed since the export (its SHA-256 differs); export the model again")
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from error
 
 
 def _inside(name: str, folder: Path) -> PurePosixPath:
     """The path of a file of the bundle, which must stay in the folder, links resolved."""
     relative = PurePosixPath(name)
-    resolved = (folder / relative).resolve()
-    if relative.is_absolute() or ".." in relative.parts or not resolved.is_relative_to(folder.resolve()):
-        raise BundleError(f"{folder / MANIFEST} names {name}, which is outside the bundle; do not use this bundle")
+    try:
+        stays = (folder / relative).resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL byte
+        stays = False
+    if relative.is_absolute() or ".." in relative.parts or not stays:
+        raise BundleError(f"{folder / MANIFEST} names {name!r}, which is outside the bundle; do not use this bundle")
     return relative
+
+
+def _check_tokenizer(folder: Path, entry: TokenizerEntry) -> None:
+    """The tokenizer's library is given a folder, not files: what stands there must be what was checked."""
+    inside = _inside(entry.folder, folder)
+    named = {PurePosixPath(file.file) for file in entry.files}
+    if entry.kind == "tokenizers" and inside / "tokenizer.json" not in named:
+        raise BundleError(f"{folder / MANIFEST} names no {inside}/tokenizer.json; export the model again")
+    for path in sorted((folder / inside).rglob("*")):
+        if PurePosixPath(path.relative_to(folder)) not in named and (path.is_symlink() or not path.is_dir()):
+            raise BundleError(f"{path} is not part of the bundle, and tokenizers read what is there; remove it")
 
 
 def _check_consistency(folder: Path, manifest: Manifest) -> None:
     """What the files' checksums cannot show: a manifest whose parts contradict each other."""
-    inputs = {tensor.name for tensor in manifest.decoder.inputs}
+    inputs = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
     outputs = {tensor.name for tensor in manifest.decoder.outputs}
     for state in manifest.cache_states:
-        if state.input not in inputs or state.output not in outputs:
+        if inputs.get(state.input) != state.shape or state.output not in outputs:
             raise BundleError(
-                f"{folder / MANIFEST}: cache state {state.input} -> {state.output} is no input and output of the "
-                "decoder; export the model again"
+                f"{folder / MANIFEST}: cache state {state.input!r} -> {state.output!r} {list(state.shape)} is no input "
+                "and output of the decoder; export the model again"
             )
     if len(manifest.layers) != manifest.sizes.L:
         raise BundleError(
@@ -349,16 +377,19 @@ def write_weights(path: Path, plan: WeightPlan) -> None:
 
 def check_target(target: Path, *, force: bool) -> None:
     """Raise BundleError unless a bundle may be written at ``target``; cheap, for use before the work is done."""
-    if target.exists() or target.is_symlink():
-        if not force:
-            raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
-        if not (target / MANIFEST).is_file():
-            raise BundleError(
-                f"{target} exists and is no bundle, so --force does not replace it; choose another --output"
-            )
-    parent = target.absolute().parent
-    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    try:
+        taken = target.exists() or target.is_symlink()
+        bundle = (target / MANIFEST).is_file()
+        parent = target.absolute().parent
+        existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise BundleError(f"cannot write {target}: {error.strerror}; choose another --output") from error
+    if taken and not force:
+        raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
+    if taken and not bundle:
+        raise BundleError(f"{target} exists and is no bundle, so --force does not replace it; choose another --output")
+    if not writable:
         raise BundleError(f"{existing} cannot be written to; choose another --output")
 
 
@@ -379,7 +410,7 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
         manifest = fill(partial)
         text = manifest.model_dump_json(indent=2) + "\n"
         (partial / MANIFEST).write_text(text, encoding="utf-8")
-        _sync_folder(partial)
+        _sync(partial)
         _move_into_place(partial, destination, force=force)
     except OSError as error:
         raise BundleError(f"cannot write {destination}: {error.strerror or error}; nothing was left behind") from error
@@ -390,23 +421,29 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
 
 
 def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+    parent = destination.absolute().parent
     if force and destination.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=destination.absolute().parent))
-        destination.rename(old / "bundle")
+        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=parent))
         try:
+            destination.rename(old / "bundle")
             partial.rename(destination)
-        except OSError:
-            (old / "bundle").rename(destination)
-            raise
         finally:
+            if not destination.exists():  # after an error or Ctrl-C the old bundle goes back
+                (old / "bundle").rename(destination)
             shutil.rmtree(old, ignore_errors=True)
     else:
         partial.rename(destination)
-    _sync_folder(destination.absolute().parent)
+    _sync_entry(parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(folder: Path) -> None:
+    """Everything in the folder, so that after a power cut a bundle that has its name is whole."""
+    for path in (*folder.rglob("*"), folder):
+        _sync_entry(path)
+
+
+def _sync_entry(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

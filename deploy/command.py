@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,8 +26,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point. UTF-8 in, UTF-8 out, whatever the locale; every error is one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # those of the command line; typer has no public class for them
+            raise
+        _say(_console(), f"error: {error.format_message()}; see run-model --help")
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code)
 
 
 @app.command()
@@ -59,7 +70,7 @@ def run_model(
 
     Settings that are not given are the checkpoint's own.
     """
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = _console()
     given = {
         "num_beams": num_beams,
         "num_return_sequences": num_return_sequences,
@@ -86,14 +97,40 @@ def run_model(
                 bad += _report(result, console, source, json_lines)
                 progress.advance(task)
     except (BundleError, GenerationError, InputError) as error:
-        console.print(f"error: {error}", markup=False)
+        _say(console, f"error: {error}")
         raise typer.Exit(1) from None
-    except BrokenPipeError:
-        sys.stderr.close()
+    except KeyboardInterrupt:
+        _say(console, "error: interrupted; the results printed so far are whole")
+        raise typer.Exit(130) from None
+    except BrokenPipeError:  # the reader has what it wanted
+        _drop_output()
+        raise typer.Exit(1) from None
+    except OSError as error:
+        _drop_output()
+        _say(
+            console,
+            f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk",
+        )
         raise typer.Exit(1) from None
     if bad:
-        console.print(f"error: {bad} of the lines could not be run; each is named above", markup=False)
+        _say(console, f"error: {bad} of the lines could not be run; each is named above")
         raise typer.Exit(1)
+
+
+def _console() -> Console:
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def _say(console: Console, message: str) -> None:
+    """One line on standard error, whatever names of files the message quotes."""
+    console.print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
+
+
+def _drop_output() -> None:
+    """What standard output could not take would else be written again at the exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _report(result: LineResult, console: Console, source: str, json_lines: bool) -> bool:
@@ -101,14 +138,18 @@ def _report(result: LineResult, console: Console, source: str, json_lines: bool)
     print(result.as_json() if json_lines else result.as_text(), flush=True)
     name = "standard input" if source == "-" else source
     if result.error is not None:
-        console.print(f"error: {name}, line {result.number}: {result.error}", markup=False)
+        _say(console, f"error: {name}, line {result.number}: {result.error}")
     elif result.truncated:
-        console.print(f"note: {name}, line {result.number}: cut to the model's positions", markup=False)
+        _say(console, f"note: {name}, line {result.number}: cut to the model's positions")
     return result.error is not None
 
 
 def _lines(source: str, document: bool) -> tuple[Iterable[bytes], int | None]:
     """The input's lines as bytes, or the whole input as one; and how many there are, where that is known."""
+    if source == "-" and sys.stdin is None:
+        raise InputError("standard input is closed; pass a text file")
+    if sys.stdout is None:
+        raise InputError("standard output is closed, so the results would be lost; redirect it to a file")
     if source == "-" and not document:
         return sys.stdin.buffer, None
     try:
@@ -126,8 +167,11 @@ def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
     if file is not None:
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise GenerationError(f"cannot read {file} as JSON: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise GenerationError(
+                f'cannot read {file} as JSON ({reason}); pass --generation-config a file such as {{"num_beams": 4}}'
+            ) from None
         if not isinstance(settings, dict):
             raise GenerationError(f'{file} holds no JSON object; expected settings such as {{"num_beams": 4}}')
     settings.update({name: value for name, value in given.items() if value is not None})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,6 +24,8 @@ class LineResult:
 
     number: int
     """counted from 1"""
+    returned: int = 1
+    """sequences asked for"""
     sequences: list[list[int]] = field(default_factory=list)
     scores: list[float] | None = None
     texts: list[str] | None = None
@@ -36,24 +40,29 @@ class LineResult:
         if self.texts is not None:
             record["text"] = self.texts[0]
         if self.scores is not None:
-            record["score"] = self.scores[0]
+            record["score"] = _finite(self.scores[0])
         if self.texts is not None and len(self.texts) > 1:
             record["texts"] = self.texts
         if self.scores is not None and len(self.scores) > 1:
-            record["scores"] = self.scores
+            record["scores"] = [_finite(score) for score in self.scores]
         record["tokens"] = self.sequences[0]
         if len(self.sequences) > 1:
             record["sequences"] = self.sequences
         if self.truncated:
             record["truncated"] = True
-        return json.dumps(record, ensure_ascii=False)
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
     def as_text(self) -> str:
-        """The generated texts, or ids, a line each; an empty line where there was an error."""
+        """The generated texts, or ids, a line each; as many empty lines where there was an error."""
         if self.error is not None:
-            return ""
+            return "\n" * (self.returned - 1)
         shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
         return "\n".join(" ".join(text.splitlines()) for text in shown)
+
+
+def _finite(score: float) -> float | None:
+    """JSON has no infinity, which is the score of a sequence of forbidden tokens."""
+    return score if math.isfinite(score) else None
 
 
 def run_lines(
@@ -70,15 +79,16 @@ def run_lines(
     A line is UTF-8 text, or with ``ids`` a JSON list of token ids. A line that cannot be run yields its error.
     Raises GenerationError for the settings, before any line is read.
     """
-    runner.options(**settings)
+    returned = runner.options(**settings).num_return_sequences
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
         results, rows = [], []
         for number, line in chunk:
-            result = LineResult(number)
+            result = LineResult(number, returned)
             results.append(result)
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
-                tokens, result.truncated = _read(runner, line.rstrip(b"\r\n"), ids, truncate)
+                tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate)
                 rows.append((result, tokens))
             except InputError as error:
                 result.error = str(error)
@@ -98,7 +108,7 @@ def _read(runner: Runner, line: bytes, ids: bool, truncate: bool) -> tuple[list[
 def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
     try:
         tokens = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         tokens = None
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
         raise InputError("not a JSON list of token ids; expected a line such as [0, 31414, 2]")
@@ -118,9 +128,8 @@ def _generate(
 ) -> None:
     batch, mask = right_pad([tokens for _, tokens in rows])
     found = runner.generate(batch, mask, **settings)
-    returned = found.sequences.shape[0] // len(rows)
     for index, (result, _) in enumerate(rows):
-        own = slice(index * returned, (index + 1) * returned)
+        own = slice(index * result.returned, (index + 1) * result.returned)
         result.sequences = found.sequences[own].tolist()
         if found.scores is not None:
             result.scores = [float(np.float32(score)) for score in found.scores[own]]

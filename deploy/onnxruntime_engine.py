@@ -14,19 +14,22 @@ from tightbeam.deploy.engine import Array, StepOutputs
 __all__ = ["OnnxRuntimeEngine"]
 
 CANDIDATE_OUTPUTS = ("candidate_scores", "candidate_beams", "candidate_tokens")
-QUIET = 3
-"""Log severity: errors only."""
+QUIET = 4
+"""Log severity: fatal only, since every error is raised and told in one line."""
+ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "num_beams"})
+CACHE_DIMENSIONS = frozenset({"R", "C", "T"})
 
 
 class OnnxRuntimeEngine:
     """Two sessions, one for each graph of a bundle.
 
     ``threads``: how many each session uses within an operator; None leaves it to ONNX Runtime (all cores).
-    Raises BundleError where ONNX Runtime refuses a graph.
+    Raises BundleError where ONNX Runtime refuses a graph, or the manifest does not describe it.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.manifest = bundle.manifest
+        _check_names(bundle)
         self.encoder = _session(bundle, bundle.manifest.encoder, threads)
         self.decoder = _session(bundle, bundle.manifest.decoder, threads)
         self._buffers: tuple[tuple[int, int], dict[str, Array]] | None = None
@@ -51,7 +54,7 @@ class OnnxRuntimeEngine:
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
         for name in names:
             binding.bind_output(name, "cpu")
-        self.encoder.run_with_iobinding(binding)
+        _run(self.encoder, binding, "encoder")
         return dict(zip(names, binding.get_outputs(), strict=True))
 
     def _caches(self, rows: int, positions: int) -> dict[str, Array]:
@@ -123,7 +126,7 @@ class OnnxRuntimeDecoding:
             binding.bind_cpu_input(name, inputs[name])
         for grown in self._grown:
             binding.bind_output(grown.state.output, "cpu")
-        self._session.run_with_iobinding(binding)
+        _run(self._session, binding, "decoder")
         if self._grown:
             self._follow_grown_caches()
         scores, beams, tokens = (value.numpy() for value in self._results)
@@ -139,7 +142,7 @@ class OnnxRuntimeDecoding:
 
     def _output_order(self) -> list[str]:
         """Bound outputs in the order of binding, which is the order in which they are returned."""
-        return [*CANDIDATE_OUTPUTS, *(grown.state.output for grown in self._grown)]
+        return [*CANDIDATE_OUTPUTS, *self._in_place, *(grown.state.output for grown in self._grown)]
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
@@ -158,10 +161,34 @@ def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.Infe
     except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
         reason = str(error).strip().splitlines()[0]
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
-    for have, want in ((session.get_inputs(), graph.inputs), (session.get_outputs(), graph.outputs)):
-        if [tensor.name for tensor in have] != [tensor.name for tensor in want]:
-            raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
+    inputs = [(tensor.name, tuple(tensor.shape)) for tensor in session.get_inputs()]
+    outputs = [tensor.name for tensor in session.get_outputs()]
+    if inputs != [(want.name, want.shape) for want in graph.inputs] or outputs != [want.name for want in graph.outputs]:
+        raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
     return session
+
+
+def _check_names(bundle: Bundle) -> None:
+    """Raise BundleError for inputs that nothing fills, cache dimensions without a size, or missing candidates."""
+    manifest = bundle.manifest
+    unknown = {tensor.name for tensor in manifest.encoder.inputs} - ENCODER_INPUTS
+    for state in manifest.cache_states:
+        unknown |= {size for size in state.shape if isinstance(size, str)} - CACHE_DIMENSIONS
+    missing = set(CANDIDATE_OUTPUTS) - {tensor.name for tensor in manifest.decoder.outputs}
+    if unknown or missing:
+        names = ", ".join(sorted(map(repr, unknown | missing)))
+        raise BundleError(f"{bundle.path}: unknown or missing in its graphs: {names}; export the model again")
+
+
+def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> None:
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # classes of its own, as above
+        reason = str(error).strip().splitlines()[0]
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
+            "run fewer rows together if memory ran out, else export the model again"
+        ) from error
 
 
 def _size(dimension: int | str, dims: Mapping[str, int]) -> int:

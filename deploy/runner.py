@@ -22,6 +22,8 @@ from tightbeam.deploy.text import InputError, TextCodec, load_codec
 __all__ = ["Runner", "right_pad"]
 
 DEVICES = ("cpu",)
+MAX_THREADS = 1024
+"""More than any machine has cores; ONNX Runtime would start a hundred thousand and hang."""
 
 
 class Runner:
@@ -45,8 +47,10 @@ class Runner:
         """
         if device not in DEVICES:
             raise InputError(f"device={device!r} is not supported; pass one of {', '.join(DEVICES)}")
-        if threads is not None and threads < 1:
-            raise InputError(f"threads={threads} is not a number of threads; pass 1 or more, or None for all cores")
+        if threads is not None and not (_is_integer(threads) and 1 <= threads <= MAX_THREADS):
+            raise InputError(
+                f"threads={threads!r} is not a number of threads; pass 1 to {MAX_THREADS}, or None for all cores"
+            )
         bundle = Bundle.load(path, verify=verify)
         return cls(bundle, OnnxRuntimeEngine(bundle, threads), load_codec(bundle))
 
@@ -67,14 +71,14 @@ class Runner:
     def generate(self, input_ids: Array, attention_mask: Array | None = None, **settings: Any) -> SearchResult:
         """What ``model.generate(input_ids, attention_mask=..., **settings)`` returns, from the bundle.
 
-        ``input_ids``: integers [B, N]. ``attention_mask``: [B, N] of 0 and 1; without it, padding is what equals the
-        pad token, unless that ends sequences too. Returns sequences int64 [B x num_return_sequences, T], each from the
+        ``input_ids``: integers [B, N]. ``attention_mask``: [B, N] of 0 and 1; without it every position
+        counts, as in transformers. Returns sequences int64 [B x num_return_sequences, T], each from the
         start token on, and for beam search scores float32 [B x num_return_sequences].
 
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
         options = self.options(**settings)
-        ids, mask = self._check_inputs(input_ids, attention_mask, options)
+        ids, mask = self._check_inputs(input_ids, attention_mask)
         B = ids.shape[0]
         positions = options.max_length - 1  # the last token is never fed back
         decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates)
@@ -92,8 +96,9 @@ class Runner:
         """
         if isinstance(texts, str):
             raise InputError("texts is one string, expected a list of strings; pass [text]")
-        if batch_size < 1:
-            raise InputError(f"batch_size={batch_size} is not a number of texts; pass 1 or more")
+        if not (_is_integer(batch_size) and batch_size >= 1):
+            raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
+        self.options(**settings)
         encoded = []
         for index, text in enumerate(texts):
             try:
@@ -113,16 +118,27 @@ class Runner:
         codec = self._require_codec()
         if not text.strip():
             raise InputError("empty text; expected at least one word")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError("text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
         ids = codec.encode(text)
-        limit = self.manifest.sizes.max_source
-        if len(ids) <= limit:
-            return ids, False
-        if not truncate:
+        limit, vocabulary = self.manifest.sizes.max_source, self.manifest.sizes.source_vocabulary
+        cut = len(ids) > limit
+        if cut and not truncate:
             raise InputError(
                 f"text of {len(ids)} tokens is longer than the model's {limit} positions; shorten it, or cut it with "
                 "--truncate (truncate=True)"
             )
-        return codec.truncate(text, limit), True
+        ids = codec.truncate(text, limit) if cut else ids
+        if not ids:
+            raise InputError("the tokenizer makes no token of this text; expected at least one word it knows")
+        if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks
+            raise InputError(
+                f"the tokenizer makes token {max(ids)} of this text, outside the model's vocabulary of {vocabulary}; "
+                "remove the special token from the text"
+            )
+        return ids, cut
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
         """The text of one generated sequence, without special tokens."""
@@ -136,11 +152,9 @@ class Runner:
             )
         return self._codec
 
-    def _check_inputs(
-        self, input_ids: Array, attention_mask: Array | None, options: GenerationOptions
-    ) -> tuple[Array, Array]:
+    def _check_inputs(self, input_ids: Array, attention_mask: Array | None) -> tuple[Array, Array]:
         sizes = self.manifest.sizes
-        ids = np.asarray(input_ids)
+        ids = _as_array("input_ids", input_ids)
         if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
             raise InputError(f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]")
         if ids.size == 0:
@@ -156,11 +170,9 @@ class Runner:
                 f"expected 0 to {sizes.source_vocabulary - 1}"
             )
         if attention_mask is None:
-            pad = options.pad_token_id
-            known = pad is not None and pad not in options.eos_token_ids
-            mask = ids != pad if known else np.ones_like(ids, dtype=np.bool_)
+            mask = np.ones_like(ids)
         else:
-            mask = np.asarray(attention_mask)
+            mask = _as_array("attention_mask", attention_mask)
             if mask.shape != ids.shape:
                 raise InputError(f"attention_mask is {list(mask.shape)}, expected {list(ids.shape)} like input_ids")
             if not np.isin(mask, (0, 1)).all():
@@ -169,6 +181,17 @@ class Runner:
         if empty.size:
             raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
         return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
+
+
+def _as_array(name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} has rows of different lengths, expected [B, N]; pad them and mask that") from None
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 """Generated cache ``kv`` that never moves: BeamAttention reads it through the beams' ancestry (FastSeq, section 4.1).
 
 Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each new row is written once into a buffer of
-fixed size, and a beam update moves only ``ancestry``. Same 2 L M T E numbers as the naive cache, without the second copy
-of them that every reordering makes.
+fixed size, and a beam update moves only ``ancestry``. Same 2 L M T E numbers as the naive cache, without the second
+copy of them that every reordering makes.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 from tightbeam.deploy.generation import GenerationOptions, resolve_options
 from tightbeam.deploy.search import Candidates, StepInputs, search
 from tightbeam.deploy.search.bans import Bans, forced_candidates
+from tightbeam.deploy.search.beam import Finished
 
 VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": START}
@@ -368,6 +369,35 @@ def test_forced_candidates_are_the_best_of_the_whole_vocabulary(num_beams: int, 
     np.testing.assert_array_equal(found.beams * VOCABULARY + found.tokens, order)
     np.testing.assert_array_equal(found.scores, np.take_along_axis(flat, order, 1))
     assert found.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "max_length", "worst", "hopeful"),
+    [
+        ("never", 2.0, 5, -0.98, False),  # at best -16 / 4 ** 2 = -1
+        ("never", 2.0, 5, -1.02, True),
+        ("never", 2.0, 6, -0.98, True),  # at best -16 / 5 ** 2
+        ("never", 0.0, 5, -15.9, False),
+        ("never", -1.0, 5, -32.1, True),  # -16 / 2 ** -1: longer would only be worse
+        ("never", -1.0, 5, -31.9, False),
+        (False, 2.0, 5, -4.1, True),  # -16 / 2 ** 2 at the present length
+        (False, 2.0, 5, -3.9, False),
+        (True, 2.0, 5, -4.0, False),  # as good is not better
+    ],
+)
+def test_when_a_sample_can_still_improve(
+    early_stopping: bool | str, length_penalty: float, max_length: int, worst: float, hopeful: bool
+) -> None:
+    options = options_with(
+        num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty, max_length=max_length
+    )
+    finished = Finished(np.zeros((1, 2, max_length), np.int64), options)
+    running_scores = np.array([[-16.0, -17.0]], np.float32)
+    finished.give_up_hope(running_scores, length=2)
+    assert not finished.complete()  # with a place to fill there is always hope
+    finished.scores, finished.taken = np.array([[-0.1, worst]], np.float32), np.ones((1, 2), np.bool_)
+    finished.give_up_hope(running_scores, length=2)
+    assert finished.hopeful.tolist() == [[hopeful]]
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -53,7 +53,7 @@ def beam_search(step: Step, options: GenerationOptions, batch_size: int) -> Sear
         running[:, :, length] = candidates.tokens[samples, chosen]
 
         finished.give_up_hope(scores, length)
-        if finished.complete() or ends.all():
+        if finished.complete():
             break
     return finished.result()
 

@@ -1,0 +1,147 @@
+"""Every family through every variant and search setting: token for token what ``model.generate`` returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bundles import BundleCache
+from tightbeam.deploy import Runner
+from tightbeam.graph_passes import PRESETS, Job, Sizes
+from tolerance import assert_close
+
+FAMILIES = ("bart", "pegasus", "mbart", "marian")
+NEW_TOKENS = 18
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_beams": 1},
+    {"num_beams": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.4, "min_new_tokens": 6},
+    {"num_beams": 1, "eos_token_id": [2, 7, 11], "suppress_tokens": [5, 6]},
+    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never"},
+    {"num_beams": 3, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "num_return_sequences": 2},
+    {"num_beams": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "early_stopping": True, "min_length": 8},
+    {"num_beams": 4, "repetition_penalty": 0.8, "bad_words_ids": [[9], [12, 13], [4, 5, 6]], "min_new_tokens": 4},
+    {"num_beams": 5, "eos_token_id": [2, 17], "length_penalty": 0.5, "num_return_sequences": 5},
+    {"num_beams": 6, "forced_bos_token_id": 8, "forced_eos_token_id": 3, "no_repeat_ngram_size": 4},
+    {"num_beams": 7, "early_stopping": "never", "length_penalty": 2.0, "no_repeat_ngram_size": 2},
+    {"num_beams": 8, "early_stopping": True, "suppress_tokens": [3, 20, 21], "repetition_penalty": 1.2},
+)
+
+
+def batch(vocabulary: int, seed: int, lengths: tuple[int, ...] = (11, 4, 1)) -> tuple[Any, Any]:
+    """Sources of mixed lengths, padded on the right."""
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(3, vocabulary - 3, (len(lengths), max(lengths)))
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    return ids, mask
+
+
+def generate(model: Any, ids: Any, mask: Any, settings: dict[str, Any]) -> Any:
+    with torch.no_grad():
+        return model.generate(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            return_dict_in_generate=True,
+            output_scores=True,
+            **settings,
+        )
+
+
+def expect_equal(runner: Runner, model: Any, runs: Iterable[tuple[Any, Any, dict[str, Any]]]) -> None:
+    """Sequences equal to torch's; scores, all runs together, at most twice as far from float64 as torch's float32."""
+    scores: list[tuple[Any, Any, Any]] = []
+    for ids, mask, settings in runs:
+        expected = generate(model, ids, mask, settings)
+        found = runner.generate(ids, mask, **settings)
+        np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(settings))
+        if found.scores is None:
+            assert "sequences_scores" not in expected
+            continue
+        try:
+            exact = generate(model.double(), ids, mask, settings)
+        finally:
+            model.float()
+        assert torch.equal(exact.sequences, expected.sequences), f"tokens that hang on rounding: {settings}"
+        scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
+    if scores:
+        assert_close(*(np.concatenate(arrays) for arrays in zip(*scores, strict=True)))
+
+
+def runs_of(runner: Runner, settings: Iterable[dict[str, Any]]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    for index, own in enumerate(settings):
+        ids, mask = batch(runner.manifest.sizes.source_vocabulary, index)
+        yield ids, mask, {"max_new_tokens": NEW_TOKENS, **own}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", PRESETS)
+def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, variant: str, family: str) -> None:
+    model = bundles.trace(family)[0].model
+    runner = Runner.load(bundles(variant, family), threads=1)
+    expect_equal(runner, model, runs_of(runner, SETTINGS))
+
+
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"activation_function": "relu", "scale_embedding": False, "d_model": 40, "decoder_attention_heads": 5},
+    {"activation_function": "gelu_new", "decoder_attention_heads": 1, "encoder_attention_heads": 1, "d_model": 24},
+    {"activation_function": "tanh", "vocab_size": 64, "decoder_layers": 1, "encoder_layers": 3},
+    {"activation_function": "quick_gelu", "tie_word_embeddings": False, "encoder_layers": 1, "decoder_ffn_dim": 7},
+    {"activation_function": "silu", "d_model": 66, "decoder_attention_heads": 11, "encoder_attention_heads": 3},
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["activation_function"])
+def test_odd_sizes_and_activations(bundles: BundleCache, shape: dict[str, Any]) -> None:
+    model = bundles.trace("bart", seed=5, **shape)[0].model
+    for variant in PRESETS:
+        runner = Runner.load(bundles(variant, "bart", seed=5, **shape), threads=1)
+        expect_equal(runner, model, runs_of(runner, SETTINGS[4:]))
+
+
+def test_the_longest_source_and_output(bundles: BundleCache) -> None:
+    """Every position of the model is used, on both sides."""
+    model = bundles.trace("bart")[0].model
+    for variant in PRESETS:
+        runner = Runner.load(bundles(variant, "bart"), threads=1)
+        limit = runner.manifest.sizes.max_source
+        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (limit, limit - 1))
+        lengths = {"max_length": limit, "min_length": limit}
+        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 3)])
+
+
+def test_without_a_mask_every_position_counts_as_in_transformers(bundles: BundleCache) -> None:
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles("el", "bart"), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 4)
+    ids[mask == 0] = 1  # the pad token
+    settings = {"num_beams": 3, "max_new_tokens": 9}
+    with torch.no_grad():
+        expected = model.generate(torch.tensor(ids), **settings)
+    np.testing.assert_array_equal(runner.generate(ids, **settings).sequences, expected.numpy())
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, variant: str) -> None:
+    runner = Runner.load(bundles(variant, "bart"), threads=1)
+    sizes = Sizes(**runner.manifest.sizes.model_dump())
+    for lengths, beams in itertools.product(((9, 3), (5, 5, 2)), (1, 4)):
+        ids, mask = batch(sizes.source_vocabulary, 0, lengths)
+        settings = {"num_beams": beams, "max_new_tokens": 7, "min_new_tokens": 7, "no_repeat_ngram_size": 0}
+        runner.generate(ids, mask, **settings)
+        job = Job(B=len(lengths), M=beams, N=max(lengths), T=7)
+        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, job)
+
+
+def test_el_keeps_2LM_times_less_than_the_baseline(bundles: BundleCache) -> None:
+    kept = {}
+    for variant in ("baseline", "el"):
+        runner = Runner.load(bundles(variant, "bart"), threads=1)
+        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 0)
+        runner.generate(ids, mask, num_beams=4, max_new_tokens=2)
+        kept[variant] = runner.cache_bytes[0]
+    assert kept["baseline"] == 2 * runner.manifest.sizes.L * 4 * kept["el"]
