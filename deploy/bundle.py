@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 __all__ = [
     "FORMAT_VERSION",
@@ -69,7 +69,7 @@ class FileEntry(_Entry):
     """A file of the bundle: path relative to the folder, size in bytes, SHA-256 in hex."""
 
     file: str
-    bytes: NonNegativeInt
+    bytes: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: str
 
 
@@ -259,8 +259,8 @@ def _inside(name: str, folder: Path) -> PurePosixPath:
         stays = (folder / relative).resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL byte
         stays = False
-    if relative.is_absolute() or ".." in relative.parts or not stays:
-        raise BundleError(f"{folder / MANIFEST} names {name!r}, which is outside the bundle; do not use this bundle")
+    if relative.is_absolute() or ".." in relative.parts or not stays or not name.isprintable():
+        raise BundleError(f"{folder / MANIFEST} names {name!r}, no path inside the bundle; do not use this bundle")
     return relative
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # those of the command line; typer has no public class for them
             raise
-        _say(_console(), f"error: {error.format_message()}; see run-model --help")
+        _say(_console(), f"error: {error.format_message().rstrip('.')}; see run-model --help")
         code = getattr(error, "exit_code", 2)
     sys.exit(code)
 

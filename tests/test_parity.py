@@ -13,7 +13,7 @@ import torch
 from bundles import BundleCache
 from tightbeam.deploy import Runner
 from tightbeam.graph_passes import PRESETS, Job, Sizes
-from tolerance import assert_close
+from tolerance import assert_runs_close
 
 FAMILIES = ("bart", "pegasus", "mbart", "marian")
 NEW_TOKENS = 18
@@ -53,7 +53,7 @@ def generate(model: Any, ids: Any, mask: Any, settings: dict[str, Any]) -> Any:
 
 
 def expect_equal(runner: Runner, model: Any, runs: Iterable[tuple[Any, Any, dict[str, Any]]]) -> None:
-    """Sequences equal to torch's; scores, all runs together, at most twice as far from float64 as torch's float32."""
+    """Sequences equal to torch's; scores, over all runs, at most twice as far from float64 as torch's float32."""
     scores: list[tuple[Any, Any, Any]] = []
     for ids, mask, settings in runs:
         expected = generate(model, ids, mask, settings)
@@ -69,7 +69,7 @@ def expect_equal(runner: Runner, model: Any, runs: Iterable[tuple[Any, Any, dict
         assert torch.equal(exact.sequences, expected.sequences), f"tokens that hang on rounding: {settings}"
         scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
     if scores:
-        assert_close(*(np.concatenate(arrays) for arrays in zip(*scores, strict=True)))
+        assert_runs_close(scores)
 
 
 def runs_of(runner: Runner, settings: Iterable[dict[str, Any]]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:

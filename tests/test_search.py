@@ -40,7 +40,7 @@ def tiny_bart(eos: str) -> BartForConditionalGeneration:
         vocab_size=VOCABULARY,
         d_model=16,
         encoder_layers=1,
-        decoder_layers=2,
+        decoder_layers=1,
         encoder_attention_heads=2,
         decoder_attention_heads=2,
         encoder_ffn_dim=24,
