@@ -126,11 +126,12 @@ class TokenizerEntry(_Entry):
 
 
 class ParityReport(_Entry):
-    """The comparison with ``model.generate`` that ended the export."""
+    """The comparison with ``model.generate`` that ended the export; ``ties`` are sequences that only rounding picks."""
 
     samples: int
     settings: int
     tokens: int
+    ties: int
     max_score_error: FiniteFloat
 
 

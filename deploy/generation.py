@@ -86,6 +86,9 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 """Fields that would change the tokens and are not supported, and their neutral values (besides None)."""
 
+NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
+"""Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
+
 CHECKPOINT = "the checkpoint's generation config"
 CALL = "the call"
 
@@ -156,10 +159,10 @@ def resolve_options(
 ) -> GenerationOptions:
     """Merge what the checkpoint sets (``defaults``) with what the caller sets (``overrides``), as transformers does.
 
-    Both map transformers' field names to values; None is "not set". ``vocab_size`` is the number of tokens the model
-    scores, ``max_positions`` the most tokens its decoder has positions for. ``max_new_tokens`` and ``min_new_tokens``
-    win over ``max_length`` and ``min_length`` wherever they come from; without any maximum, 20 new tokens are made.
-    Raises `GenerationError`.
+    Both map transformers' field names to values; None is "not set", and in ``overrides`` it unsets all but `NEEDED`.
+    ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
+    for. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
+    without any maximum, 20 new tokens are made. Raises `GenerationError`.
     """
     fields = _Fields(defaults, overrides, vocab_size)
     fields.refuse_what_is_not_supported()
@@ -275,7 +278,9 @@ class _Fields:
                     raise GenerationError(
                         f"{name}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
                     )
-                if value is not None:
+                if value is None and name not in NEEDED:
+                    self.values.pop(name, None)
+                elif value is not None:
                     self.values[name] = value
                     self.sources[name] = source
 

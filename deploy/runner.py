@@ -155,10 +155,10 @@ class Runner:
     def _check_inputs(self, input_ids: Array, attention_mask: Array | None) -> tuple[Array, Array]:
         sizes = self.manifest.sizes
         ids = _as_array("input_ids", input_ids)
-        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
-            raise InputError(f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]")
         if ids.size == 0:
             raise InputError(f"input_ids is empty, {list(ids.shape)}; expected at least one sample of one token")
+        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+            raise InputError(f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]")
         if ids.shape[1] > sizes.max_source:
             raise InputError(
                 f"input_ids has {ids.shape[1]} positions, the model has {sizes.max_source}; shorten the source"

@@ -109,7 +109,7 @@ def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
     _check_weight_files(folder)
     if (folder / GENERATION_FILE).exists():  # transformers would pass over a broken one in silence
         _read_json(folder / GENERATION_FILE)
-    with _quiet_transformers():
+    with quiet_transformers():
         config = _load_config(family, config_json, folder)
         model = _load_model(family, config, folder)
         tokenizer = _load_tokenizer(folder, int(config.vocab_size))
@@ -424,7 +424,7 @@ def _load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No log lines, progress bars or warnings of transformers, as it was before when left."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()

@@ -73,6 +73,7 @@ def export_model(
         print(
             f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings "
             f"equal torch's; scores within {parity.max_score_error:.1g}"
+            + (f"; {parity.ties} sequences left out, which only rounding picks" if parity.ties else "")
         )
     else:
         print("parity: not compared with torch (--no-check)")

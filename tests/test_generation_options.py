@@ -171,7 +171,7 @@ def test_numbers_and_lists_of_several_kinds() -> None:
     assert resolve(forced_eos_token_id=[2, 3]).forced_eos_token_ids == (2, 3)
 
 
-def test_none_is_not_given() -> None:
+def test_none_leaves_what_transformers_cannot_do_without() -> None:
     assert resolve({"num_beams": 4}, num_beams=None, sequence_bias=None).num_beams == 4
 
 
@@ -359,3 +359,9 @@ def test_messages_are_one_short_line() -> None:
 def test_the_model_needs_two_positions() -> None:
     with pytest.raises(GenerationError, match=r"max_length=None \(from transformers' default\) leaves no room"):
         resolve_options(BASE, {}, vocab_size=VOCABULARY, max_positions=1)
+
+
+def test_none_in_a_call_unsets_what_the_checkpoint_sets() -> None:
+    set_by_checkpoint = {"forced_eos_token_id": 2, "bad_words_ids": [[4]], "no_repeat_ngram_size": 3, "min_length": 9}
+    assert resolve(set_by_checkpoint, **dict.fromkeys(set_by_checkpoint)) == resolve()
+    assert resolve({"do_sample": True}, do_sample=None) == resolve()

@@ -219,9 +219,11 @@ class _Floor:
         self._kept = [np.random.default_rng(0).standard_normal((rows, w), dtype=np.float32) for w in inputs.values()]
         for name, array in zip(inputs, self._kept, strict=True):
             self._binding.bind_cpu_input(name, array)
+        # One buffer for all results of a width: a floor does not pay for memory that the model would use again.
+        widths = {width for _, width in outputs}
+        buffers = {w: ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, w), np.float32)) for w in widths}
         for name, width in outputs:
-            buffer = ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, width), np.float32))
-            self._binding.bind_ortvalue_output(name, buffer)
+            self._binding.bind_ortvalue_output(name, buffers[width])
 
     def run(self) -> None:
         self._session.run_with_iobinding(self._binding)
