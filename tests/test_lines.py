@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -110,10 +109,9 @@ def test_as_text_is_one_line_for_each_sequence() -> None:
     assert LineResult(1, error="bad").as_text() == ""
 
 
-def test_without_tokenizer_every_text_line_says_why(bundles: BundleCache, tmp_path: Path) -> None:
-    plain = Runner(
-        *(getattr(Runner.load(bundles("el", tokenizer=True), threads=1), n) for n in ("bundle", "_engine")), None
-    )
+def test_without_tokenizer_every_text_line_says_why(bundles: BundleCache) -> None:
+    whole = Runner.load(bundles("el", tokenizer=True), threads=1)
+    plain = Runner(whole.bundle, whole._engine, None)
     text, ids = (next(run_lines(plain, [b"[5, 2]"], ids=flag, max_new_tokens=2)) for flag in (False, True))
     assert text.error is not None and "no tokenizer" in text.error
     assert (ids.error is None and ids.texts is not None) or ids.sequences
