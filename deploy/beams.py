@@ -24,10 +24,11 @@ class BeamStepper:
         self._slots = np.tile(np.arange(M, dtype=np.int32), (batch_size, 1))  # [B, M]
         self._first_rows = np.arange(batch_size, dtype=np.int64)[:, None] * M  # [B, 1]
         self._ancestry = np.zeros((batch_size, M, positions), dtype=np.int32)
+        ngram_size = min(options.no_repeat_ngram_size, options.max_length)  # longer ones fit into no row
         self._constants: dict[str, Array] = {
-            "normalize": np.array(M > 1),
+            "normalize": np.array(options.normalize),
             "repetition_penalty": np.array(options.repetition_penalty, dtype=np.float32),
-            "no_repeat_ngram_size": np.array(options.no_repeat_ngram_size, dtype=np.int64),
+            "no_repeat_ngram_size": np.array(ngram_size, dtype=np.int64),
             "candidates": np.array([options.candidates], dtype=np.int64),
         }
 

@@ -89,6 +89,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
 """Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
 
+FLOAT32 = np.finfo(np.float32)
 CHECKPOINT = "the checkpoint's generation config"
 CALL = "the call"
 
@@ -250,8 +251,8 @@ def _check_together(fields: _Fields, options: GenerationOptions) -> None:
             f"num_beams={beams} needs {options.candidates} distinct tokens, "
             f"the vocabulary has {options.vocab_size}; pass {fix}"
         )
-    if options.repetition_penalty <= 0:
-        raise fields.error("repetition_penalty", "is not positive", "pass a number above 0; 1.0 is off")
+    if not FLOAT32.tiny <= options.repetition_penalty <= FLOAT32.max:
+        raise fields.error("repetition_penalty", "is no positive float32", "pass a number above 0; 1.0 is off")
     if abs(options.length_penalty) * math.log2(options.max_length) > 90:  # 1e9 x 2**90 still is a float32
         raise fields.error(
             "length_penalty", "leaves the range of float32 at the longest length", "pass one nearer to 0"

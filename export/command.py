@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from tightbeam.deploy.bundle import Bundle
 
 __all__ = ["main"]
 
@@ -15,8 +21,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point; every error is one line."""
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # those of the command line; typer has no public class for them
+            raise
+        _say(f"error: {error.format_message().rstrip('.')}; see export-model --help")
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code)
 
 
 @app.command()
@@ -30,25 +43,15 @@ def export_model(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export MODEL as a bundle of ONNX graphs, and compare what it generates with torch."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     # Imported here, so that --help does not wait for torch.
     from tightbeam.deploy.bundle import BundleError
     from tightbeam.export.errors import ExportError
     from tightbeam.export.exporter import STEPS
     from tightbeam.export.exporter import export_model as export
-    from tightbeam.export.memory_table import memory_table
     from tightbeam.graph_passes import PassError
 
-    columns = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     try:
-        with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("", total=len(STEPS))
-
-            def show(step: str) -> None:
-                progress.update(task, description=step, completed=STEPS.index(step))
-                if not console.is_terminal:
-                    console.print(f"{STEPS.index(step) + 1}/{len(STEPS)} {step}")
-
+        with _progress(STEPS) as show:
             bundle = export(
                 model,
                 output,
@@ -59,14 +62,25 @@ def export_model(
                 force=force,
                 on_step=show,
             )
-            progress.update(task, description="done", completed=len(STEPS))
     except (ExportError, BundleError, PassError) as error:
-        console.print(f"error: {error}", markup=False)
+        _say(f"error: {error}")
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        _say("error: interrupted; there is no new bundle")
+        raise typer.Exit(130) from None
+    try:
+        _print_summary(bundle)
+    except OSError as error:
+        _say(f"error: cannot print the summary: {error.strerror}; the bundle {bundle.path} is whole")
+        raise typer.Exit(1) from None
+
+
+def _print_summary(bundle: Bundle) -> None:
+    from tightbeam.export.memory_table import memory_table
 
     for result in bundle.manifest.passes:
         if result.reason:
-            console.print(f"note: pass {result.name} changed nothing: {result.reason}", markup=False)
+            _say(f"note: pass {result.name} changed nothing: {result.reason}")
     Console(highlight=False).print(memory_table(bundle))
     parity = bundle.manifest.parity
     if parity:
@@ -77,4 +91,30 @@ def export_model(
         )
     else:
         print("parity: not compared with torch (--no-check)")
-    print(f"bundle: {bundle.path}")
+    print(f"bundle: {bundle.path}", flush=True)
+
+
+@contextmanager
+def _progress(steps: tuple[str, ...]) -> Iterator[Callable[[str], None]]:
+    """Shows each step as it begins: a bar on a terminal, a line a step elsewhere."""
+    console = _console()
+    columns = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(steps))
+
+        def show(step: str) -> None:
+            progress.update(task, description=step, completed=steps.index(step))
+            if not console.is_terminal:
+                console.print(f"{steps.index(step) + 1}/{len(steps)} {step}")
+
+        yield show
+        progress.update(task, description="done", completed=len(steps))
+
+
+def _console() -> Console:
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def _say(message: str) -> None:
+    """One line on standard error, whatever the message quotes."""
+    _console().print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))

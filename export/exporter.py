@@ -66,8 +66,10 @@ def export_model(
     checkpoint = load_checkpoint(model)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
-    on_step(STEPS[1])
-    reference = make_reference(checkpoint) if check else None
+    reference = None
+    if check:
+        on_step(STEPS[1])
+        reference = make_reference(checkpoint)
     on_step(STEPS[2])
     canonical = trace(checkpoint)
     on_step(STEPS[3])
@@ -79,8 +81,10 @@ def export_model(
     def fill(folder: Path) -> Manifest:
         manifest = write_files(folder, *work.pop(), variant=variant)
         gc.collect()
+        if reference is None:
+            return manifest
         on_step(STEPS[5])
-        return _checked(folder, manifest, reference) if reference else manifest
+        return _checked(folder, manifest, reference)
 
     return write_bundle(target, fill, force=force)
 

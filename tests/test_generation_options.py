@@ -256,7 +256,7 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         (
             {"repetition_penalty": 0.0},
-            f"repetition_penalty=0.0 {CALL} is not positive; pass a number above 0; 1.0 is off",
+            f"repetition_penalty=0.0 {CALL} is no positive float32; pass a number above 0; 1.0 is off",
         ),
         (
             {"repetition_penalty": float("nan")},

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from bundles import BundleCache
 from checkpoints import SENTENCES, CheckpointCache
 from tightbeam.deploy import BundleError, GenerationError, InputError, Runner, SearchResult
-from tightbeam.deploy.text import load_codec
+from tightbeam.deploy.text import _TokenizersCodec, load_codec
 
 LONG = "the harbour bridge " * 40
 IDS = np.array([[5, 6, 7, 2], [8, 9, 2, 1]])
@@ -236,6 +237,19 @@ def test_codec_is_the_checkpoint_s_own_tokenizer(runner: Runner, checkpoints: Ch
     assert cut == tokenizer(LONG, truncation=True, max_length=64).input_ids
     assert cut[-1] == tokenizer.eos_token_id
     assert runner.encode(SENTENCES[0], truncate=True) == (tokenizer(SENTENCES[0]).input_ids, False)
+
+
+def test_truncation_and_padding_kept_in_tokenizer_json_do_not_apply(bundle: Path, tmp_path: Path) -> None:
+    """Checkpoints ship what their last user had set; transformers overrides it at each call."""
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer" / "tokenizer.json"))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=200)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec, plain = (_TokenizersCodec(str(folder / "tokenizer.json")) for folder in (tmp_path, bundle / "tokenizer"))
+    assert 3 < len(codec.encode(SENTENCES[0])) < 200
+    assert codec.encode(SENTENCES[0]) == plain.encode(SENTENCES[0])
+    assert codec.truncate(LONG, 64) == plain.truncate(LONG, 64)
+    assert codec.encode(LONG) == plain.encode(LONG)
 
 
 def test_both_kinds_of_tokenizer_agree(bundle: Path, tmp_path: Path, runner: Runner) -> None:
