@@ -18,13 +18,11 @@ import os
 import reprlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 __all__ = [
@@ -43,18 +41,13 @@ __all__ = [
     "PassEntry",
     "TensorEntry",
     "TokenizerEntry",
-    "WeightPlan",
     "file_entry",
-    "plan_weights",
     "write_bundle",
-    "write_weights",
 ]
 
 FORMAT_VERSION = 1
 MANIFEST = "bundle.json"
 WEIGHTS = "weights.safetensors"
-ALIGNMENT = 64
-"""Bytes that the weights' data section, and every weight of a multiple of so many bytes, is aligned to."""
 
 
 class BundleError(ValueError):
@@ -304,78 +297,6 @@ def file_entry(folder: Path, name: str) -> FileEntry:
     return FileEntry(file=name, bytes=path.stat().st_size, sha256=_sha256(path))
 
 
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class WeightPlan:
-    """Where each weight will lie in ``weights.safetensors``; ``offsets`` count bytes from the start of the file."""
-
-    header: bytes
-    arrays: tuple[Array, ...]
-    offsets: Mapping[str, int]
-
-
-_SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "bool": "BOOL"}
-
-
-def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
-    """Lay out named weights. Equal weights are stored once: their names share an offset.
-
-    Weights whose size is a multiple of 64 bytes come first, so that they are aligned.
-    """
-    kept: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    same_as: dict[str, str] = {}
-    for name, array in weights.items():
-        alike = kept.setdefault((array.dtype.name, array.shape), [])
-        twin = next((other for other in alike if _equal(weights[other], array)), None)
-        same_as[name] = twin or name
-        if twin is None:
-            alike.append(name)
-    order = sorted(
-        (name for name in weights if same_as[name] == name), key=lambda n: weights[n].nbytes % ALIGNMENT != 0
-    )
-
-    entries: dict[str, Any] = {}
-    position = 0
-    for name in order:
-        array = weights[name]
-        entries[name] = {
-            "dtype": _SAFETENSORS_DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [position, position + array.nbytes],
-        }
-        position += array.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
-    starts = {name: len(header) + entries[name]["data_offsets"][0] for name in order}
-    offsets = {name: starts[same_as[name]] for name in weights}
-    return WeightPlan(header, tuple(weights[name] for name in order), offsets)
-
-
-def _equal(one: Array, other: Array) -> bool:
-    """Bit for bit, so that a NaN equals itself and -0.0 is not 0.0; the first rows decide most comparisons."""
-    head = slice(0, 1)
-    if one.ndim and one[head].tobytes() != other[head].tobytes():
-        return False
-    return one is other or np.array_equal(_bits(one), _bits(other))
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
-
-
-def write_weights(path: Path, plan: WeightPlan) -> None:
-    """Write a plan as a safetensors file."""
-    with path.open("wb") as stream:
-        stream.write(plan.header)
-        for array in plan.arrays:
-            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def check_target(target: Path, *, force: bool) -> None:
     """Raise BundleError unless a bundle may be written at ``target``; cheap, for use before the work is done."""
     try:
@@ -449,8 +370,3 @@ def _sync_entry(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def file_entries(folder: Path, names: Iterable[str]) -> tuple[FileEntry, ...]:
-    """Describe several files."""
-    return tuple(file_entry(folder, name) for name in names)

@@ -10,7 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from tightbeam.deploy.bundle import WEIGHTS, TensorEntry, WeightPlan, plan_weights, write_weights
+from tightbeam.deploy.bundle import WEIGHTS, TensorEntry
+from tightbeam.export.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, functions
 

@@ -20,8 +20,9 @@ from safetensors.numpy import load_file
 
 from bundles import BundleCache
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner
-from tightbeam.deploy.bundle import FORMAT_VERSION, Manifest, plan_weights, write_bundle, write_weights
+from tightbeam.deploy.bundle import FORMAT_VERSION, Manifest, write_bundle
 from tightbeam.export import ExportError, export_model
+from tightbeam.export.weights import plan_weights, write_weights
 
 Change = Callable[[dict[str, Any]], object]
 FILES = ("encoder.onnx", "decoder.onnx", "weights.safetensors", "tokenizer/tokenizer.json")
