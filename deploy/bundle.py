@@ -103,11 +103,13 @@ class LayerChoice(_Entry):
 
 
 class PassEntry(_Entry):
-    """A graph pass that was applied: places rewritten, and why where there were none."""
+    """A graph pass that was applied: places rewritten, and why where there were none; the bytes it saves at batch 1,
+    4 beams and the longest source and output."""
 
     name: str
     matched: int
     reason: str
+    bytes_saved: int
 
 
 class TokenizerEntry(_Entry):

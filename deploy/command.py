@@ -86,6 +86,8 @@ def run_model(
         "forced_eos_token_id": forced_eos_token_id,
     }
     try:
+        if ids and truncate:
+            raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
         lines, count = _lines(source, document)
         runner = Runner.load(bundle, threads=threads)

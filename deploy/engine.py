@@ -23,6 +23,10 @@ class Decoding(Protocol):
         variant does not have are left out."""
         ...
 
+    def close(self) -> None:
+        """Give the cache buffers back to the engine, for the next batch of this shape. No step may follow."""
+        ...
+
     @property
     def cache_bytes(self) -> tuple[int, int]:
         """Bytes allocated now for the source and for the generated part."""

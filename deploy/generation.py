@@ -234,8 +234,6 @@ def _bad_words(fields: _Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], 
         raise fields.error("bad_words_ids", "is not a list of lists of token ids", "pass a list such as [[17], [4, 8]]")
     checked = [tuple(fields.check_token("bad_words_ids", token) for token in word) for word in words]
     kept = tuple(word for word in checked if len(word) > 1 or word[0] not in eos)
-    if not kept:
-        raise fields.error("bad_words_ids", "bans nothing but the end of a sequence", "use min_new_tokens for that")
     return kept
 
 

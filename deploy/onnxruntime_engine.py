@@ -17,7 +17,7 @@ CANDIDATE_OUTPUTS = ("candidate_scores", "candidate_beams", "candidate_tokens")
 QUIET = 4
 """Log severity: fatal only, since every error is raised and told in one line."""
 ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "num_beams"})
-CACHE_DIMENSIONS = frozenset({"R", "C", "T"})
+CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
 
 
 class OnnxRuntimeEngine:
@@ -32,14 +32,14 @@ class OnnxRuntimeEngine:
         _check_names(bundle)
         self.encoder = _session(bundle, bundle.manifest.encoder, threads)
         self.decoder = _session(bundle, bundle.manifest.decoder, threads)
-        self._buffers: tuple[tuple[int, int], dict[str, Array]] | None = None
+        self._spare: tuple[tuple[int, int], dict[str, Array]] | None = None
 
     def begin(
         self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
     ) -> OnnxRuntimeDecoding:
         source = self._encode(input_ids, attention_mask, num_beams)
-        caches = self._caches(input_ids.shape[0] * num_beams, positions)
-        return OnnxRuntimeDecoding(self, attention_mask, source, caches, candidates)
+        rows = input_ids.shape[0] * num_beams
+        return OnnxRuntimeDecoding(self, attention_mask, source, rows, positions, candidates)
 
     def _encode(self, input_ids: Array, attention_mask: Array, num_beams: int) -> dict[str, ort.OrtValue]:
         """Run the encoder; what the decoder needs of it, by name."""
@@ -57,23 +57,25 @@ class OnnxRuntimeEngine:
         _run(self.encoder, binding, "encoder")
         return dict(zip(names, binding.get_outputs(), strict=True))
 
-    def _caches(self, rows: int, positions: int) -> dict[str, Array]:
-        """The cache buffers by decoder input, allocated once for a shape and used again by the next batch of it.
+    def caches(self, rows: int, positions: int) -> dict[str, Array]:
+        """Cache buffers by decoder input: those that the last decoding of this shape gave back, else new ones.
 
         Fresh buffers are zero: the decoder reads past the written positions under a mask, which needs finite numbers.
         """
         key = (rows, positions)
-        if self._buffers is None or self._buffers[0] != key:
-            self._buffers = None  # let the old ones go first
-            dims = {"R": rows, "C": positions, "T": 0}
-            self._buffers = (
-                key,
-                {
-                    state.input: np.zeros([_size(d, dims) for d in state.shape], dtype=np.float32)
-                    for state in self.manifest.cache_states
-                },
-            )
-        return dict(self._buffers[1])
+        spare, self._spare = self._spare, None
+        if spare is not None and spare[0] == key:
+            return spare[1]
+        del spare  # the old ones go before the new ones come
+        dims = {"R": rows, "T_max": positions, "T": 0}
+        return {
+            state.input: np.zeros([_size(d, dims) for d in state.shape], dtype=np.float32)
+            for state in self.manifest.cache_states
+        }
+
+    def keep(self, rows: int, positions: int, caches: dict[str, Array]) -> None:
+        """Take buffers back from a decoding that is over."""
+        self._spare = (rows, positions), caches
 
 
 @dataclass
@@ -92,9 +94,13 @@ class OnnxRuntimeDecoding:
         engine: OnnxRuntimeEngine,
         attention_mask: Array,
         source: dict[str, ort.OrtValue],
-        caches: dict[str, Array],
+        rows: int,
+        positions: int,
         candidates: int,
     ) -> None:
+        self._engine = engine
+        self._shape = (rows, positions)
+        self._caches = caches = engine.caches(rows, positions)
         self._session = engine.decoder
         self._binding = engine.decoder.io_binding()
         self._names = {tensor.name for tensor in engine.manifest.decoder.inputs}
@@ -132,10 +138,12 @@ class OnnxRuntimeDecoding:
         scores, beams, tokens = (value.numpy() for value in self._results)
         return scores, beams, tokens
 
+    def close(self) -> None:
+        self._engine.keep(*self._shape, self._caches)
+
     def _follow_grown_caches(self) -> None:
         """Each ``append`` output becomes the next step's input."""
-        names = self._binding.get_outputs()
-        values = dict(zip(self._output_order(), names, strict=True))
+        values = dict(zip(self._output_order(), self._binding.get_outputs(), strict=True))
         for grown in self._grown:
             grown.value = values[grown.state.output]
             self._binding.bind_ortvalue_input(grown.state.input, grown.value)
@@ -159,7 +167,7 @@ def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.Infe
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
     inputs = [(tensor.name, tuple(tensor.shape)) for tensor in session.get_inputs()]
     outputs = [tensor.name for tensor in session.get_outputs()]
@@ -184,7 +192,7 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> N
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # classes of its own, as above
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BundleError(
             f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
             "run fewer rows together if memory ran out, else export the model again"

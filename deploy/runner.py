@@ -6,6 +6,7 @@ python deploy/runner.py BUNDLE article.txt --num-beams 4
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,12 +28,13 @@ MAX_THREADS = 1024
 
 
 class Runner:
-    """Drives the search over a bundle's graphs. Not for use by several threads at once: load one each."""
+    """Drives the search over a bundle's graphs. Calls from several threads take turns."""
 
     def __init__(self, bundle: Bundle, engine: Engine, codec: TextCodec | None) -> None:
         self.bundle = bundle
         self._engine = engine
         self._codec = codec
+        self._turn = threading.Lock()
         self.cache_bytes = (0, 0)
         """Bytes of the source cache and of the generated cache in the last batch."""
 
@@ -81,9 +83,11 @@ class Runner:
         ids, mask = self._check_inputs(input_ids, attention_mask)
         B = ids.shape[0]
         positions = options.max_length - 1  # the last token is never fed back
-        decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates)
-        result = search(BeamStepper(decoding, options, B, positions), options, B)
-        self.cache_bytes = decoding.cache_bytes
+        with self._turn:
+            decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates)
+            result = search(BeamStepper(decoding, options, B, positions), options, B)
+            self.cache_bytes = decoding.cache_bytes
+            decoding.close()
         return result
 
     def generate_text(

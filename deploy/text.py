@@ -54,16 +54,17 @@ class _TokenizersCodec:
         self._tokenizer = Tokenizer.from_file(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._cutting: dict[int, Tokenizer] = {}
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
 
     def truncate(self, text: str, length: int) -> list[int]:
-        self._tokenizer.enable_truncation(length)
-        try:
-            return self.encode(text)
-        finally:
-            self._tokenizer.no_truncation()
+        if length not in self._cutting:  # a copy, since truncation is a state of the tokenizer
+            cutting = self._tokenizer.from_str(self._tokenizer.to_str())
+            cutting.enable_truncation(length)
+            self._cutting[length] = cutting
+        return list(self._cutting[length].encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -78,7 +79,7 @@ class _TransformersCodec:
         except ImportError:
             raise BundleError(
                 "this model's tokenizer needs the transformers package, which is not installed; "
-                "pip install transformers sentencepiece, or pass token ids"
+                "pip install transformers sentencepiece sacremoses, or pass token ids"
             ) from None
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 

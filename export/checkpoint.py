@@ -133,10 +133,12 @@ def checkpoint_name(name_or_path: str | os.PathLike[str]) -> str:
 def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     """The local folder of a model: `demo`, an alias, a folder, or a hub id (downloaded once, then from the cache).
 
-    An alias means the alias even where a folder of that name exists: write `./bart-large-cnn` for the folder.
+    A checkpoint folder in the current folder goes before an alias of its name, as in transformers.
     Raises ExportError if there is no such model or the hub cannot be reached.
     """
     text = os.fspath(name_or_path)
+    if text and (Path(text) / CONFIG_FILE).is_file():
+        return _checked_folder(Path(text))
     if text == DEMO:
         return _checked_folder(DEMO_FOLDER)
     if text in ALIASES:
@@ -251,7 +253,10 @@ def _check_weight_files(folder: Path) -> None:
                 f"{folder}: only {pickled[0]}, and pickled weights are not read; convert them on a machine where you "
                 "trust the file: load with transformers' from_pretrained, then save_pretrained writes safetensors"
             )
-        raise ExportError(f"{folder}: no weights; expected {WEIGHTS_FILE}, or shards with {INDEX_FILE}")
+        raise ExportError(
+            f"{folder}: no weights; expected {WEIGHTS_FILE}, or shards with {INDEX_FILE} (where the hub has pickled "
+            "weights alone, convert them: from_pretrained, then save_pretrained, and export that folder)"
+        )
     if (folder / "adapter_config.json").exists():
         raise ExportError(f"{folder}: holds an adapter (adapter_config.json); merge it into the model and save that")
     for shard in sorted(shards):

@@ -76,12 +76,11 @@ def export_model(
 
 
 def _print_summary(bundle: Bundle) -> None:
-    from tightbeam.export.memory_table import memory_table
+    from tightbeam.export.memory_table import memory_table, passes_table
 
-    for result in bundle.manifest.passes:
-        if result.reason:
-            _say(f"note: pass {result.name} changed nothing: {result.reason}")
-    Console(highlight=False).print(memory_table(bundle))
+    console = Console(highlight=False)
+    console.print(passes_table(bundle))
+    console.print(memory_table(bundle))
     parity = bundle.manifest.parity
     if parity:
         print(
@@ -105,7 +104,7 @@ def _progress(steps: tuple[str, ...]) -> Iterator[Callable[[str], None]]:
         def show(step: str) -> None:
             progress.update(task, description=step, completed=steps.index(step))
             if not console.is_terminal:
-                console.print(f"{steps.index(step) + 1}/{len(steps)} {step}")
+                console.print(step)
 
         yield show
         progress.update(task, description="done", completed=len(steps))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tightbeam.deploy.bundle import (
     FORMAT_VERSION,
+    MANIFEST,
     WEIGHTS,
     Bundle,
     CacheStateEntry,
@@ -25,10 +26,11 @@ from tightbeam.deploy.bundle import (
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
 from tightbeam.export.errors import ExportError
 from tightbeam.export.graph_files import tensor_entries, write_graphs
+from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
-from tightbeam.graph_passes import PRESETS, ModelGraphs, PassResult, rewrite
+from tightbeam.graph_passes import PRESETS, Job, ModelGraphs, PassResult, rewrite
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
@@ -113,6 +115,8 @@ def write_files(
 ) -> Manifest:
     """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them."""
     preset = PRESETS[variant]
+    longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
+    job = Job(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest)
     write_graphs(graphs, folder)
     entries = {
         name: GraphEntry(
@@ -134,7 +138,12 @@ def write_files(
             LayerChoice(layer=layer, source=preset.source, generated=preset.generated, reason=f"preset {variant}")
             for layer in range(graphs.sizes.L)
         ),
-        passes=tuple(PassEntry(name=result.name, matched=result.matched, reason=result.reason) for result in results),
+        passes=tuple(
+            PassEntry(
+                name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(job)
+            )
+            for result in results
+        ),
         encoder=entries["encoder"],
         decoder=entries["decoder"],
         cache_states=tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states),
@@ -147,6 +156,6 @@ def write_files(
 
 def _checked(folder: Path, manifest: Manifest, reference: Reference) -> Manifest:
     """The manifest with the report of the comparison; the draft lets the runner load the folder before that."""
-    draft = folder / "bundle.json"
+    draft = folder / MANIFEST
     draft.write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest.model_copy(update={"parity": compare(folder, manifest, reference)})

@@ -19,17 +19,14 @@ INLINE_BYTES = 256
 """Constants up to this size stay in the graph, where shape inference can read them."""
 
 
-def write_graphs(graphs: ModelGraphs, folder: Path) -> dict[str, onnx.ModelProto]:
-    """Write ``encoder.onnx``, ``decoder.onnx`` and the weights both point into; returns the models by name."""
+def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
+    """Write ``encoder.onnx``, ``decoder.onnx`` and the weights that both point into. Raises OSError."""
     named = {"encoder": graphs.encoder, "decoder": graphs.decoder}
     constants = {f"{name}.{tensor.name}": tensor for name, graph in named.items() for tensor in _weights(graph)}
     plan = plan_weights({name: tensor.values for name, tensor in constants.items()})
     write_weights(folder / WEIGHTS, plan)
-    models = {}
     for name, graph in named.items():
-        models[name] = _to_model(graph, name, plan)
-        onnx.save_model(models[name], folder / f"{name}.onnx")
-    return models
+        onnx.save_model(_to_model(graph, name, plan), folder / f"{name}.onnx")
 
 
 def tensor_entries(tensors: list[gs.Tensor]) -> tuple[TensorEntry, ...]:

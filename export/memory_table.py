@@ -1,6 +1,9 @@
-"""The table that ends an export: what each variant keeps, in bytes, for the model's own sizes."""
+"""The tables that end an export: what its passes did, and what each variant keeps, for the model's own sizes."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from rich.table import Table
 
@@ -15,7 +18,7 @@ def memory_table(bundle: Bundle) -> Table:
     """Bytes of the source and the generated cache by variant, batch 1 and 32, beam 4, at the model's full lengths."""
     manifest = bundle.manifest
     sizes = Sizes(**manifest.sizes.model_dump())
-    T = longest_output(bundle)
+    T = longest_output(manifest.generation, sizes.max_target)
     table = Table(
         title=f"Cache of {manifest.model}, fp32, {BEAMS} beams, source of {sizes.max_source} and output of {T} tokens",
         title_justify="left",
@@ -34,8 +37,17 @@ def memory_table(bundle: Bundle) -> Table:
     return table
 
 
-def longest_output(bundle: Bundle) -> int:
-    """T, the most positions a generation with the bundle's defaults keeps in its cache."""
-    settings = bundle.manifest.generation
-    new_tokens = settings.get("max_new_tokens") or (settings.get("max_length") or 21) - 1
-    return int(min(new_tokens, bundle.manifest.sizes.max_target))
+def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
+    """T, the most positions a generation with these defaults keeps in its cache."""
+    new_tokens = generation.get("max_new_tokens") or (generation.get("max_length") or 21) - 1
+    return int(min(new_tokens, max_target))
+
+
+def passes_table(bundle: Bundle) -> Table:
+    """What each pass did: places rewritten, and bytes saved at batch 1 and the model's full lengths."""
+    table = Table(title=f"Passes of {bundle.manifest.variant}, batch 1, {BEAMS} beams", title_justify="left")
+    for heading in ("pass", "places", "bytes saved", ""):
+        table.add_column(heading, justify="right" if heading in ("places", "bytes saved") else "left")
+    for entry in bundle.manifest.passes:
+        table.add_row(entry.name, str(entry.matched), f"{entry.bytes_saved:,}", entry.reason)
+    return table

@@ -21,15 +21,7 @@ import torch
 from tightbeam.deploy.bundle import Manifest, ParityReport
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint, quiet_transformers
 from tightbeam.export.errors import ExportError
-
-SAMPLE_TEXTS = (
-    "The town council of Harwick voted on Tuesday to repair the old stone bridge before winter. Work begins in March "
-    "and will cost 240,000 pounds, the mayor said. Buses are to use the northern road until then.",
-    "A library opens at nine.",
-    "Heavy rain fell over the coast for three days; two ferries stayed in port, and 1,200 homes had no power.",
-    "Naïve café owners paid €5.50 (or $6.00) for 'fresh' bread - why?",
-)
-"""Texts of several lengths, with digits, quotes and letters beyond ASCII."""
+from tightbeam.export.sample_texts import SAMPLE_TEXTS
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},  # the checkpoint's own
@@ -50,7 +42,7 @@ TIE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Generation:
-    """What torch returned under one setting: rows of tokens, scores for beam search, texts with a tokenizer."""
+    """What torch returned under one setting: tokens without padding; scores for beam search; texts with a tokenizer."""
 
     settings: dict[str, Any]
     sequences: list[list[int]]
@@ -82,17 +74,21 @@ def make_reference(checkpoint: Checkpoint) -> Reference:
 
 def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityReport:
     """Run the bundle on the reference's inputs. Raises ExportError at the first token that differs, unless two
-    sequences are equally good in float32, or torch itself decides otherwise in float64: such a tie is counted."""
+    sequences are equally good in float32, or torch picks the bundle's in float64: such a tie is counted."""
     tokens = ties = 0
     error = 0.0
     for expected in reference.generations:
         records = _run(folder, reference, expected.settings)
+        if len(records) != len(expected.sequences):
+            raise ExportError(f"the bundle gave {len(records)} results for {len(expected.sequences)} inputs")
         for index, record in enumerate(records):
-            if not _same(record, expected.sequences[index]) and _is_tie(reference, expected, record, index):
+            if record.get("tokens") != expected.sequences[index] and _is_tie(reference, expected, record, index):
                 ties += 1
                 continue
             tokens += len(expected.sequences[index])
             error = max(error, _compare_one(record, expected, index, reference.as_ids))
+    if not tokens:
+        raise ExportError("rounding alone picks all that this checkpoint generates: nothing to compare; use --no-check")
     return ParityReport(
         samples=len(reference.lines),
         settings=len(reference.generations),
@@ -100,13 +96,6 @@ def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityRep
         ties=ties,
         max_score_error=error,
     )
-
-
-def _same(record: dict[str, Any], sequence: list[int]) -> bool:
-    """Whether the command printed this sequence, whose padding it leaves out."""
-    tokens = record.get("tokens", [])
-    padding = sequence[len(tokens) :]
-    return bool(tokens == sequence[: len(tokens)] and len(set(padding)) <= 1)
 
 
 def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], index: int) -> bool:
@@ -118,16 +107,17 @@ def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], 
     checkpoint = load_checkpoint(reference.checkpoint)
     checkpoint.model.double()
     exact = _generate(checkpoint, reference.rows, expected.settings, reference.as_ids)
-    return exact.sequences[index] != expected.sequences[index]
+    return record.get("tokens") == exact.sequences[index]
 
 
 def _compare_one(record: dict[str, Any], expected: Generation, index: int, as_ids: bool) -> float:
     """Relative error of the score; raises where tokens, text or score differ."""
     where = f"sample {index}, settings {expected.settings}"
-    if not _same(record, expected.sequences[index]):
+    if record.get("tokens") != expected.sequences[index]:
         raise ExportError(
             f"the bundle does not generate what torch does ({where}): {record.get('tokens')}, expected "
-            f"{expected.sequences[index]}; please report this with the checkpoint's config.json"
+            f"{expected.sequences[index]}; please report this with the checkpoint's config.json "
+            "(--no-check exports without this test)"
         )
     if not as_ids and expected.texts is not None and record.get("text") != expected.texts[index]:
         raise ExportError(
@@ -186,11 +176,19 @@ def _generate(checkpoint: Checkpoint, rows: Sequence[list[int]], settings: dict[
         )
     scores = getattr(out, "sequences_scores", None)
     returned = out.sequences.shape[0] // len(rows)
-    sequences = out.sequences[::returned].tolist()
+    ends = settings.get("eos_token_id", checkpoint.model.generation_config.eos_token_id)
+    sequences = [_without_padding(row, ends) for row in out.sequences[::returned].tolist()]
     texts = None
     if not as_ids and checkpoint.tokenizer is not None:
         texts = [checkpoint.tokenizer.decode(row, skip_special_tokens=True) for row in sequences]
     return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
+
+
+def _without_padding(row: list[int], ends: int | list[int] | None) -> list[int]:
+    """A sequence up to its end token, as the command prints it."""
+    ids = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    end = next((index for index, token in enumerate(row) if index and token in ids), len(row) - 1)
+    return row[: end + 1]
 
 
 def _sample_rows(checkpoint: Checkpoint) -> list[tuple[str | list[int], list[int]]]:

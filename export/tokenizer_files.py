@@ -7,7 +7,7 @@ from typing import Any
 
 from tightbeam.deploy.bundle import TokenizerEntry, file_entry
 from tightbeam.export.checkpoint import Checkpoint
-from tightbeam.export.parity import SAMPLE_TEXTS
+from tightbeam.export.sample_texts import TOKENIZER_TEXTS
 
 FOLDER = "tokenizer"
 
@@ -35,7 +35,7 @@ def _alone_suffices(tokenizer: Any, file: Path) -> bool:
     alone = Tokenizer.from_file(str(file))
     alone.no_truncation()
     alone.no_padding()
-    for text in SAMPLE_TEXTS:
+    for text in TOKENIZER_TEXTS:
         ids = list(tokenizer(text).input_ids)
         if list(alone.encode(text).ids) != ids:
             return False

@@ -72,8 +72,8 @@ class ModelGraphs:
 class CacheState:
     """A cache tensor of the generated part: a decoder input, the output that follows it, and how it lives on.
 
-    ``in_place``: both are bound to one buffer of C positions. ``append``: the output, one position longer, is the next
-    step's input.
+    ``in_place``: both are bound to one buffer of T_max positions. ``append``: the output, one position longer, is the
+    next step's input.
     """
 
     input: str
@@ -158,20 +158,24 @@ def _exactly(count: int, blocks: list[AttentionBlock], what: str, pass_name: str
 
 
 def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
+    where = node.name or node.outputs[0].name
+    if "scale" not in node.attrs or node.attrs.get("softcap", 0) or node.attrs.get("is_causal", 0):
+        raise PassError(f"{pass_name}: {where} needs a scale, no softcap and no causal mask, it has {dict(node.attrs)}")
+
     def projection(tensor: gs.Tensor, role: str) -> Projection:
         found = _projection_behind(tensor)
         if found is None:
-            raise PassError(f"{pass_name}: the {role} of {node.name or node.outputs[0].name} is no MatMul by a weight")
+            raise PassError(f"{pass_name}: the {role} of {where} is no MatMul by a weight")
         return found
 
     query, key, value = node.inputs[:3]
     past = None
-    if key.inputs and key.inputs[0].op == "Concat" and value.inputs[0].op == "Concat":
+    if [tensor.inputs[0].op for tensor in (key, value) if tensor.inputs] == ["Concat", "Concat"]:
         past = (key.inputs[0].inputs[0], value.inputs[0].inputs[0])
         key, value = key.inputs[0].inputs[1], value.inputs[0].inputs[1]
     output = _projection_ahead(node.outputs[0])
     if output is None:
-        raise PassError(f"{pass_name}: the output of {node.name or node.outputs[0].name} meets no MatMul by a weight")
+        raise PassError(f"{pass_name}: the output of {where} meets no MatMul by a weight")
     return AttentionBlock(
         node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past
     )

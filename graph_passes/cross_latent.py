@@ -3,7 +3,7 @@
 scores_i = (q_i W_K,i^T) S^T and out = sum_i (P_i S) W_V,i W_O,i: keys and values are never formed, and the M x H
 queries of a sample multiply one matrix S [N, D]. Needs: L cross-attentions over ``encoder_hidden_states`` whose key and
 value biases are folded (``fold_biases``), and H = G. 2 L M times smaller than ``kv-per-beam`` where D = E: N D numbers
-a sample.
+a sample. Operator: ``plugins/latent_attention``.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tightbeam.graph_passes.base import (
     AttentionBlock,
     Builder,
     ModelGraphs,
+    PassError,
     PassResult,
     Projection,
     attention_blocks,
@@ -50,13 +51,13 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
 
 
 def _fold_value_bias(build: Builder, block: AttentionBlock) -> None:
-    """c' = b_V W_O + b_O, in float64. With G < H value heads, b_V is repeated for the heads that share it."""
+    """c' = b_V W_O + b_O, in float64. Needs as many value heads as query heads."""
     assert block.value.bias is not None
     b_V = np.asarray(block.value.bias.values, dtype=np.float64).reshape(-1)
     W_O = np.asarray(block.output.weight.values, dtype=np.float64)
     if b_V.size != W_O.shape[0]:
-        V = int(block.node.outputs[0].shape[-1])
-        b_V = np.repeat(b_V.reshape(-1, V), W_O.shape[0] // b_V.size, axis=0).reshape(-1)
+        where = block.node.name or block.node.outputs[0].name
+        raise PassError(f"{NAME}: {where} has {b_V.size} value biases for {W_O.shape[0]} rows of its output weight")
     c = b_V @ W_O
     if block.output.bias is not None:
         c = c + np.asarray(block.output.bias.values, dtype=np.float64).reshape(-1)

@@ -2,6 +2,7 @@
 
 Needs: the decoder output ``logits`` [R, 1, vocabulary]. Replaces it by ``candidate_scores``, ``candidate_beams`` and
 ``candidate_tokens`` [B, C] of BeamTopK. A step then returns 20 B C bytes to the host instead of 4 R x vocabulary.
+Operator: ``plugins/beam_top_k``, which calls ``plugins/ngram_block``.
 """
 
 from __future__ import annotations

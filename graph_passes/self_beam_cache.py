@@ -2,7 +2,8 @@
 
 Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each new row is written once into a buffer of
 fixed size, and a beam update moves only ``ancestry``. Same 2 L M T E numbers as the naive cache, without the second
-copy of them that every reordering makes.
+copy of them that every reordering makes; where the operator runs as its function, it gathers the history of one layer
+at a time instead. Operator: ``plugins/beam_attention``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAME = "self_beam_cache"
 
 def self_beam_cache(graphs: ModelGraphs) -> PassResult:
     """Decoder: inputs ``ancestry`` int32 [B, M, T], ``lengths`` int32 [B] and ``cache.<l>.key`` and ``.value``
-    [R, G, C, K], each followed by an output ``cache_out.<l>.<part>`` that belongs in the same buffer."""
+    [R, G, T_max, K], each followed by an output ``cache_out.<l>.<part>`` that belongs in the same buffer."""
     sizes = graphs.sizes
     decoder = graphs.decoder
     blocks = self_attention(graphs, NAME)
@@ -45,7 +46,7 @@ def self_beam_cache(graphs: ModelGraphs) -> PassResult:
         caches, written = [], []
         for part, width in (("key", sizes.K), ("value", sizes.V)):
             state = CacheState(
-                f"cache.{layer}.{part}", f"cache_out.{layer}.{part}", "in_place", ("R", sizes.G, "C", width)
+                f"cache.{layer}.{part}", f"cache_out.{layer}.{part}", "in_place", ("R", sizes.G, "T_max", width)
             )
             states.append(state)
             dtype = np.dtype(np.float32)

@@ -16,6 +16,7 @@ from checkpoints import SENTENCES, CheckpointCache
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.export import ExportError, export_model, exporter, parity
 from tightbeam.export.memory_table import longest_output, memory_table
+from tightbeam.export.sample_texts import SAMPLE_TEXTS
 from tightbeam.graph_passes import ModelGraphs, PassResult, rewrite
 
 
@@ -28,13 +29,13 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
     assert Bundle.load(target).manifest == bundle.manifest
     manifest = bundle.manifest
     assert manifest.parity is not None
-    assert manifest.parity.samples == len(parity.SAMPLE_TEXTS)
+    assert manifest.parity.samples == len(SAMPLE_TEXTS)
     assert manifest.parity.tokens > 0
     assert (manifest.variant, manifest.family, manifest.sizes.L) == ("el", "bart", 3)
     assert [choice.source for choice in manifest.layers] == ["states"] * 3
     assert manifest.tokenizer is not None
     assert manifest.tokenizer.kind == "tokenizers"
-    assert longest_output(bundle) == 9
+    assert longest_output(manifest.generation, 64) == 9
     assert memory_table(bundle).row_count == 6
     runner = Runner.load(target, threads=1)
     assert runner.options().max_length == 10
@@ -77,6 +78,7 @@ def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints:
     settings = {"num_beams": 2, "max_new_tokens": 5}
     own = parity._generate(parity.load_checkpoint(checkpoints("bart")), [[5, 6]], settings, True)
     assert not parity._is_tie(reference, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
+    assert parity._is_tie(reference, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
 
 
 def test_a_setting_that_is_not_supported_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def decode(graphs: ModelGraphs, run: dict[str, Any]) -> Array:
     caches = {}
     for tensor in graphs.decoder.inputs:
         if tensor.name.startswith(("past.", "cache.")):
-            dims = {"R": R, "T": 0, "C": T + 2}
+            dims = {"R": R, "T": 0, "T_max": T + 2}
             caches[tensor.name] = np.zeros([dims.get(d, d) for d in tensor.shape], dtype=np.float32)
     logits = []
     for step in range(T):

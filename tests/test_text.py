@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from transformers import AutoTokenizer
 
 from bundles import BundleCache
 from checkpoints import SENTENCES, CheckpointCache
-from tightbeam.deploy import BundleError, GenerationError, InputError, Runner, SearchResult
+from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner, SearchResult
+from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.deploy.text import _TokenizersCodec, load_codec
 
 LONG = "the harbour bridge " * 40
@@ -309,3 +311,24 @@ def test_a_whole_run_without_the_build_machine_s_packages(bundles: BundleCache, 
     assert done.stderr == b""
     expected = runner.generate_text(SENTENCES, num_beams=3, no_repeat_ngram_size=2, max_new_tokens=8)
     assert done.stdout.decode().splitlines() == expected
+
+
+@pytest.mark.parametrize("variant", ["baseline", "dedup", "el"])
+def test_threads_take_turns_on_one_runner(bundles: BundleCache, variant: str) -> None:
+    runner = Runner.load(bundles(variant, "bart"), threads=1)
+    inputs = [np.random.default_rng(seed).integers(3, 90, (2, 5)) for seed in range(8)]
+    settings = {"num_beams": 3, "max_new_tokens": 6}
+    alone = [runner.generate(ids, **settings).sequences.tolist() for ids in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda ids: runner.generate(ids, **settings).sequences.tolist(), inputs * 3)
+        assert list(together) == alone * 3
+
+
+def test_two_decodings_at_once_share_no_buffer(bundles: BundleCache) -> None:
+    engine = OnnxRuntimeEngine(Bundle.load(bundles("dedup", "bart")), threads=1)
+    ids, mask = np.full((1, 4), 7), np.ones((1, 4), dtype=np.int64)
+    first = engine.begin(ids, mask, 2, 5, 4)
+    kept = first._caches
+    assert engine.begin(ids, mask, 2, 5, 4)._caches is not kept
+    first.close()
+    assert engine.begin(ids, mask, 2, 5, 4)._caches is kept

@@ -1,4 +1,4 @@
-"""Time the decode step and the encoder of each variant next to their floor, and check that all give the same tokens.
+"""Time the decode step of each variant and the encoder next to their floors; all variants must give the same tokens.
 
     python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
     python tools/bench.py build/bart-large-random
@@ -46,13 +46,15 @@ def main(
     rows: Annotated[list[int], typer.Option(help="R = batch x beams, for the decode step.")] = [4, 16, 32],  # noqa: B006
     steps: Annotated[list[int], typer.Option(help="Generated tokens at which a step is timed.")] = [30, 100],  # noqa: B006
     encoder_batch: Annotated[list[int], typer.Option(help="Batches for the encoder.")] = [1, 4],  # noqa: B006
-    beams: int = 4,
+    beams: Annotated[int, typer.Option(help="Beams a sample.")] = 4,
     source: Annotated[int, typer.Option(help="Source length in tokens.")] = 512,
     rounds: Annotated[int, typer.Option(help="Rounds; the median is printed.")] = 9,
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
     """Print the table of the decode step and of the encoder."""
+    if any(R % beams for R in rows):
+        raise typer.BadParameter(f"rows {rows} must be multiples of beams, {beams}")
     console = Console(highlight=False)
     bundles = {variant: _bundle(checkpoint, work, variant, console) for variant in PRESETS}
     console.print(f"parity: {_check_parity(bundles, source, threads)}")
@@ -125,10 +127,9 @@ def _time_steps(
     engines = {variant: OnnxRuntimeEngine(bundle, threads) for variant, bundle in bundles.items()}
     figures = []
     for R in rows:
-        batch = max(1, R // beams)
+        batch = R // beams
         floor = _Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, R, threads)
         any_bundle = bundles["dedup"]
-        # Encoding dominates the run otherwise: the source is encoded once a batch size and variant.
         decodings = {}
         for variant, engine in engines.items():
             ids, mask = _source(any_bundle, batch, source)

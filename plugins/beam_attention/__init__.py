@@ -6,14 +6,14 @@ input                     type, shape            meaning
 ``query``                 float [R, H, 1, K]     the new token's queries, R = B x M rows
 ``key``                   float [R, G, 1, K]     the new token's key
 ``value``                 float [R, G, 1, V]     the new token's value
-``key_cache``             float [R, G, C, K]     C positions; the row of a slot is written once, by that slot
-``value_cache``           float [R, G, C, V]     as the keys
+``key_cache``             float [R, G, T_max, K] room for T_max positions of each beam slot
+``value_cache``           float [R, G, T_max, V] as the keys
 ``ancestry``              int32 [B, M, T]        which beam slot wrote position t of a beam's own history
 ``lengths``               int32 [B]              tokens of the sample so far, the new one included, 1..T
 attribute ``scale``       float                  factor on the scores
 output ``output``         float [R, H, 1, V]     attention over positions 0..lengths-1
-``key_cache_out``         float [R, G, C, K]     the cache with the new row at position lengths-1
-``value_cache_out``       float [R, G, C, V]     as the keys
+``key_cache_out``         float [R, G, T_max, K] the cache with the new row at position lengths-1
+``value_cache_out``       float [R, G, T_max, V] as the keys
 ========================  =====================  ==========================================================
 
 Bind each cache's input and output to one buffer: the new row is then the only thing written. A beam update moves

@@ -11,7 +11,7 @@ input                       type, shape         meaning
 ``normalize``               bool []             log-softmax first (beam search) or not (greedy search)
 ``repetition_penalty``      float32 []          on every token of the row; 1 changes nothing
 ``no_repeat_ngram_size``    int64 []            n of NGramBlock; 0 blocks nothing
-``candidates``              int64 [1]           C, at most V
+``candidates``              int64 [1]           C, at most voc
 output ``scores``           float32 [B, C]      beam score + token score, descending
 ``beams``                   int64 [B, C]        the beam 0..M-1 a candidate continues
 ``tokens``                  int64 [B, C]        its token

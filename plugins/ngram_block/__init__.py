@@ -3,11 +3,11 @@
 ========================  ===============  =============================================================
 input                     type, shape      meaning
 ========================  ===============  =============================================================
-``scores``                float [R, V]     scores of the next token
-``history``               int64 [R, T]     tokens of each row, left-aligned; ids in 0..V-1
+``scores``                float [R, voc]   scores of the next token
+``history``               int64 [R, T]     tokens of each row, left-aligned; ids in 0..voc-1
 ``lengths``               int64 [R]        how many tokens of the row count, 1..T
 ``ngram_size``            int64 []         n; 0 blocks nothing
-output ``blocked``        float [R, V]     the scores, -inf where the token is blocked
+output ``blocked``        float [R, voc]   the scores, -inf where the token is blocked
 ========================  ===============  =============================================================
 
 A window of n tokens that ends at position e blocks its last token when its first n-1 tokens equal the row's last
