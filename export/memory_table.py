@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle import Bundle
@@ -20,10 +21,11 @@ def memory_table(bundle: Bundle) -> Table:
     sizes = Sizes(**manifest.sizes.model_dump())
     T = longest_output(manifest.generation, sizes.max_target)
     table = Table(
-        title=f"Cache of {manifest.model}, fp32, {BEAMS} beams, source of {sizes.max_source} and output of {T} tokens",
+        title=f"Cache in bytes: fp32, {BEAMS} beams, source of {sizes.max_source}, output of {T} tokens",
         title_justify="left",
+        box=box.SIMPLE,
     )
-    for heading in ("variant", "batch", "source cache", "generated cache", "total", "of baseline"):
+    for heading in ("variant", "batch", "source", "generated", "total", "share"):
         table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
     for batch in BATCHES:
         job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T)
@@ -45,7 +47,7 @@ def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
 
 def passes_table(bundle: Bundle) -> Table:
     """What each pass did: places rewritten, and bytes saved at batch 1 and the model's full lengths."""
-    table = Table(title=f"Passes of {bundle.manifest.variant}, batch 1, {BEAMS} beams", title_justify="left")
+    table = Table(title=f"Passes of {bundle.manifest.variant}, batch 1", title_justify="left", box=box.SIMPLE)
     for heading in ("pass", "places", "bytes saved", ""):
         table.add_column(heading, justify="right" if heading in ("places", "bytes saved") else "left")
     for entry in bundle.manifest.passes:

@@ -29,7 +29,7 @@ from rich.table import Table
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle import WEIGHTS, GraphEntry
 from tightbeam.deploy.engine import Array, Decoding
-from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
+from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine, session_options
 from tightbeam.deploy.runner import Runner
 from tightbeam.export import export_model
 from tightbeam.graph_passes import PRESETS
@@ -206,15 +206,11 @@ class _Floor:
         proto = onnx.helper.make_model(
             graph_proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
         )
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        if threads is not None:
-            options.intra_op_num_threads = threads
         with tempfile.TemporaryDirectory(dir=bundle.path.parent) as folder:
             os.link(bundle.path / WEIGHTS, Path(folder) / WEIGHTS)
             onnx.save_model(proto, Path(folder) / "floor.onnx")
             self._session = ort.InferenceSession(
-                str(Path(folder) / "floor.onnx"), options, providers=["CPUExecutionProvider"]
+                str(Path(folder) / "floor.onnx"), session_options(threads), providers=["CPUExecutionProvider"]
             )
         self._binding = self._session.io_binding()
         self._kept = [np.random.default_rng(0).standard_normal((rows, w), dtype=np.float32) for w in inputs.values()]
