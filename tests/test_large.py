@@ -1,4 +1,4 @@
-"""The sizes of bart-large-cnn, random weights: what an export costs and what each variant allocates. Minutes, gigabytes."""
+"""The sizes of bart-large-cnn, random weights: what an export costs, what each variant keeps. Minutes, gigabytes."""
 
 from __future__ import annotations
 
