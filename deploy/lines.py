@@ -79,12 +79,12 @@ def run_lines(
     A line is UTF-8 text, or with ``ids`` a JSON list of token ids. A line that cannot be run yields its error.
     Raises GenerationError for the settings, before any line is read.
     """
-    returned = runner.options(**settings).num_return_sequences
+    options = runner.options(**settings)
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
         results, rows = [], []
         for number, line in chunk:
-            result = LineResult(number, returned)
+            result = LineResult(number, options.num_return_sequences)
             results.append(result)
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
@@ -93,7 +93,7 @@ def run_lines(
             except InputError as error:
                 result.error = str(error)
         if rows:
-            _generate(runner, rows, not ids, settings)
+            _generate(runner, rows, not ids, options.eos_token_ids, settings)
         yield from results
 
 
@@ -124,11 +124,14 @@ def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
 
 
 def _generate(
-    runner: Runner, rows: list[tuple[LineResult, list[int]]], as_text: bool, settings: dict[str, Any]
+    runner: Runner,
+    rows: list[tuple[LineResult, list[int]]],
+    as_text: bool,
+    ends: tuple[int, ...],
+    settings: dict[str, Any],
 ) -> None:
     batch, mask = right_pad([tokens for _, tokens in rows])
     found = runner.generate(batch, mask, **settings)
-    ends = runner.options(**settings).eos_token_ids
     for index, (result, _) in enumerate(rows):
         own = slice(index * result.returned, (index + 1) * result.returned)
         result.sequences = [_without_padding(row, ends) for row in found.sequences[own].tolist()]

@@ -65,5 +65,4 @@ def rewrite(canonical: ModelGraphs, variant: str) -> tuple[ModelGraphs, list[Pas
         except PassError as error:
             before = ", ".join(result.name for result in results) or "none"
             raise PassError(f"{error} (variant {variant}, passes before: {before})") from error
-        graphs.passes = (*graphs.passes, results[-1].name)
     return graphs, results

@@ -55,17 +55,16 @@ class Job:
 
 @dataclass
 class ModelGraphs:
-    """Encoder and decoder of one model. ``passes`` names what has been applied, in order."""
+    """Encoder and decoder of one model, and the caches that a pass has given the decoder."""
 
     encoder: gs.Graph
     decoder: gs.Graph
     sizes: Sizes
-    passes: tuple[str, ...] = ()
     states: tuple[CacheState, ...] = ()
 
     def copy(self) -> ModelGraphs:
         """A copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
-        return ModelGraphs(self.encoder.copy(), self.decoder.copy(), self.sizes, self.passes, self.states)
+        return ModelGraphs(self.encoder.copy(), self.decoder.copy(), self.sizes, self.states)
 
 
 @dataclass(frozen=True)

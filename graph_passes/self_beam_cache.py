@@ -18,6 +18,7 @@ from tightbeam.graph_passes.base import (
     PassError,
     PassResult,
     graph_input,
+    read_instead,
     remove_inputs,
     self_attention,
     tidy,
@@ -60,8 +61,7 @@ def self_beam_cache(graphs: ModelGraphs) -> PassResult:
             {"scale": block.scale},
             [attended, *written],
         )
-        for reader in list(block.node.outputs[0].outputs):
-            reader.inputs = [attended if tensor is block.node.outputs[0] else tensor for tensor in reader.inputs]
+        read_instead(block.node.outputs[0], attended)
     decoder.outputs = kept
     tidy(decoder)
     for state, name in zip(states, past_names, strict=True):
