@@ -3,18 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+BUILT := $(VENV)/.built
+NATIVE := $(wildcard plugins/CMakeLists.txt plugins/cmake/* plugins/*.h plugins/*.cpp plugins/*/*.h plugins/*/*.cpp)
+# The CUDA library takes minutes to compile, so only `make cuda` builds it.
+INSTALL := $(BIN)/python -m pip install --quiet --no-deps --config-settings cmake.define.TIGHTBEAM_WERROR=ON
+# They need no fixture, and so no torch, which conftest.py imports.
+OPERATOR_TESTS := tests/test_operators.py tests/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint slow clean
+.PHONY: help demo test lint slow cuda sanitize valgrind clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## export the bundled model with --variant el, then summarise the bundled texts
+demo: $(BUILT) ## export the bundled model with --variant el, then summarise the bundled texts
 	$(BIN)/export-model demo --variant el --output build/demo-el --force
 	$(BIN)/run-model build/demo-el export/demo/examples.txt
 
-test: lint ## lint, types, and every test that needs neither minutes nor a GPU
+test: lint $(BUILT) ## lint, types, and every test that needs neither minutes nor a GPU
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 lint: $(READY) ## ruff and strict mypy
@@ -22,8 +28,23 @@ lint: $(READY) ## ruff and strict mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-slow: $(READY) ## the tests that take minutes or gigabytes
+slow: $(BUILT) ## the tests that take minutes or gigabytes
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+cuda: $(READY) ## build and install the CUDA library too, for all GPUs it is meant for; needs nvcc
+	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
+
+sanitize: $(READY) ## the operator tests with address and undefined behaviour sanitizers in the CPU library; needs cmake
+	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
+	cmake --build build/sanitize
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TIGHTBEAM_LIBRARY=build/sanitize/libtightbeam_cpu.so \
+	  $(BIN)/python -m pytest --noconftest $(OPERATOR_TESTS)
+
+valgrind: $(READY) ## the operator tests under valgrind, minutes; needs cmake and valgrind
+	cmake -S plugins -B build/valgrind -DTIGHTBEAM_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	cmake --build build/valgrind
+	$(BIN)/python tools/memcheck.py build/valgrind/libtightbeam_cpu.so --noconftest $(OPERATOR_TESTS)
 
 clean: ## remove .venv, build output and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -34,5 +55,9 @@ $(READY): pyproject.toml constraints.txt
 	  echo "error: Tightbeam needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
 	       "name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --config-settings wheel.cmake=false -e '.[dev]'
+	@touch $@
+
+$(BUILT): $(READY) $(NATIVE)
+	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=OFF -e .
 	@touch $@

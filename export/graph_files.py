@@ -13,7 +13,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from tightbeam.deploy.bundle import WEIGHTS, TensorEntry
 from tightbeam.export.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, functions
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
 INLINE_BYTES = 256
 """Constants up to this size stay in the graph, where shape inference can read them."""
@@ -56,10 +56,9 @@ def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:
         tensor.values = LazyValues(_external(tensor, plan.offsets[f"{name}.{tensor.name}"]))
     model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=True)
     model.ir_version = IR_VERSION
-    used = {node.op for node in graph.nodes if node.domain == DOMAIN}
-    model.functions.extend(functions(used))
-    if used and DOMAIN not in {opset.domain for opset in model.opset_import}:
-        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    model.functions.extend(functions(model.graph.node))
+    if model.functions and DOMAIN not in {opset.domain for opset in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
     onnx.checker.check_model(_without_external_data(model))
     return model
 

@@ -13,6 +13,7 @@ from tightbeam.graph_passes.fold_biases import fold_biases
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.self_beam_cache import self_beam_cache
 from tightbeam.graph_passes.self_reordered import self_reordered
+from tightbeam.graph_passes.step_rows import step_rows
 from tightbeam.graph_passes.tie_embeddings import tie_embeddings
 
 __all__ = [
@@ -46,8 +47,8 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {
     "baseline": Preset("kv-per-beam", "kv", (tie_embeddings, fold_biases, cross_per_beam, self_reordered, search_head)),
-    "dedup": Preset("kv", "kv", (tie_embeddings, fold_biases, cross_shared, self_beam_cache, search_head)),
-    "el": Preset("states", "kv", (tie_embeddings, fold_biases, cross_latent, self_beam_cache, search_head)),
+    "dedup": Preset("kv", "kv", (tie_embeddings, fold_biases, cross_shared, self_beam_cache, search_head, step_rows)),
+    "el": Preset("states", "kv", (tie_embeddings, fold_biases, cross_latent, self_beam_cache, search_head, step_rows)),
 }
 
 

@@ -246,18 +246,27 @@ class Builder:
         return made[0]
 
     def operator(
-        self,
-        op: str,
-        inputs: Sequence[gs.Tensor],
-        attrs: dict[str, Any] | None = None,
-        outputs: Sequence[gs.Tensor] | None = None,
+        self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any], outputs: Sequence[gs.Tensor]
     ) -> gs.Tensor:
-        """Append one of our own operators."""
+        """Append one of our own operators. Its outputs say their types and shapes: a runtime's own rewrites need them,
+        and it infers none through an operator that it does not know."""
         return self.add(op, inputs, attrs, outputs, DOMAIN)
+
+    def variable(self, name: str, shape: Sequence[int | str], dtype: Any = np.float32) -> gs.Variable:
+        """A tensor of known type and shape, ``name`` under the builder's prefix."""
+        return gs.Variable(f"{self.prefix}.{name}", dtype=np.dtype(dtype), shape=list(shape))
 
     def reshape(self, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
         """Reshape to fixed sizes; 0 keeps a size, -1 is what is left."""
         return self.add("Reshape", [tensor, self.constant(shape)])
+
+    def rows(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
+        """[R, 1, width] as [R, width], which our operators take."""
+        return self.reshape(tensor, [-1, width])
+
+    def positions(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
+        """[R, width] as [R, 1, width], which the trace goes on with."""
+        return self.reshape(tensor, [-1, 1, width])
 
     def transpose(self, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
         return self.add("Transpose", [tensor], {"perm": list(perm)})

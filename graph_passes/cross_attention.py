@@ -43,6 +43,11 @@ def mask_per_sample(graphs: ModelGraphs) -> gs.Variable:
     return mask
 
 
+def flags_per_sample(graphs: ModelGraphs, build: Builder) -> gs.Tensor:
+    """The source mask as our operators take it, bool [B, N]."""
+    return build.add("Cast", [mask_per_sample(graphs)], {"to": 9})
+
+
 def mask_per_beam(graphs: ModelGraphs, build: Builder) -> tuple[gs.Tensor, gs.Tensor]:
     """The source mask repeated for the beams of each sample, bool [B, M, N], and B as int64 [1]."""
     mask = mask_per_sample(graphs)

@@ -19,7 +19,7 @@ from tightbeam.graph_passes.base import (
     tidy,
 )
 from tightbeam.graph_passes.cache_bytes import source_bytes
-from tightbeam.graph_passes.cross_attention import mask_per_sample, replace
+from tightbeam.graph_passes.cross_attention import flags_per_sample, replace
 
 NAME = "cross_latent"
 
@@ -32,24 +32,20 @@ def cross_latent(graphs: ModelGraphs) -> PassResult:
     build = Builder(graphs.decoder, NAME)
     states = next(tensor for tensor in graphs.decoder.inputs if tensor.name == "encoder_hidden_states")
     states.shape = ["B", "N", sizes.D]
-    mask = mask_per_sample(graphs)
-    flags = build.add("Cast", [mask], {"to": 9})
-    samples = build.add("Shape", [mask], {"start": 0, "end": 1})
-    by_sample = build.add("Concat", [samples, build.constant([-1, sizes.D])], {"axis": 0})
-    for block in blocks:
+    flags = flags_per_sample(graphs, build)
+    for layer, block in enumerate(blocks):
         W_K = block.key.weight.values.reshape(sizes.D, sizes.H, sizes.K).transpose(1, 2, 0)  # [H, K, D]
         W_V = block.value.weight.values.reshape(sizes.D, sizes.H, sizes.V).transpose(1, 0, 2)  # [H, D, V]
         query = build.reshape(block.query.output, [-1, sizes.H, sizes.K])  # [R, H, K]
         query = build.transpose(query, [1, 0, 2])  # [H, R, K]
         latent = build.add("MatMul", [query, build.constant(W_K, W_K.dtype)])  # [H, R, D]
         latent = build.transpose(latent, [1, 0, 2])  # [R, H, D]
-        latent = build.add("Reshape", [latent, by_sample])  # [B, M x H, D]
-        attended = build.operator("LatentAttention", [latent, states, flags], {"scale": block.scale})
-        attended = build.reshape(attended, [-1, sizes.H, sizes.D])  # [R, H, D]
-        attended = build.transpose(attended, [1, 0, 2])  # [H, R, D]
-        attended = build.add("MatMul", [attended, build.constant(W_V, W_V.dtype)])  # [H, R, V]
-        attended = build.transpose(attended, [1, 0, 2])  # [R, H, V]
-        replace(block, build.reshape(attended, [-1, 1, sizes.H * sizes.V]))  # [R, 1, H x V]
+        attended = build.variable(f"attended_{layer}", ["R", sizes.H, sizes.D])
+        build.operator("LatentAttention", [latent, states, flags], {"scale": block.scale}, [attended])
+        latent = build.transpose(attended, [1, 0, 2])  # [H, R, D]
+        values = build.add("MatMul", [latent, build.constant(W_V, W_V.dtype)])  # [H, R, V]
+        values = build.transpose(values, [1, 0, 2])  # [R, H, V]
+        replace(block, build.positions(values, sizes.H * sizes.V))
     tidy(graphs.decoder)
 
     def saved(job: Job) -> int:

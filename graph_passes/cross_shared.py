@@ -1,8 +1,8 @@
 """Source cache ``kv``: keys and values of every layer once a sample, shared by its beams (FastSeq, section 4.1).
 
-Needs: L cross-attentions over ``encoder_hidden_states``. The encoder projects keys and values; in the decoder the M
-beams of a sample become the query positions of one attention, so that nothing is copied for a beam and each key is read
-once. M times smaller than ``kv-per-beam``: 2 L N E numbers a sample.
+Needs: L cross-attentions over ``encoder_hidden_states``. The encoder projects keys and values; the decoder reads them
+once for all beams of a sample. M times smaller than ``kv-per-beam``: 2 L N E numbers a sample.
+Operator: ``plugins/source_attention``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tightbeam.graph_passes.base import Builder, Job, ModelGraphs, PassResult, c
 from tightbeam.graph_passes.cache_bytes import source_bytes
 from tightbeam.graph_passes.cross_attention import (
     drop_encoder_states,
-    mask_per_beam,
+    flags_per_sample,
     project_in_encoder,
     replace,
     source_tensor,
@@ -25,20 +25,17 @@ def cross_shared(graphs: ModelGraphs) -> PassResult:
     sizes = graphs.sizes
     blocks = cross_attention(graphs, NAME)
     build = Builder(graphs.decoder, NAME)
-    mask, samples = mask_per_beam(graphs, build)
-    mask_4d = build.add("Unsqueeze", [mask, build.constant([1])])  # [B, 1, M, N]
-    heads = build.add("Concat", [samples, build.constant([-1, sizes.H, sizes.K])], {"axis": 0})
+    flags = flags_per_sample(graphs, build)
     for layer, block in enumerate(blocks):
         key, value = project_in_encoder(graphs, block, layer)
         sources = [
             source_tensor(graphs, key, f"source.{layer}.key", ["B", sizes.G, "N", sizes.K]),
             source_tensor(graphs, value, f"source.{layer}.value", ["B", sizes.G, "N", sizes.V]),
         ]
-        by_beam = build.add("Reshape", [block.query.output, heads])  # [B, M, H, K]
-        query = build.transpose(by_beam, [0, 2, 1, 3])  # [B, H, M, K]
-        attended = build.add("Attention", [query, *sources, mask_4d], {"scale": block.scale})  # [B, H, M, V]
-        attended = build.transpose(attended, [0, 2, 1, 3])  # [B, M, H, V]
-        replace(block, build.reshape(attended, [-1, 1, sizes.H * sizes.V]))  # [R, 1, H x V]
+        query = build.rows(block.query.output, sizes.H * sizes.K)
+        attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
+        build.operator("SourceAttention", [query, *sources, flags], {"scale": block.scale}, [attended])
+        replace(block, build.positions(attended, sizes.H * sizes.V))
     drop_encoder_states(graphs)
 
     def saved(job: Job) -> int:

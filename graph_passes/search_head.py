@@ -41,7 +41,7 @@ def search_head(graphs: ModelGraphs) -> PassResult:
     build = Builder(decoder, NAME)
     inputs = [graph_input(decoder, name, dtype, shape) for name, dtype, shape in INPUTS]
     outputs = [gs.Variable(name, dtype=np.dtype(dtype), shape=["B", "candidates"]) for name, dtype in OUTPUTS]
-    build.operator("BeamTopK", [build.reshape(logits, [-1, vocabulary]), *inputs], outputs=outputs)
+    build.operator("BeamTopK", [build.rows(logits, vocabulary), *inputs], {}, outputs)
     logits.dtype, logits.shape = None, None
     decoder.outputs = [*outputs, *decoder.outputs[1:]]
     tidy(decoder)

@@ -1,54 +1,83 @@
-"""The operators of domain ``tightbeam``, one folder each: the schema and the reference as one ONNX function.
+"""The operators of domain ``tightbeam``, one folder each: schema, reference as one ONNX function, kernels, cases.
 
-A model carries the function of every operator it uses, so it runs on any runtime without a library of ours.
+A model carries the function of every operator it uses, so it runs on any runtime without a library of ours; where the
+library is registered, its kernels run instead.
 
 Importing this package imports nothing but itself, so the serving side may use it; :func:`functions` needs ``onnx``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tightbeam.plugins.beam_attention import BEAM_ATTENTION
+from tightbeam.plugins.beam_latent_attention import BEAM_LATENT_ATTENTION
 from tightbeam.plugins.beam_top_k import BEAM_TOP_K
 from tightbeam.plugins.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ngram_block import NGRAM_BLOCK
+from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.source_attention import SOURCE_ATTENTION
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["DOMAIN", "IR_VERSION", "OPERATORS", "OPSET", "functions"]
+__all__ = ["DOMAIN", "IR_VERSION", "OPERATORS", "OPSET", "VERSION", "Operator", "function", "functions"]
 
 DOMAIN = "tightbeam"
+VERSION = 2
+"""Version of the operators, the domain's opset. A bundle of an older version keeps to the functions it carries."""
 OPSET = 24
 """Version of the standard operators that the function bodies are written in (24 brings TensorScatter)."""
 IR_VERSION = 10
 """Version of the file format that models are written in: the first with all that the functions need, so that runtimes
 behind the newest onnx package read them."""
 
-OPERATORS: dict[str, str] = {
-    "NGramBlock": NGRAM_BLOCK,
-    "BeamAttention": BEAM_ATTENTION,
-    "LatentAttention": LATENT_ATTENTION,
-    "BeamTopK": BEAM_TOP_K,
+OPERATORS: dict[str, Operator] = {
+    operator.name: operator
+    for operator in (
+        NGRAM_BLOCK,
+        BEAM_ATTENTION,
+        BEAM_LATENT_ATTENTION,
+        SOURCE_ATTENTION,
+        LATENT_ATTENTION,
+        BEAM_TOP_K,
+    )
 }
-"""Operator name -> its function in ONNX's text form."""
+"""Every operator by its name."""
 
 
-def functions(used: set[str]) -> list[onnx.FunctionProto]:
-    """The function bodies of the operators ``used``, and of those they call in turn.
+def function(name: str, present: frozenset[str]) -> onnx.FunctionProto:
+    """The function of an operator for nodes that have the inputs and outputs ``present``.
 
-    Raises KeyError for a name that is no operator of this domain.
+    Raises KeyError for a name that is no operator of this domain, ValueError where what it needs is not present.
     """
     import onnx.parser
 
-    header = f'<domain: "{DOMAIN}", opset_import: ["": {OPSET}, "{DOMAIN}": 1]>\n'
-    found: dict[str, onnx.FunctionProto] = {}
-    pending = sorted(used)
+    header = f'<domain: "{DOMAIN}", opset_import: ["": {OPSET}, "{DOMAIN}": {VERSION}]>\n'
+    return onnx.parser.parse_function(header + OPERATORS[name].text(present))
+
+
+def functions(nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
+    """The functions of the operators of this domain among ``nodes``, and of those that they call in turn.
+
+    Raises ValueError where two nodes of one operator differ in the optional inputs or outputs they have, since a model
+    has one function a name.
+    """
+    found: dict[str, tuple[frozenset[str], onnx.FunctionProto]] = {}
+    pending = [node for node in nodes if node.domain == DOMAIN]
     while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        found[name] = onnx.parser.parse_function(header + OPERATORS[name])
-        pending += [node.op_type for node in found[name].node if node.domain == DOMAIN]
-    return [found[name] for name in sorted(found)]
+        node = pending.pop()
+        operator = OPERATORS[node.op_type]
+        present = _present(operator.inputs, node.input) | _present(operator.outputs, node.output)
+        if node.op_type not in found:
+            found[node.op_type] = present, function(node.op_type, present)
+            pending += [called for called in found[node.op_type][1].node if called.domain == DOMAIN]
+        elif found[node.op_type][0] != present:
+            differing = ", ".join(sorted(found[node.op_type][0] ^ present))
+            raise ValueError(f"{node.op_type}: only some nodes of the model have {differing}; give it to all or none")
+    return [found[name][1] for name in sorted(found)]
+
+
+def _present(names: tuple[str, ...], given: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name, tensor in zip(names, given, strict=False) if tensor)

@@ -25,6 +25,7 @@ from tightbeam.graph_passes.fold_biases import fold_biases
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.self_beam_cache import self_beam_cache
 from tightbeam.graph_passes.self_reordered import self_reordered
+from tightbeam.graph_passes.step_rows import step_rows
 from tightbeam.graph_passes.tie_embeddings import tie_embeddings
 from tolerance import assert_close
 
@@ -165,8 +166,10 @@ def test_the_trace_holds_standard_attention_and_no_cache(canonical: ModelGraphs)
         (fold_biases, cross_latent),
         (self_reordered,),
         (self_beam_cache,),
+        (tie_embeddings, cross_shared, self_beam_cache, step_rows),
+        (fold_biases, cross_latent, self_beam_cache, step_rows),
     ],
-    ids=lambda passes: passes[-1].__name__,
+    ids=lambda passes: "-".join(apply.__name__ for apply in passes),
 )
 def test_a_pass_changes_nothing_but_the_form(
     passes: tuple[Pass, ...], canonical: ModelGraphs, run_: dict[str, Any], untouched: Array, exact: Array

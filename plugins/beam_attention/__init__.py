@@ -1,85 +1,96 @@
 """BeamAttention: self-attention over a cache that never moves, read through the beams' ancestry.
 
-========================  =====================  ==========================================================
-input                     type, shape            meaning
-========================  =====================  ==========================================================
-``query``                 float [R, H, 1, K]     the new token's queries, R = B x M rows
-``key``                   float [R, G, 1, K]     the new token's key
-``value``                 float [R, G, 1, V]     the new token's value
-``key_cache``             float [R, G, T_max, K] room for T_max positions of each beam slot
-``value_cache``           float [R, G, T_max, V] as the keys
-``ancestry``              int32 [B, M, T]        which beam slot wrote position t of a beam's own history
-``lengths``               int32 [B]              tokens of the sample so far, the new one included, 1..T
-attribute ``scale``       float                  factor on the scores
-output ``output``         float [R, H, 1, V]     attention over positions 0..lengths-1
-``key_cache_out``         float [R, G, T_max, K] the cache with the new row at position lengths-1
-``value_cache_out``       float [R, G, T_max, V] as the keys
-========================  =====================  ==========================================================
+=========================  =========================  ========================================================
+input                      type, shape                meaning
+=========================  =========================  ========================================================
+``projected``              float [R, H K + G (K+V)]   the new token's queries, key and value side by side
+``key_cache``              float [R, G, T_max, K]     room for T_max positions of each beam slot
+``value_cache``            float [R, G, T_max, V]     as the keys
+``ancestry``               int32 [B, M, T]            which beam slot wrote position t of a beam's own history
+``lengths``                int32 [B]                  tokens of the sample so far, the new one included, 1..T
+``cosines``, optional      float32 [P, X]             rotation: the first 2 X numbers of a key head, in two halves
+``sines``, optional        float32 [P, X]             as the cosines
+``first_positions``, opt.  int32 [B]                  row of the tables at which the cache begins; 0 when missing
+``distance_bias``, opt.    float32 [H, P]             added to a score by its distance lengths - 1 - t
+``prior_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
+``prior_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
+attribute ``scale``        float                      factor on the scores
+attribute ``window``       int                        newest positions that count; 0: all
+output ``output``          float [R, H V]             attention over positions 0..lengths-1
+``key_cache_out``          float [R, G, T_max, K]     the cache with the new row at position lengths-1
+``value_cache_out``        float [R, G, T_max, V]     as the keys
+=========================  =========================  ========================================================
 
 Bind each cache's input and output to one buffer: the new row is then the only thing written. A beam update moves
-nothing but ``ancestry``. What a cache holds beyond ``lengths`` must be finite; it never reaches the output.
+nothing but ``ancestry``, whose newest entry is each beam's own slot. Head h reads key head h G / H. Keys are kept
+unrotated and rotated when they are read. What a cache holds beyond ``lengths`` must be finite; it never counts.
+
+A decoder-only model gives its prompt, which the beams share, to another attention (``source_attention``, or
+``latent_attention`` and its projection), whose result is the prior here.
 """
 
-BEAM_ATTENTION = """
-BeamAttention <scale> (query, key, value, key_cache, value_cache, ancestry, lengths)
-    => (output, key_cache_out, value_cache_out) {
-    zero = Constant <value = int64 {0}> ()
-    one = Constant <value = int64 {1}> ()
-    axis0 = Constant <value = int64[1] {0}> ()
-    axis1 = Constant <value = int64[1] {1}> ()
-    axis2 = Constant <value = int64[1] {2}> ()
-    minus_one = Constant <value = int64[1] {-1}> ()
+from __future__ import annotations
 
-    ancestry64 = Cast <to = 7> (ancestry)
-    lengths64 = Cast <to = 7> (lengths)
-    B = Shape <start = 0, end = 1> (ancestry)
-    M = Shape <start = 1, end = 2> (ancestry)
-    T = Shape <start = 2, end = 3> (ancestry)
-    beams = Shape <start = 0, end = 2> (ancestry)
-    lengths_column = Unsqueeze (lengths64, axis1)
-    lengths_beams = Expand (lengths_column, beams)
-    lengths_rows = Reshape (lengths_beams, minus_one)
-    write_at = Sub (lengths_rows, one)
-    key_cache_out = TensorScatter <axis = -2> (key_cache, key, write_at)
-    value_cache_out = TensorScatter <axis = -2> (value_cache, value, write_at)
+from tightbeam.plugins.history import HISTORY, JOIN, gather, rotations, scores_and_weights
+from tightbeam.plugins.schema import Operator
 
-    B_scalar = Squeeze (B)
-    M_scalar = Squeeze (M)
-    T_scalar = Squeeze (T)
-    samples = Range (zero, B_scalar, one)
-    first_row = Mul (samples, M_scalar)
-    first_row_column = Unsqueeze (first_row, axis1)
-    first_row_cube = Unsqueeze (first_row_column, axis2)
-    source_row = Add (ancestry64, first_row_cube)
-    rows_by_T = Concat <axis = 0> (minus_one, T)
-    source_row_flat = Reshape (source_row, rows_by_T)
-    source_row_heads = Unsqueeze (source_row_flat, axis1)
+__all__ = ["BEAM_ATTENTION", "OPTIONAL_INPUTS"]
 
+OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse")
+
+SPLIT = """
+    width = Shape <start = 1, end = 2> (projected)
     G = Shape <start = 1, end = 2> (key_cache)
-    C = Shape <start = 2, end = 3> (key_cache)
-    G_scalar = Squeeze (G)
-    heads = Range (zero, G_scalar, one)
-    heads_column = Unsqueeze (heads, axis1)
-    head_offset = Mul (source_row_heads, G)
-    head_index = Add (head_offset, heads_column)
-    positions = Range (zero, T_scalar, one)
-    position_offset = Mul (head_index, C)
-    index = Add (position_offset, positions)
-
-    K_size = Shape <start = 3, end = 4> (key_cache)
-    V_size = Shape <start = 3, end = 4> (value_cache)
-    flat_keys = Concat <axis = 0> (minus_one, K_size)
-    flat_values = Concat <axis = 0> (minus_one, V_size)
-    key_rows = Reshape (key_cache_out, flat_keys)
-    value_rows = Reshape (value_cache_out, flat_values)
-    own_keys = Gather <axis = 0> (key_rows, index)
-    own_values = Gather <axis = 0> (value_rows, index)
-
-    positions_row = Unsqueeze (positions, axis0)
-    lengths_rows_column = Unsqueeze (lengths_rows, axis1)
-    seen = Less (positions_row, lengths_rows_column)
-    axes12 = Constant <value = int64[2] {1, 2}> ()
-    mask = Unsqueeze (seen, axes12)
-    output = Attention <scale: float = @scale> (query, own_keys, own_values, mask)
-}
+    K = Shape <start = 3, end = 4> (key_cache)
+    V = Shape <start = 3, end = 4> (value_cache)
+    GK = Mul (G, K)
+    GV = Mul (G, V)
+    width_without_values = Sub (width, GV)
+    HK = Sub (width_without_values, GK)
+    H = Div (HK, K)
+    Q = Div (H, G)
+    parts_of_projected = Concat <axis = 0> (HK, GK, GV)
+    flat_query, flat_key, flat_value = Split <axis = 1> (projected, parts_of_projected)
+    query_shape = Concat <axis = 0> (minus_one, H, axis1, K)
+    key_shape = Concat <axis = 0> (minus_one, G, axis1, K)
+    value_shape = Concat <axis = 0> (minus_one, G, axis1, V)
+    query = Reshape (flat_query, query_shape)
+    key = Reshape (flat_key, key_shape)
+    value = Reshape (flat_value, value_shape)
+    key_cache_out = TensorScatter <axis = -2> (key_cache, key, newest)
+    value_cache_out = TensorScatter <axis = -2> (value_cache, value, newest)
 """
+
+PLAIN = """
+    attended = Attention <scale: float = @scale> (score_query, score_keys, value_own, mask)
+"""
+
+EXPLICIT = """
+    own_output = MatMul (weights, value_own)
+    output_width = Identity (V)
+"""
+
+OUTPUT = """
+    HV = Mul (H, V)
+    output_shape = Concat <axis = 0> (minus_one, HV)
+    output = Reshape (attended, output_shape)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    text = HISTORY + SPLIT + gather("key", "key_cache_out") + gather("value", "value_cache_out")
+    text += rotations(present, "query", "key_own")
+    if not present & {"distance_bias", "prior_output"}:
+        return text + PLAIN + OUTPUT
+    join = JOIN if "prior_output" in present else "    joined = Identity (own_output)\n"
+    return text + scores_and_weights(present) + EXPLICIT + join + OUTPUT.replace("(attended,", "(joined,")
+
+
+BEAM_ATTENTION = Operator(
+    "BeamAttention",
+    ("projected", "key_cache", "value_cache", "ancestry", "lengths", *OPTIONAL_INPUTS),
+    ("output", "key_cache_out", "value_cache_out"),
+    _body,
+    optional=frozenset(OPTIONAL_INPUTS),
+    attributes=("scale", "window"),
+)

@@ -21,9 +21,13 @@ Equal scores: the lower beam, then the lower token comes first. The processors s
 applies them; bans commute, since each of them is a minimum with -inf.
 """
 
-BEAM_TOP_K = """
-BeamTopK (logits, beam_scores, history, lengths, banned, normalize, repetition_penalty, no_repeat_ngram_size,
-          candidates) => (scores, beams, tokens) {
+from __future__ import annotations
+
+from tightbeam.plugins.schema import Operator
+
+__all__ = ["BEAM_TOP_K"]
+
+BODY = """
     zero = Constant <value = int64 {0}> ()
     one = Constant <value = int64 {1}> ()
     axis0 = Constant <value = int64[1] {0}> ()
@@ -43,14 +47,15 @@ BeamTopK (logits, beam_scores, history, lengths, banned, normalize, repetition_p
     log_probabilities = LogSoftmax <axis = -1> (logits32)
     chosen = Where (normalize, log_probabilities, logits32)
 
-    width = Shape <start = 1, end = 2> (history)
+    width = ReduceMax <keepdims = 1> (lengths64)
+    used_history = Slice (history, axis0, width, axis1)
     width_scalar = Squeeze (width)
     positions = Range (zero, width_scalar, one)
     positions_row = Unsqueeze (positions, axis0)
     lengths_rows_column = Unsqueeze (lengths_rows, axis1)
     counts = Less (positions_row, lengths_rows_column)
-    first_token = Slice (history, axis0, axis1, axis1)
-    seen_tokens = Where (counts, history, first_token)
+    first_token = Slice (used_history, axis0, axis1, axis1)
+    seen_tokens = Where (counts, used_history, first_token)
     seen_scores = GatherElements <axis = 1> (chosen, seen_tokens)
     is_negative = Less (seen_scores, zero_float)
     multiplied = Mul (seen_scores, repetition_penalty)
@@ -58,7 +63,8 @@ BeamTopK (logits, beam_scores, history, lengths, banned, normalize, repetition_p
     penalised_scores = Where (is_negative, multiplied, divided)
     penalised = ScatterElements <axis = 1> (chosen, seen_tokens, penalised_scores)
 
-    blocked = tightbeam.NGramBlock (penalised, seen_tokens, lengths_rows, no_repeat_ngram_size)
+    lengths_rows32 = Cast <to = 6> (lengths_rows)
+    blocked = tightbeam.NGramBlock (penalised, seen_tokens, lengths_rows32, no_repeat_ngram_size)
 
     no_entry = Less (banned, zero)
     banned_token = Where (no_entry, zero, banned)
@@ -76,5 +82,21 @@ BeamTopK (logits, beam_scores, history, lengths, banned, normalize, repetition_p
     scores, index = TopK <axis = -1, largest = 1, sorted = 1> (total_by_sample, candidates)
     beams = Div (index, candidates)
     tokens = GatherElements <axis = 1> (tokens_by_sample, index)
-}
 """
+
+BEAM_TOP_K = Operator(
+    "BeamTopK",
+    (
+        "logits",
+        "beam_scores",
+        "history",
+        "lengths",
+        "banned",
+        "normalize",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "candidates",
+    ),
+    ("scores", "beams", "tokens"),
+    lambda present: BODY,
+)

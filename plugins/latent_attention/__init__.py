@@ -3,32 +3,93 @@
 ========================  ==================  ==========================================================
 input                     type, shape         meaning
 ========================  ==================  ==========================================================
-``query``                 float [B, Q, D]     Q = M x H queries of a sample, in the space of the states
-``states``                float [B, N, D]     what is attended to, keys and values at once
+``query``                 float [R, H, K]     R = B x M rows, in the space of the states' heads
+``states``                float [B, N, G K]   what is attended to, keys and values at once, for all beams
 ``mask``                  bool [B, N]         True where a position counts; one at least per sample
 attribute ``scale``       float               factor on the scores
-output ``output``         float [B, Q, D]     softmax(scale x query x states^T) x states
+output ``output``         float [R, H, G K]   each head's weights over whole rows of the states
+``lse``, optional         float32 [R, H]      log of the sum of the exponentials of the scores
 ========================  ==================  ==========================================================
+
+EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
+part of the row. All M x H queries of a sample multiply one matrix, which is read once.
 """
 
-LATENT_ATTENTION = """
-LatentAttention <scale> (query, states, mask) => (output) {
+from __future__ import annotations
+
+from tightbeam.plugins.schema import Operator
+
+__all__ = ["LATENT_ATTENTION"]
+
+BODY = """
     axis1 = Constant <value = int64[1] {1}> ()
-    zero = Constant <value = float {0}> ()
-    lowest = Constant <value = float {-3.4028234663852886e38}> ()
+    minus_one = Constant <value = int64[1] {-1}> ()
+    H = Shape <start = 1, end = 2> (query)
+    K = Shape <start = 2, end = 3> (query)
+    R = Shape <start = 0, end = 1> (query)
+    B = Shape <start = 0, end = 1> (states)
+    N = Shape <start = 1, end = 2> (states)
+    E = Shape <start = 2, end = 3> (states)
+    M = Div (R, B)
+    G = Div (E, K)
+    Q = Div (H, G)
+    MQ = Mul (M, Q)
+    GMQ = Mul (G, MQ)
 
-    mask_row = Unsqueeze (mask, axis1)
-    zero_like = CastLike (zero, query)
-    lowest_like = CastLike (lowest, query)
-    bias = Where (mask_row, zero_like, lowest_like)
-
+    by_head_shape = Concat <axis = 0> (B, M, G, Q, K)
+    by_head = Reshape (query, by_head_shape)
+    by_group = Transpose <perm = [0, 2, 1, 3, 4]> (by_head)
+    queries_shape = Concat <axis = 0> (B, G, MQ, K)
+    queries = Reshape (by_group, queries_shape)
+    states_shape = Concat <axis = 0> (B, N, G, K)
+    states_by_head = Reshape (states, states_shape)
+    keys_t = Transpose <perm = [0, 2, 3, 1]> (states_by_head)
+    products = MatMul (queries, keys_t)
     factor = Constant <value_float: float = @scale> ()
-    factor_like = CastLike (factor, query)
-    states_t = Transpose <perm = [0, 2, 1]> (states)
-    products = MatMul (query, states_t)
-    scores = Mul (products, factor_like)
-    masked = Add (scores, bias)
-    weights = Softmax <axis = -1> (masked)
-    output = MatMul (weights, states)
-}
+    factor_like = CastLike (factor, products)
+    plain_scores = Mul (products, factor_like)
+    lowest = Constant <value = float {-inf}> ()
+    lowest_like = CastLike (lowest, plain_scores)
+    axes12 = Constant <value = int64[2] {1, 2}> ()
+    mask_cube = Unsqueeze (mask, axes12)
+    scores = Where (mask_cube, plain_scores, lowest_like)
+    highest = ReduceMax <keepdims = 1> (scores, minus_one)
+    shifted = Sub (scores, highest)
+    exponentials = Exp (shifted)
+    total = ReduceSum <keepdims = 1> (exponentials, minus_one)
+    weights = Div (exponentials, total)
+
+    weights_shape = Concat <axis = 0> (B, GMQ, N)
+    weights_by_sample = Reshape (weights, weights_shape)
+    latent = MatMul (weights_by_sample, states)
+    latent_shape = Concat <axis = 0> (B, G, M, Q, E)
+    latent_by_group = Reshape (latent, latent_shape)
+    latent_by_head = Transpose <perm = [0, 2, 1, 3, 4]> (latent_by_group)
+    output_shape = Concat <axis = 0> (R, H, E)
+    output = Reshape (latent_by_head, output_shape)
 """
+
+LSE = """
+    log_total = Log (total)
+    lse_grouped = Add (log_total, highest)
+    lse_group_shape = Concat <axis = 0> (B, G, M, Q)
+    lse_by_group = Reshape (lse_grouped, lse_group_shape)
+    lse_by_head = Transpose <perm = [0, 2, 1, 3]> (lse_by_group)
+    lse_shape = Concat <axis = 0> (R, H)
+    lse_like = Reshape (lse_by_head, lse_shape)
+    lse = Cast <to = 1> (lse_like)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    return BODY + (LSE if "lse" in present else "")
+
+
+LATENT_ATTENTION = Operator(
+    "LatentAttention",
+    ("query", "states", "mask"),
+    ("output", "lse"),
+    _body,
+    optional=frozenset({"lse"}),
+    attributes=("scale",),
+)

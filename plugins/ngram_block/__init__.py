@@ -3,9 +3,9 @@
 ========================  ===============  =============================================================
 input                     type, shape      meaning
 ========================  ===============  =============================================================
-``scores``                float [R, voc]   scores of the next token
+``scores``                float [R, voc]   scores of the next token; float32, float16 or bfloat16
 ``history``               int64 [R, T]     tokens of each row, left-aligned; ids in 0..voc-1
-``lengths``               int64 [R]        how many tokens of the row count, 1..T
+``lengths``               int32 [R]        how many tokens of the row count, 1..T
 ``ngram_size``            int64 []         n; 0 blocks nothing
 output ``blocked``        float [R, voc]   the scores, -inf where the token is blocked
 ========================  ===============  =============================================================
@@ -15,8 +15,13 @@ n-1. All windows of all rows are compared at once, at least one token back, sinc
 portable shape. A window that does not match scatters +inf, which min ignores.
 """
 
-NGRAM_BLOCK = """
-NGramBlock (scores, history, lengths, ngram_size) => (blocked) {
+from __future__ import annotations
+
+from tightbeam.plugins.schema import Operator
+
+__all__ = ["NGRAM_BLOCK"]
+
+BODY = """
     zero = Constant <value = int64 {0}> ()
     one = Constant <value = int64 {1}> ()
     axis0 = Constant <value = int64[1] {0}> ()
@@ -38,7 +43,8 @@ NGramBlock (scores, history, lengths, ngram_size) => (blocked) {
     window_index_safe = Max (window_index, zero)
     windows = Gather <axis = 1> (history, window_index_safe)
 
-    lengths_column = Unsqueeze (lengths, axis1)
+    lengths64 = Cast <to = 7> (lengths)
+    lengths_column = Unsqueeze (lengths64, axis1)
     suffix_index = Sub (lengths_column, back_row)
     suffix_index_safe = Max (suffix_index, zero)
     suffix = GatherElements <axis = 1> (history, suffix_index_safe)
@@ -66,5 +72,6 @@ NGramBlock (scores, history, lengths, ngram_size) => (blocked) {
     high = CastLike (plus_inf, scores)
     updates = Where (repeats, low, high)
     blocked = ScatterElements <axis = 1, reduction = "min"> (scores, history, updates)
-}
 """
+
+NGRAM_BLOCK = Operator("NGramBlock", ("scores", "history", "lengths", "ngram_size"), ("blocked",), lambda present: BODY)

@@ -1,0 +1,33 @@
+// What a kernel of BeamAttention is given. Letters as in DESIGN.md; R = B x M rows.
+#pragma once
+
+namespace tightbeam {
+
+template <class Float>
+struct BeamAttentionArguments {
+  int B, M, H, G, K, V;
+  int T;      // width of ancestry; lengths <= T
+  int T_max;  // positions that the caches have room for; T <= T_max
+  int rotary;          // numbers of a key head that are rotated, even, <= K; 0 without cosines
+  int rotary_positions;  // rows of the rotation tables
+  int bias_heads;      // H, or 0 without distance_bias
+  int bias_distances;  // columns of distance_bias
+  float scale;
+  int window;  // newest positions that count; 0: all
+
+  const Float* projected;    // [R, H K + G K + G V]: the new token's queries, key and value side by side
+  const int* ancestry;       // [B, M, T]: which beam slot wrote position t of a beam's own history
+  const int* lengths;        // [B]: tokens of the sample so far, the new one included
+  const float* cosines;      // [rotary_positions, rotary / 2] or null
+  const float* sines;        // as cosines
+  const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
+  const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or null
+  const Float* prior_output;   // [R, H V]: attention over other positions, to be joined in one softmax; or null
+  const float* prior_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prior_output
+
+  Float* key_cache;    // [R, G, T_max, K]: read, and written at position lengths-1
+  Float* value_cache;  // [R, G, T_max, V]
+  Float* output;       // [R, H V]
+};
+
+}  // namespace tightbeam

@@ -1,0 +1,68 @@
+// BeamAttention's table, and its arguments out of a call. What it does: __init__.py.
+#pragma once
+
+#include "beam_attention/arguments.h"
+#include "common/operator.h"
+
+namespace tightbeam {
+
+inline const Operator& beam_attention_table() {
+  static const Operator table("BeamAttention",
+                              {
+                                  Input("projected", Element::Float, "B M, H K + G K + G V"),
+                                  Input("key_cache", Element::Float, "B M, G, T_max, K"),
+                                  Input("value_cache", Element::Float, "B M, G, T_max, V"),
+                                  Input("ancestry", Element::int32, "B, M, T"),
+                                  Input("lengths", Element::int32, "B"),
+                                  Input("cosines", Element::float32, "P, X").optional(),
+                                  Input("sines", Element::float32, "P, X").optional(),
+                                  Input("first_positions", Element::int32, "B").optional(),
+                                  Input("distance_bias", Element::float32, "H, Y").optional(),
+                                  Input("prior_output", Element::Float, "B M, H V").optional(),
+                                  Input("prior_lse", Element::float32, "B M, H").optional(),
+                              },
+                              {
+                                  Output("output", Element::Float, "B M, H V"),
+                                  Output("key_cache_out", Element::Float, "B M, G, T_max, K").updates("key_cache"),
+                                  Output("value_cache_out", Element::Float, "B M, G, T_max, V").updates("value_cache"),
+                              },
+                              {Attribute::required_float("scale"), Attribute::optional_int("window", 0)});
+  return table;
+}
+
+template <class Float>
+BeamAttentionArguments<Float> beam_attention_arguments(const Call& call) {
+  BeamAttentionArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.V = call.size("V");
+  arguments.T = call.size("T");
+  arguments.T_max = call.size("T_max");
+  if (arguments.H % arguments.G != 0)
+    call.fail("has H = " + std::to_string(arguments.H) + " query heads, expected a multiple of its G = " +
+              std::to_string(arguments.G) + " key heads");
+  arguments.rotary = 2 * call.size("X");
+  arguments.rotary_positions = call.size("P");
+  arguments.bias_heads = call.has("distance_bias") ? arguments.H : 0;
+  arguments.bias_distances = call.size("Y");
+  arguments.scale = call.float_attribute("scale");
+  arguments.window = call.int_attribute("window");
+  arguments.ancestry = call.input<int>("ancestry");
+  arguments.lengths = call.input<int>("lengths");
+  arguments.cosines = call.input<float>("cosines");
+  arguments.sines = call.input<float>("sines");
+  arguments.first_positions = call.input<int>("first_positions");
+  arguments.distance_bias = call.input<float>("distance_bias");
+  arguments.prior_output = call.input<Float>("prior_output");
+  arguments.prior_lse = call.input<float>("prior_lse");
+  arguments.output = call.output<Float>("output");
+  arguments.projected = call.input<Float>("projected");
+  arguments.key_cache = call.output<Float>("key_cache_out");
+  arguments.value_cache = call.output<Float>("value_cache_out");
+  return arguments;
+}
+
+}  // namespace tightbeam

@@ -1,0 +1,140 @@
+// BeamLatentAttention in CUDA: the H queries of a row over its own history, whose rows are keys and values at once.
+#pragma once
+
+#include "beam_latent_attention/arguments.h"
+#include "common/attention_rows.cuh"
+#ifndef __CUDACC_RTC__
+#include "beam_latent_attention/launch.h"
+#endif
+
+namespace tightbeam::device {
+
+// A block's part, as attention_rows.cuh wants it: 16 heads of one row over its history.
+template <class Float>
+struct BeamLatentProblem {
+  const BeamLatentAttentionArguments<Float>& a;
+  const Span& span;
+  int K, D, sample, beam, first_head, queries, begin, end;
+  bool aligned;
+
+  __device__ BeamLatentProblem(const BeamLatentAttentionArguments<Float>& a, const Span& span, bool aligned)
+      : a(a), span(span), K(a.K), D(a.G * a.K), sample(blockIdx.x / a.M), beam(blockIdx.x % a.M),
+        first_head(blockIdx.y * 16), queries(min(16, a.H - first_head)), begin(span.begin), end(span.newest + 1),
+        aligned(aligned) {}
+
+  __device__ long long row() const { return static_cast<long long>(sample) * a.M + beam; }
+  __device__ int first_group(int j) const { return (first_head + j) / (a.H / a.G); }
+
+  __device__ float query(int j, int column) const {
+    const int k = column - first_group(j) * K;
+    if (k < 0 || k >= K) return 0.0f;
+    const Float* head = a.query + (row() * a.H + first_head + j) * K;
+    return rotated(a, span.first + span.newest, k, [&](int c) { return to_float(head[c]); });
+  }
+  // The newest position comes from the inputs: the cache's row may be written by another block at this moment.
+  __device__ const Float* pack(int n, int column) const {
+    const long long source = history_row(a, sample, beam, n);
+    if (n == span.newest) return a.row + source * D + column;
+    return a.cache + ((source * a.G + column / K) * a.T_max + n) * K + column % K;
+  }
+  __device__ float number(int n, int column) const { return to_float(*pack(n, column)); }
+  __device__ float key(int n, int column) const {
+    const int first = column - column % K;
+    return rotated(a, span.first + n, column % K, [&](int c) { return number(n, first + c); });
+  }
+
+  // Turns fragments by 8 columns: those that go with them stand half a rotation away in the same row.
+  __device__ void load_keys(unsigned (&b)[2][2], const Float* corner, int stride, int n, int column) const {
+    load_key_fragments(b, corner, stride);
+    if constexpr (sizeof(Float) == 2) {
+      if (a.rotary == 0) return;
+      const int lane = threadIdx.x % WARP, half = a.rotary / 2;
+      // Where the partner of 8 columns stands, from them; 0 for those that are not turned.
+      const auto away = [&](int c) { return c % K >= a.rotary || c >= D ? 0 : c % K < half ? half : -half; };
+      unsigned partners[4];
+      load_matrices(partners, corner + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8 +
+                                  away(column + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // positions n + 8 (i / 2) + lane / 4, columns from 8 (i % 2) on
+        const int first = column + i % 2 * 8, position = min(n + i / 2 * 8 + lane / 4, span.newest);
+        const int distance = away(first);
+        if (distance == 0) continue;
+        const int angle = first % K - (distance < 0 ? half : 0) + lane % 4 * 2;
+        const long long table = static_cast<long long>(span.first + position) * half + angle;
+        unsigned& own = b[i / 2][i % 2];
+        float numbers[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float sine = distance > 0 ? -a.sines[table + j] : a.sines[table + j];
+          numbers[j] = unpack<Float>(own, j) * a.cosines[table + j] + unpack<Float>(partners[i], j) * sine;
+        }
+        own = pack_two<Float>(numbers[0], numbers[1]);
+      }
+    }
+  }
+  __device__ bool counts(int n) const { return n < end; }
+  __device__ float score(int j, int n, float dot) const { return history_score(a, span, first_head + j, n, dot); }
+
+  __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
+    const long long place = row() * a.H + first_head + j;
+    const float value = join_parts(
+        a.prior_lse ? 2 : 1,
+        [&](int part) { return part == 0 ? softmax : PartialSoftmax{a.prior_lse[place], 1.0f}; },
+        [&](int part) { return part == 0 ? sum : to_float(a.prior_output[place * D + column]); }, nullptr);
+    a.output[place * D + column] = from_float<Float>(value);
+  }
+};
+
+// Writes the new row of the cache, once; false, and NaN in the output, where the sample is not valid.
+template <class Float>
+__device__ __forceinline__ bool begin_beam_latent(const BeamLatentProblem<Float>& problem) {
+  const auto& a = problem.a;
+  const int D = problem.D;
+  if (!problem.span.valid) {
+    Float* output = a.output + (problem.row() * a.H + problem.first_head) * D;
+    for (int i = threadIdx.x; i < problem.queries * D; i += blockDim.x) output[i] = from_float<Float>(not_a_number());
+    return false;
+  }
+  if (blockIdx.y == 0 && blockIdx.z == 0)
+    for (int i = threadIdx.x; i < D; i += blockDim.x)
+      a.cache[((problem.row() * a.G + i / a.K) * a.T_max + problem.span.newest) * a.K + i % a.K] =
+          a.row[problem.row() * D + i];
+  return true;
+}
+
+template <class Float>
+__global__ void __launch_bounds__(PLAIN_THREADS, 1)
+    beam_latent_attention_plain_kernel(BeamLatentAttentionArguments<Float> a) {
+  const Span span = history_span(a, blockIdx.x / a.M);
+  const BeamLatentProblem<Float> problem(a, span, false);
+  if (begin_beam_latent(problem)) attend_plain(problem, blockIdx.z * PLAIN_COLUMNS);
+}
+
+template <class Half, int STEPS, int COLUMNS>
+__global__ void __launch_bounds__(512, 1)
+    beam_latent_attention_matrix_kernel(BeamLatentAttentionArguments<Half> a, MatrixShape shape, bool aligned) {
+  const Span span = history_span(a, blockIdx.x / a.M);
+  const BeamLatentProblem<Half> problem(a, span, aligned);
+  if (begin_beam_latent(problem)) attend_matrix<Half, 1, STEPS, COLUMNS>(problem, shape);
+}
+
+#ifndef __CUDACC_RTC__
+
+// `start(kernel, launch, arguments...)` starts one kernel.
+template <class Float, class Start>
+void start_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, const Gpu& gpu, const Start& start) {
+  const BeamLatentAttentionPlan plan = plan_beam_latent_attention(a, gpu);
+  if constexpr (sizeof(Float) == 2) {
+    if (plan.matrix.warps > 0) {
+      const auto kernel = plan.matrix.columns == 128 ? beam_latent_attention_matrix_kernel<Float, 1, 128>
+                          : plan.matrix.steps == 2   ? beam_latent_attention_matrix_kernel<Float, 2, 64>
+                                                     : beam_latent_attention_matrix_kernel<Float, 1, 64>;
+      start(kernel, plan.launch, a, plan.matrix, plan.aligned);
+    }
+  }
+  if (plan.matrix.warps == 0) start(beam_latent_attention_plain_kernel<Float>, plan.launch, a);
+}
+
+#endif
+
+}  // namespace tightbeam::device

@@ -1,0 +1,31 @@
+# A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline") and on x86-64
+# for AVX2 with FMA ("v3") and AVX-512 ("v4"). It is given TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the
+# number of floats in a register; common/math.h chooses among the copies when the library is loaded.
+#
+# An inline function or a template of a common header that such a file uses, and that the compiler does not inline,
+# becomes a weak symbol that the linker keeps one copy of: an AVX-512 copy in code meant for every processor would be an
+# illegal instruction there. So these files define nothing with external linkage but what is named after its set, and
+# tests/test_build.py fails where one of their objects has a weak symbol.
+set(levels baseline)
+set(baseline_options "")
+set(baseline_lanes 4)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
+  list(APPEND levels v3 v4)
+  add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_X86_64>)
+endif()
+set(v3_options -mavx2 -mfma)
+set(v3_lanes 8)
+set(v4_options ${v3_options} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+set(v4_lanes 16)
+
+# Contraction to FMA, and neither errno nor floating point traps: what vectors need. Sums keep their order.
+set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+
+set(kernel_objects "")
+foreach(level IN LISTS levels)
+  add_library(tightbeam_kernels_${level} OBJECT ${kernels})
+  target_compile_definitions(tightbeam_kernels_${level} PRIVATE TIGHTBEAM_ISA=${level}
+    TIGHTBEAM_LANES=${${level}_lanes})
+  target_compile_options(tightbeam_kernels_${level} PRIVATE ${kernel_options} ${${level}_options})
+  list(APPEND kernel_objects $<TARGET_OBJECTS:tightbeam_kernels_${level}>)
+endforeach()

@@ -1,0 +1,185 @@
+#include "common/attend_history.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/attention.h"
+#include "common/check_values.h"
+
+namespace tightbeam {
+namespace {
+
+constexpr int TILE = Attention::TILE;
+
+void check(const History& h) {
+  check_lengths(h.op, h.lengths, h.B, h.T, "the positions of ancestry");
+  if (h.T > h.T_max)
+    fail(h.op, "ancestry has " + std::to_string(h.T) + " positions, expected at most " + std::to_string(h.T_max) +
+                   ", the room of the cache");
+  if (h.window < 0) fail(h.op, "attribute window is " + std::to_string(h.window) + ", expected 0 or more");
+  if ((h.cosines == nullptr) != (h.sines == nullptr)) fail(h.op, "has one of cosines and sines, expected both or none");
+  if ((h.prior_output == nullptr) != (h.prior_lse == nullptr))
+    fail(h.op, "has one of prior_output and prior_lse, expected both or none");
+  if (h.cosines != nullptr && h.rotary > h.keys.width)
+    fail(h.op, "cosines turn " + std::to_string(h.rotary) + " numbers, a key head has " + std::to_string(h.keys.width));
+  for (int b = 0; b < h.B; ++b) {
+    const int newest = h.lengths[b] - 1;
+    const std::string at = "[" + std::to_string(b) + "]";
+    for (int m = 0; m < h.M; ++m) {
+      const int* slots = h.ancestry + (static_cast<size_t>(b) * h.M + m) * h.T;
+      for (int t = 0; t < newest; ++t)
+        if (slots[t] < 0 || slots[t] >= h.M)
+          fail(h.op, "ancestry[" + std::to_string(b) + ", " + std::to_string(m) + ", " + std::to_string(t) + "] is " +
+                         std::to_string(slots[t]) + ", expected a beam in 0.." + std::to_string(h.M - 1));
+      if (slots[newest] != m)
+        fail(h.op, "ancestry[" + std::to_string(b) + ", " + std::to_string(m) + ", " + std::to_string(newest) +
+                       "], the newest position, is " + std::to_string(slots[newest]) + ", expected the beam's own " +
+                       std::to_string(m));
+    }
+    if (h.cosines != nullptr) {
+      const int first = h.first_positions == nullptr ? 0 : h.first_positions[b];
+      if (first < 0 || first > h.rotary_positions - h.lengths[b])
+        fail(h.op, "first_positions" + at + " is " + std::to_string(first) + " and lengths" + at + " " +
+                       std::to_string(h.lengths[b]) + ", expected a sum of at most " +
+                       std::to_string(h.rotary_positions) + ", the rows of cosines");
+    }
+    const int farthest = h.window == 0 ? newest : std::min(newest, h.window - 1);
+    if (h.distance_bias != nullptr && farthest >= h.bias_distances)
+      fail(h.op, "lengths" + at + " is " + std::to_string(h.lengths[b]) + ", distance_bias has only " +
+                     std::to_string(h.bias_distances) + " distances");
+  }
+}
+
+// The queries of all M beams that share key head g of sample b, beam by beam.
+class Item {
+ public:
+  Item(const History& h, size_t b, size_t g)
+      : h_(h),
+        b_(b),
+        g_(g),
+        heads_(h.H / h.G),
+        V_(h.values.cache != nullptr ? h.values.width : h.G * h.keys.width),
+        newest_(h.lengths[b] - 1),
+        attention_(h.M * heads_, h.keys.width, V_),
+        rotated_(h.cosines != nullptr ? static_cast<size_t>(TILE) * h.keys.width : 0) {}
+
+  void run() {
+    write(h_.keys);
+    if (h_.values.cache != nullptr) write(h_.values);
+    for (int m = 0; m < h_.M; ++m) start(m);
+    const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
+    const int parted = end_of_shared(oldest);
+    for (int t = oldest; t < parted; t += TILE) attend(0, h_.M, t, std::min(TILE, parted - t));
+    for (int m = 0; m < h_.M; ++m)
+      for (int t = parted; t <= newest_; t += TILE) attend(m, 1, t, std::min(TILE, newest_ + 1 - t));
+    for (int q = 0; q < h_.M * heads_; ++q) attention_.write_output(q, h_.output + place(q) * V_);
+  }
+
+ private:
+  size_t row(int m) const { return b_ * h_.M + m; }
+  size_t place(int q) const { return row(q / heads_) * h_.H + g_ * heads_ + q % heads_; }
+  const int* slots(int m) const { return h_.ancestry + row(m) * h_.T; }
+
+  float* cached(const HistoryRows& rows, int slot, size_t head, int t) const {
+    return rows.cache + ((row(slot) * h_.G + head) * h_.T_max + t) * rows.width;
+  }
+
+  // Where the beams' histories part: they come from one beam before, as all but their last tokens soon do, and then go
+  // over it together.
+  int end_of_shared(int t) const {
+    for (; t < newest_; ++t)
+      for (int m = 1; m < h_.M; ++m)
+        if (slots(m)[t] != slots(0)[t]) return t;
+    return t;
+  }
+
+  void write(const HistoryRows& rows) const {
+    for (int m = 0; m < h_.M; ++m)
+      std::memcpy(cached(rows, m, g_, newest_), rows.row + row(m) * rows.row_stride + g_ * rows.width,
+                  sizeof(float) * rows.width);
+  }
+
+  // Position t of beam m's history; the newest comes from the step itself, since another item may not have written it.
+  const float* read(const HistoryRows& rows, int m, size_t head, int t) const {
+    if (t == newest_) return rows.row + row(m) * rows.row_stride + head * rows.width;
+    return cached(rows, slots(m)[t], head, t);
+  }
+
+  void start(int m) {
+    for (int q = m * heads_; q < (m + 1) * heads_; ++q) {
+      const size_t head = g_ * heads_ + q % heads_;
+      attention_.set_query(q, h_.query + row(m) * h_.query_stride + head * h_.keys.width, h_.scale);
+      if (h_.cosines != nullptr) turn(attention_.query(q), attention_.query(q), newest_);
+      if (h_.prior_lse != nullptr) attention_.set_prior(q, h_.prior_output + place(q) * V_, h_.prior_lse[place(q)]);
+    }
+  }
+
+  // Beams [m, m + beams), whose history at positions [t, t + count) is the same.
+  void attend(int m, int beams, int t, int count) {
+    const int first = m * heads_, Q = beams * heads_;
+    const float *keys[TILE], *values[TILE];
+    const HistoryRows& value_rows = h_.values.cache != nullptr ? h_.values : h_.keys;
+    for (int i = 0; i < count; ++i) {
+      keys[i] = read(h_.keys, m, g_, t + i);
+      values[i] = read(value_rows, m, h_.values.cache != nullptr ? g_ : 0, t + i);
+    }
+    const Upcoming next{values, count, value_rows.width};
+    if (h_.cosines != nullptr) turn_keys(keys, t, count);
+    attention_.dot(first, Q, keys, count, next);
+    if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
+    attention_.weigh(first, Q, count);
+    if (h_.values.cache != nullptr) return attention_.add(first, Q, values, count, V_, 0, {});
+    for (int head = 0; head < h_.G; ++head) {
+      for (int i = 0; i < count; ++i) values[i] = read(h_.keys, m, head, t + i);
+      attention_.add(first, Q, values, count, h_.keys.width, head * h_.keys.width, {});
+    }
+  }
+
+  void turn_keys(const float** keys, int t, int count) {
+    for (int i = 0; i < count; ++i) {
+      float* turned = &rotated_[static_cast<size_t>(i) * h_.keys.width];
+      turn(keys[i], turned, t + i);
+      keys[i] = turned;
+    }
+  }
+
+  void add_bias(int first, int Q, int t, int count) {
+    for (int q = first; q < first + Q; ++q) {
+      const float* bias = h_.distance_bias + (g_ * heads_ + q % heads_) * h_.bias_distances;
+      float* scores = attention_.scores(q);
+      for (int i = 0; i < count; ++i) scores[i] += bias[newest_ - t - i];
+    }
+  }
+
+  // Rotates a key head by the angles of position t; from and to may be the same.
+  void turn(const float* from, float* to, int t) const {
+    const int half = h_.rotary / 2;
+    const int first = h_.first_positions == nullptr ? 0 : h_.first_positions[b_];
+    const float* cosine = h_.cosines + static_cast<size_t>(first + t) * half;
+    const float* sine = h_.sines + static_cast<size_t>(first + t) * half;
+    for (int k = 0; k < half; ++k) {
+      const float one = from[k], two = from[half + k];
+      to[k] = one * cosine[k] - two * sine[k];
+      to[half + k] = two * cosine[k] + one * sine[k];
+    }
+    if (to != from) std::memcpy(to + h_.rotary, from + h_.rotary, sizeof(float) * (h_.keys.width - h_.rotary));
+  }
+
+  const History& h_;
+  const size_t b_, g_;
+  const int heads_, V_, newest_;
+  Attention attention_;
+  std::vector<float> rotated_;
+};
+
+}  // namespace
+
+void attend_history(const History& history, const Parallel& parallel) {
+  check(history);
+  parallel.for_each(static_cast<size_t>(history.B) * history.G,
+                    [&](size_t item) { Item(history, item / history.G, item % history.G).run(); });
+}
+
+}  // namespace tightbeam

@@ -1,0 +1,29 @@
+// Attention over a source that the beams of a sample share; SourceAttention and LatentAttention differ in strides only.
+#pragma once
+
+#include <cstddef>
+
+#include "common/parallel.h"
+
+namespace tightbeam {
+
+// Numbers from one sample, key head and position to the next; a row has `width` numbers in one piece.
+struct SourceRows {
+  const float* data;
+  size_t sample, head, position;
+  int width;
+};
+
+struct Source {
+  int B, M, H, G, N;
+  float scale;
+  const float* query;  // [R, H, width of the keys]
+  SourceRows keys, values;
+  const bool* mask;  // [B, N]
+  float* output;     // [R, H, width of the values]
+  float* lse;        // [R, H] or null
+};
+
+void attend_source(const Source& source, const Parallel& parallel);
+
+}  // namespace tightbeam

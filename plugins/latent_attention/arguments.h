@@ -1,0 +1,21 @@
+// What a kernel of LatentAttention is given. Letters as in DESIGN.md; R = B x M rows.
+#pragma once
+
+namespace tightbeam {
+
+template <class Float>
+struct LatentAttentionArguments {
+  int B, M, H, N;
+  int G;  // heads that the states are cut into for the scores; 1 in the EL and X form, H's divisor in the K form
+  int K;  // width of such a head; a row of the states has G K numbers
+  float scale;
+
+  const Float* query;   // [R, H, K]
+  const Float* states;  // [B, N, G K]: keys and values at once
+  const bool* mask;     // [B, N]: which positions count
+
+  Float* output;  // [R, H, G K]: each head's weights over whole rows
+  float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
+};
+
+}  // namespace tightbeam

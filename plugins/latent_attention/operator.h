@@ -1,0 +1,45 @@
+// LatentAttention's table, and its arguments out of a call. What it does: __init__.py.
+#pragma once
+
+#include "latent_attention/arguments.h"
+#include "common/operator.h"
+
+namespace tightbeam {
+
+inline const Operator& latent_attention_table() {
+  static const Operator table("LatentAttention",
+                              {
+                                  Input("query", Element::Float, "B M, H, K"),
+                                  Input("states", Element::Float, "B, N, G K"),
+                                  Input("mask", Element::boolean, "B, N"),
+                              },
+                              {
+                                  Output("output", Element::Float, "B M, H, G K"),
+                                  Output("lse", Element::float32, "B M, H").optional(),
+                              },
+                              {Attribute::required_float("scale")});
+  return table;
+}
+
+template <class Float>
+LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
+  LatentAttentionArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.N = call.size("N");
+  if (arguments.H % arguments.G != 0)
+    call.fail("has H = " + std::to_string(arguments.H) + " query heads, expected a multiple of its G = " +
+              std::to_string(arguments.G) + " key heads");
+  arguments.scale = call.float_attribute("scale");
+  arguments.query = call.input<Float>("query");
+  arguments.states = call.input<Float>("states");
+  arguments.mask = call.input<bool>("mask");
+  arguments.output = call.output<Float>("output");
+  arguments.lse = call.output<float>("lse");
+  return arguments;
+}
+
+}  // namespace tightbeam

@@ -1,0 +1,41 @@
+"""Where the native libraries of the operators are, if they were built."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cpu_library", "cuda_library"]
+
+ENVIRONMENT = "TIGHTBEAM_LIBRARY"
+
+
+def cpu_library() -> Path | None:
+    """The library to register with ONNX Runtime for kernels on the CPU; None: the function bodies serve, slower.
+
+    The environment variable ``TIGHTBEAM_LIBRARY`` names another file, or ``none``.
+    Raises FileNotFoundError where it names a file that is not there.
+    """
+    return _library("libtightbeam_cpu.so")
+
+
+def cuda_library() -> Path | None:
+    """As :func:`cpu_library`, with kernels for CUDA beside those for the CPU: register this one or that one."""
+    return _library("libtightbeam_cuda.so")
+
+
+def _library(name: str) -> Path | None:
+    wanted = os.environ.get(ENVIRONMENT)
+    if wanted == "none":
+        return None
+    if wanted:
+        if not Path(wanted).is_file():
+            raise FileNotFoundError(f"{ENVIRONMENT} is {wanted!r}, which is no file; name a library, or 'none'")
+        return Path(wanted)
+    import tightbeam.plugins
+
+    # An editable install has two places: the sources, and where the build installed to.
+    for folder in tightbeam.plugins.__path__:
+        if (path := Path(folder) / "lib" / name).is_file():
+            return path
+    return None

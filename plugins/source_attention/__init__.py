@@ -1,0 +1,101 @@
+"""SourceAttention: attention over keys and values that the beams of a sample share (FastSeq, section 4.1).
+
+========================  =====================  ==========================================================
+input                     type, shape            meaning
+========================  =====================  ==========================================================
+``query``                 float [R, H K]         R = B x M rows
+``key``                   float [B, G, N, K]     once a sample, for all its beams
+``value``                 float [B, G, N, V]     as the keys
+``mask``                  bool [B, N]            True where a position counts; one at least per sample
+attribute ``scale``       float                  factor on the scores
+output ``output``         float [R, H V]
+``lse``, optional         float32 [R, H]         log of the sum of the exponentials of the scores
+========================  =====================  ==========================================================
+
+Head h reads key head h G / H. ``lse`` lets another attention join in the same softmax: the prior of BeamAttention.
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.schema import Operator
+
+__all__ = ["SOURCE_ATTENTION"]
+
+BY_SAMPLE = """
+    axis0 = Constant <value = int64[1] {0}> ()
+    axis1 = Constant <value = int64[1] {1}> ()
+    minus_one = Constant <value = int64[1] {-1}> ()
+    B = Shape <start = 0, end = 1> (key)
+    G = Shape <start = 1, end = 2> (key)
+    K = Shape <start = 3, end = 4> (key)
+    V = Shape <start = 3, end = 4> (value)
+    R = Shape <start = 0, end = 1> (query)
+    M = Div (R, B)
+    width = Shape <start = 1, end = 2> (query)
+    H = Div (width, K)
+    HV = Mul (H, V)
+    output_shape = Concat <axis = 0> (R, HV)
+    by_beam_shape = Concat <axis = 0> (B, M, H, K)
+    by_beam = Reshape (query, by_beam_shape)
+    by_head = Transpose <perm = [0, 2, 1, 3]> (by_beam)
+"""
+
+PLAIN = """
+    N = Shape <start = 1, end = 2> (mask)
+    mask_shape = Concat <axis = 0> (B, axis1, M, N)
+    axes12 = Constant <value = int64[2] {1, 2}> ()
+    mask_cube = Unsqueeze (mask, axes12)
+    mask_by_beam = Expand (mask_cube, mask_shape)
+    attended = Attention <scale: float = @scale> (by_head, key, value, mask_by_beam)
+    attended_by_beam = Transpose <perm = [0, 2, 1, 3]> (attended)
+    output = Reshape (attended_by_beam, output_shape)
+"""
+
+WITH_LSE = """
+    Q = Div (H, G)
+    QM = Mul (Q, M)
+    grouped_shape = Concat <axis = 0> (B, G, QM, K)
+    grouped = Reshape (by_head, grouped_shape)
+    key_t = Transpose <perm = [0, 1, 3, 2]> (key)
+    products = MatMul (grouped, key_t)
+    factor = Constant <value_float: float = @scale> ()
+    factor_like = CastLike (factor, products)
+    plain_scores = Mul (products, factor_like)
+    lowest = Constant <value = float {-inf}> ()
+    lowest_like = CastLike (lowest, plain_scores)
+    axes12 = Constant <value = int64[2] {1, 2}> ()
+    mask_cube = Unsqueeze (mask, axes12)
+    scores = Where (mask_cube, plain_scores, lowest_like)
+    highest = ReduceMax <keepdims = 1> (scores, minus_one)
+    shifted = Sub (scores, highest)
+    exponentials = Exp (shifted)
+    total = ReduceSum <keepdims = 1> (exponentials, minus_one)
+    weights = Div (exponentials, total)
+    grouped_output = MatMul (weights, value)
+    output_by_head_shape = Concat <axis = 0> (B, H, M, V)
+    output_by_head = Reshape (grouped_output, output_by_head_shape)
+    output_by_beam = Transpose <perm = [0, 2, 1, 3]> (output_by_head)
+    output = Reshape (output_by_beam, output_shape)
+    log_total = Log (total)
+    lse_grouped = Add (log_total, highest)
+    lse_by_head_shape = Concat <axis = 0> (B, H, M)
+    lse_by_head = Reshape (lse_grouped, lse_by_head_shape)
+    lse_by_beam = Transpose <perm = [0, 2, 1]> (lse_by_head)
+    lse_shape = Concat <axis = 0> (R, H)
+    lse_like = Reshape (lse_by_beam, lse_shape)
+    lse = Cast <to = 1> (lse_like)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    return BY_SAMPLE + (WITH_LSE if "lse" in present else PLAIN)
+
+
+SOURCE_ATTENTION = Operator(
+    "SourceAttention",
+    ("query", "key", "value", "mask"),
+    ("output", "lse"),
+    _body,
+    optional=frozenset({"lse"}),
+    attributes=("scale",),
+)
