@@ -1,6 +1,6 @@
 // BeamAttention in CUDA. A block takes all beams of a sample at one key/value head: where their histories are shared,
 // its warps read the same rows at about the same time, so that they come from device memory once. Per row 16 bytes a
-// lane go straight into registers; with M beams each number is used Q = H / G times, so the floor is the cache's bytes.
+// lane go straight into registers; each number serves Q = H / G queries, so the floor is the bytes of the histories.
 #pragma once
 
 #include "beam_attention/arguments.h"

@@ -11,7 +11,8 @@ namespace tightbeam {
 
 // `workspace`: of beam_latent_attention_workspace bytes, on the device. Faults of a launch: cudaGetLastError.
 template <class Float>
-void launch_beam_latent_attention(const BeamLatentAttentionArguments<Float>& arguments, void* workspace, cudaStream_t stream);
+void launch_beam_latent_attention(const BeamLatentAttentionArguments<Float>& arguments, void* workspace,
+                                  cudaStream_t stream);
 template <class Float>
 std::size_t beam_latent_attention_workspace(const BeamLatentAttentionArguments<Float>& arguments);
 

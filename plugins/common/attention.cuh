@@ -182,7 +182,8 @@ struct RowStream {
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
           float dot = dots[u][q];
-          for (int distance = lanes / 2; distance > 0; distance /= 2) dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
+          for (int distance = lanes / 2; distance > 0; distance /= 2)
+            dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
           scores[u] = counts[u] ? rows.score(q, t[u], dot) : -infinity();
           highest = fmaxf(highest, scores[u]);
         }

@@ -29,9 +29,6 @@ namespace tightbeam {
 // runtime from 1.18 on; what later headers append to OrtCustomOp is not looked at by a runtime that reads this number.
 constexpr uint32_t ORT_API = 18;
 
-// The version of the domain from which on the tables hold. A model of an older one keeps to its own function bodies.
-constexpr int DOMAIN_VERSION = 2;
-
 using Run = void (*)(Call& call, const OrtApi& api, OrtKernelContext* context);
 
 // One custom operator. OrtCustomOp is the first base, so that a callback's pointer is the object's own.

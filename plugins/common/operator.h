@@ -23,7 +23,8 @@
 
 namespace tightbeam {
 
-// VERSION in plugins/__init__.py.
+// The version of the domain from which on the tables hold: VERSION in plugins/__init__.py. A model of an older one keeps
+// to the functions it carries.
 constexpr int OPERATOR_VERSION = 2;
 
 // Float: the type that the operator is asked to run in, float32, float16 or bfloat16.

@@ -147,7 +147,10 @@ __global__ void __launch_bounds__(128)
 
   float highest[TILES][2], total[TILES][2], sums[TILES][WIDTH / 8][4] = {};
 #pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) highest[tile][0] = highest[tile][1] = -infinity(), total[tile][0] = total[tile][1] = 0.0f;
+  for (int tile = 0; tile < TILES; ++tile) {
+    highest[tile][0] = highest[tile][1] = -infinity();
+    total[tile][0] = total[tile][1] = 0.0f;
+  }
 
   unsigned next_counts = load(block.begin + warp * 16, 0);
   int stage = 0;
