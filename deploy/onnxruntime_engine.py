@@ -10,6 +10,7 @@ import onnxruntime as ort
 from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.engine import SMALL_INPUTS, Array, StepOutputs, small_inputs
+from tightbeam.deploy.tied_weights import TiedWeights
 
 __all__ = ["OnnxRuntimeEngine", "session_options"]
 
@@ -19,6 +20,16 @@ QUIET = 4
 ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "num_beams"})
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
+TYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+ENCODED_TOGETHER = 1024
+"""Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
+grows with them."""
 
 
 class OnnxRuntimeEngine:
@@ -30,9 +41,17 @@ class OnnxRuntimeEngine:
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.manifest = bundle.manifest
-        self.encoder = _session(bundle, bundle.manifest.encoder, threads)
-        self.decoder = _session(bundle, bundle.manifest.decoder, threads)
-        _check_names(bundle)
+        self._tied = TiedWeights(bundle)
+        self._values = {  # a session points to the values themselves, so they live as long
+            file: {name: _value(array) for name, array in arrays.items()}
+            for file, arrays in self._tied.by_graph.items()
+        }
+        self.encoder = _session(bundle, bundle.manifest.encoder, threads, self._values)
+        self.decoder = _session(bundle, bundle.manifest.decoder, threads, self._values)
+        self._tied.let_go()
+        self.dtypes = {tensor.name: TYPES.get(tensor.type) for tensor in self.decoder.get_inputs()}
+        _check_names(bundle, self.dtypes)
+        self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
         self._spare: tuple[tuple[int, int], dict[str, Array]] | None = None
 
     def begin(
@@ -44,20 +63,30 @@ class OnnxRuntimeEngine:
         return OnnxRuntimeDecoding(self, source, sizes, candidates)
 
     def _encode(self, input_ids: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Run the encoder; what the decoder needs of the source, by name."""
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "num_beams": np.array([sizes["M"]], dtype=np.int64),
+        """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
+        B, N, M = sizes["B"], sizes["N"], sizes["M"]
+        names = [tensor.name for tensor in self.manifest.encoder.outputs]
+        source: dict[str, Array] = {
+            name: np.empty(_shape(self.shapes[name], sizes), self.dtypes[name]) for name in names
         }
-        binding = self.encoder.io_binding()
-        for tensor in self.manifest.encoder.inputs:
-            binding.bind_cpu_input(tensor.name, inputs[tensor.name])
-        source = {"attention_mask": attention_mask.copy()}  # the caller's own stays as it is when samples move
-        for tensor in self.manifest.encoder.outputs:
-            source[tensor.name] = np.empty(_shape(tensor.shape, sizes), tensor.dtype)
-            binding.bind_ortvalue_output(tensor.name, _value(source[tensor.name]))
-        _run(self.encoder, binding, "encoder")
+        count = max(1, ENCODED_TOGETHER // N)
+        for start in range(0, B, count):
+            samples = slice(start, start + count)
+            rows = slice(start * M, (start + count) * M)
+            inputs = {
+                "input_ids": input_ids[samples],
+                "attention_mask": attention_mask[samples],
+                "num_beams": np.array([M], dtype=np.int64),
+            }
+            binding = self.encoder.io_binding()
+            for tensor in self.manifest.encoder.inputs:
+                binding.bind_cpu_input(tensor.name, inputs[tensor.name])
+            for name, array in source.items():
+                part = array[rows if self.shapes[name][0] == "R" else samples]
+                binding.bind_ortvalue_output(name, _value(part))
+            _run(self.encoder, binding, "encoder")
+            self._tied.let_go()
+        source["attention_mask"] = attention_mask.copy()  # the caller's own stays as it is when samples move
         return source
 
     def caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
@@ -69,7 +98,8 @@ class OnnxRuntimeEngine:
         if spare is not None and spare[0] == (sizes["R"], sizes["T_max"]):
             return spare[1]
         del spare  # the old ones go before the new ones come
-        return {state.input: np.zeros(_shape(state.shape, sizes), np.float32) for state in self.manifest.cache_states}
+        names = [state.input for state in self.manifest.cache_states]
+        return {name: np.zeros(_shape(self.shapes[name], sizes), self.dtypes[name]) for name in names}
 
     def keep(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:
         """Take buffers back from a decoding that is over."""
@@ -87,7 +117,7 @@ class OnnxRuntimeDecoding:
         self._sizes = sizes
         self._caches = caches = engine.caches(sizes)
         states = engine.manifest.cache_states
-        names = {tensor.name for tensor in engine.manifest.decoder.inputs}
+        names = engine.shapes.keys()
         self._inputs = small_inputs(sizes)
         self._source = {name: array for name, array in source.items() if name in names}
         self._in_place = {state.input: caches[state.input] for state in states if state.kind == "in_place"}
@@ -130,8 +160,7 @@ class OnnxRuntimeDecoding:
 
     def leave(self, departure: Departure) -> None:
         M = self._sizes["M"]
-        shapes = {tensor.name: tensor.shape for tensor in self._engine.manifest.decoder.inputs}
-        shapes |= {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
+        shapes = self._engine.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
         shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
         for buffers in (self._inputs, self._source, self._in_place, self._grown, self._results):
             for name, array in buffers.items():
@@ -165,10 +194,15 @@ def session_options(threads: int | None) -> ort.SessionOptions:
     return options
 
 
-def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
+def _session(
+    bundle: Bundle, graph: GraphEntry, threads: int | None, weights: Mapping[str, Mapping[str, ort.OrtValue]]
+) -> ort.InferenceSession:
     path = bundle.file(graph)
+    options = session_options(threads)
     try:
-        session = ort.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
+        for name, value in weights[graph.file].items():
+            options.add_initializer(name, value)
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
@@ -179,15 +213,18 @@ def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.Infe
     return session
 
 
-def _check_names(bundle: Bundle) -> None:
-    """Raise BundleError for inputs that nothing fills, dimensions without a size, or missing candidates."""
+def _check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:
+    """Raise BundleError for inputs that nothing fills, dimensions without a size, types without numbers in numpy
+    (``dtypes``, of the decoder's inputs), or missing candidates."""
     manifest = bundle.manifest
     unknown = {tensor.name for tensor in manifest.encoder.inputs} - ENCODER_INPUTS
     source, states = manifest.encoder.outputs, manifest.cache_states
-    filled = {*SMALL_INPUTS, "attention_mask", *(tensor.name for tensor in source), *(state.input for state in states)}
-    unknown |= {tensor.name for tensor in manifest.decoder.inputs} - filled
-    for tensor in source:
-        unknown |= {size for size in tensor.shape if isinstance(size, str)} - SOURCE_DIMENSIONS
+    unknown |= {name for name, dtype in dtypes.items() if dtype is None}
+    shapes = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
+    produced = {tensor.name for tensor in source}
+    unknown |= shapes.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)} ^ produced
+    for name in produced & shapes.keys():
+        unknown |= {size for size in shapes[name] if isinstance(size, str)} - SOURCE_DIMENSIONS
     for state in states:
         unknown |= {size for size in state.shape if isinstance(size, str)} - CACHE_DIMENSIONS
     missing = set(CANDIDATE_OUTPUTS) - {tensor.name for tensor in manifest.decoder.outputs}

@@ -127,9 +127,9 @@ class Finished:
         scores, taken = self.scores[self.running], self.taken[self.running]  # [B', M]
         reachable = running_scores[:, :1] / np.float32(length**options.length_penalty)  # [B', 1]
         to_beat = np.where(taken, scores.min(axis=1, keepdims=True), OUT)  # [B', M]
-        final: Bools = ~(reachable > to_beat).any(axis=1)
-        if options.early_stopping is True:
-            final |= taken.all(axis=1)
+        hopeful = (reachable > to_beat).any(axis=1, keepdims=True)  # [B', 1]
+        full = taken.all(axis=1, keepdims=True) & (options.early_stopping is True)
+        final: Bools = np.logical_or(~hopeful, full)[:, 0]
         return final
 
     def result(self) -> SearchResult:
