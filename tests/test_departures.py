@@ -274,7 +274,7 @@ def test_scores_that_are_no_numbers_are_an_error_that_names_the_sample(fault: st
     tokens = np.full((5, options.candidates), 4, np.int64)
     decoding = MadeUpDecoding(5, 2, 5, scores, tokens)
     stepper = BeamStepper(decoding, options)
-    zeros = np.zeros((5, 2), np.int64)
+    zeros, banned = np.zeros((5, 2), np.int64), np.zeros((5, 2, 0), np.int64)
     inputs = StepInputs(
         zeros, stepper.history[:, :, :1], zeros, zeros.astype(np.float32), np.zeros((5, 2, 0), np.int64)
     )

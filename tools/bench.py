@@ -4,8 +4,8 @@
     python tools/bench.py build/bart-large-random
 
 The floor of a step is its matrix products with weights alone, in ONNX Runtime, from the same weights file; the floor
-of the encoder likewise. Times are measured in one process, round by round in turn, and the medians are printed; the peak
-memory of a whole run is measured in a process of its own (Linux).
+of the encoder likewise. Times are measured in one process, round by round in turn, and the medians are printed. The
+peak memory of a whole run is measured in a process of its own (Linux).
 """
 
 from __future__ import annotations
