@@ -7,6 +7,7 @@ let go.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +61,11 @@ class _Weight:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
+
+    def lies_within(self, file_bytes: int) -> bool:
+        itemsize = np.dtype(self.dtype).itemsize
+        return 0 <= self.offset <= file_bytes - self.size * itemsize and self.offset % itemsize == 0
 
 
 def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
@@ -77,17 +82,13 @@ def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
         ]
     except (IndexError, KeyError, TypeError, ValueError):
         return []
-    return [
-        weight
-        for weight in tensors
-        if weight is not None and weight.offset + weight.size * np.dtype(weight.dtype).itemsize <= entry.bytes
-    ]
+    return [weight for weight in tensors if weight is not None and weight.lies_within(entry.bytes)]
 
 
 def _weight(tensor: memoryview, file: str) -> _Weight | None:
     fields = list(_fields(tensor))
     entries = [dict(_fields(body)) for number, body in fields if number == TENSOR_EXTERNAL]
-    where = {bytes(entry[ENTRY_KEY]).decode(): bytes(entry[ENTRY_VALUE]).decode() for entry in entries}
+    where = {_text(entry[ENTRY_KEY]): _text(entry[ENTRY_VALUE]) for entry in entries}
     one = dict(fields)
     if where.get("location") != file or one[TENSOR_TYPE] not in TYPES:
         return None
@@ -95,7 +96,13 @@ def _weight(tensor: memoryview, file: str) -> _Weight | None:
     for number, value in fields:
         if number == TENSOR_DIMS:
             shape += (value,) if isinstance(value, int) else tuple(_varints(value))
-    return _Weight(bytes(one[TENSOR_NAME]).decode(), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
+    return _Weight(_text(one[TENSOR_NAME]), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
+
+
+def _text(value: int | memoryview) -> str:
+    if isinstance(value, int):
+        raise TypeError("a number, expected text")
+    return value.tobytes().decode()
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
