@@ -59,8 +59,11 @@ class OnnxRuntimeEngine:
     ) -> OnnxRuntimeDecoding:
         B, N = input_ids.shape
         sizes = {"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0}
-        source = self._encode(input_ids, attention_mask, sizes)
-        return OnnxRuntimeDecoding(self, source, sizes, candidates)
+        try:
+            source = self._encode(input_ids, attention_mask, sizes)
+            return OnnxRuntimeDecoding(self, source, sizes, candidates)
+        except MemoryError as error:
+            raise BundleError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
     def _encode(self, input_ids: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""

@@ -304,3 +304,18 @@ def test_weights_that_are_no_numbers(bundles: BundleCache, tmp_path: Path, num_b
     runner = Runner.load(folder, threads=1, verify=False)
     with pytest.raises(BundleError, match="scores of sample 0 are not numbers after 1 tokens"):
         runner.generate(np.full((2, 4), 7), num_beams=num_beams, max_new_tokens=4)
+
+
+def test_too_many_rows_for_the_memory(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner.load(bundles("dedup", "bart"), threads=1)
+    ids = np.full((2, 4), 7)
+    expected = runner.generate(ids, num_beams=2, max_new_tokens=3).sequences
+
+    def zeros(*args: Any) -> Any:
+        raise MemoryError("Unable to allocate 1 EiB")
+
+    monkeypatch.setattr(engine_module.np, "zeros", zeros)
+    with pytest.raises(BundleError, match="no memory for 4 rows; run fewer rows together"):
+        runner.generate(ids, num_beams=2, max_new_tokens=4)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(runner.generate(ids, num_beams=2, max_new_tokens=3).sequences, expected)
