@@ -1,9 +1,11 @@
-"""From the search's view of a step to the decoder's small inputs; it owns the beams' ancestry."""
+"""From the search's view of a step to the decoder's small inputs; it keeps the beams' ancestry."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.bundle import BundleError
+from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.engine import Array, Decoding
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search import Candidates, StepInputs
@@ -12,43 +14,69 @@ __all__ = ["BeamStepper"]
 
 
 class BeamStepper:
-    """The search's ``Step`` over a decoding in progress.
+    """The search's ``Step`` over a decoding in progress. A step changes numbers in the decoding's own buffers.
 
-    ``ancestry`` int32 [B, M, C] says which beam slot wrote position t of each beam's own history. It is all that moves
-    when beams are reordered.
+    The buffer ``ancestry`` int32 [B, M, T_max] says which beam slot wrote position t of each beam's own history. It is
+    all that moves when beams are reordered.
     """
 
-    def __init__(self, decoding: Decoding, options: GenerationOptions, batch_size: int, positions: int) -> None:
+    def __init__(self, decoding: Decoding, options: GenerationOptions) -> None:
         self._decoding = decoding
-        M = options.num_beams
-        self._slots = np.tile(np.arange(M, dtype=np.int32), (batch_size, 1))  # [B, M]
-        self._first_rows = np.arange(batch_size, dtype=np.int64)[:, None] * M  # [B, 1]
-        self._ancestry = np.zeros((batch_size, M, positions), dtype=np.int32)
-        ngram_size = min(options.no_repeat_ngram_size, options.max_length)  # longer ones fit into no row
-        self._constants: dict[str, Array] = {
-            "normalize": np.array(options.normalize),
-            "repetition_penalty": np.array(options.repetition_penalty, dtype=np.float32),
-            "no_repeat_ngram_size": np.array(ngram_size, dtype=np.int64),
-            "candidates": np.array([options.candidates], dtype=np.int64),
-        }
+        self._beams = options.num_beams
+        inputs = decoding.inputs
+        inputs["normalize"][...] = options.normalize
+        inputs["repetition_penalty"][...] = options.repetition_penalty
+        # A longer n-gram fits into no row.
+        inputs["no_repeat_ngram_size"][...] = min(options.no_repeat_ngram_size, options.max_length)
+        inputs["candidates"][...] = options.candidates
+        self._samples = np.arange(len(inputs["lengths"]))  # [B], by place: which sample of the batch stands there
+        self._look()
+
+    def _look(self) -> None:
+        """Take the decoding's buffers as they are now."""
+        inputs = self._decoding.inputs
+        rows, M = len(inputs["tokens"]), self._beams
+        self._first_rows = np.arange(0, rows, M)[:, None]  # [B, 1]
+        self._beam_index = inputs["beam_index"].reshape(-1, M)
+        self.history = inputs["history"].reshape(rows // M, M, -1)
+        self._ancestry = inputs["ancestry"]
 
     def __call__(self, inputs: StepInputs) -> Candidates:
-        B, M, T = inputs.history.shape
-        past = self._ancestry[:, :, : T - 1]
-        past[:] = np.take_along_axis(past, inputs.parents[:, :, None], axis=1)
-        self._ancestry[:, :, T - 1] = self._slots
-        rows = B * M
-        scores, beams, tokens = self._decoding.step(
-            {
-                **self._constants,
-                "tokens": inputs.tokens.reshape(rows, 1),
-                "positions": np.full((rows, 1), T - 1, dtype=np.int64),
-                "lengths": np.full(B, T, dtype=np.int32),
-                "ancestry": np.ascontiguousarray(self._ancestry[:, :, :T]),
-                "beam_index": (inputs.parents + self._first_rows).reshape(rows),
-                "history": np.ascontiguousarray(inputs.history).reshape(rows, T),
-                "beam_scores": inputs.beam_scores,
-                "banned": inputs.banned.reshape(rows, inputs.banned.shape[2]),
-            }
-        )
+        _, M, T = inputs.history.shape
+        if M > 1 and T > 1:
+            past = self._ancestry[:, :, : T - 1]
+            past[:] = np.take_along_axis(past, inputs.parents[:, :, None], axis=1)
+        self._ancestry[:, :, T - 1] = np.arange(M)
+        np.add(inputs.parents, self._first_rows, out=self._beam_index)
+        buffers = self._decoding.inputs
+        buffers["tokens"][:] = inputs.tokens.reshape(-1, 1)
+        buffers["positions"].fill(T - 1)
+        buffers["lengths"].fill(T)
+        buffers["beam_scores"][:] = inputs.beam_scores
+        self._ban(inputs.banned)
+        scores, beams, tokens = self._decoding.step()
+        self._check(scores, tokens, T)
         return Candidates(scores=scores, beams=beams, tokens=tokens)
+
+    def _ban(self, banned: Array) -> None:
+        """Write banned tokens [B, M, P] into their buffer, which has room for more."""
+        P = banned.shape[2]
+        self._decoding.make_room_for_banned(P)
+        buffer = self._decoding.inputs["banned"]
+        buffer[:, :P] = banned.reshape(len(buffer), P)
+        buffer[:, P:] = -1
+
+    def _check(self, scores: Array, tokens: Array, length: int) -> None:
+        """Raise BundleError for a sample whose scores are no numbers."""
+        invalid = np.isnan(scores).any(axis=1) | (tokens < 0).any(axis=1)
+        if invalid.any():
+            sample = int(self._samples[invalid].min())
+            raise BundleError(
+                f"the model's scores of sample {sample} are not numbers after {length} tokens: its weights hold NaN or "
+                "infinity, or its activations overflow; export a sound checkpoint, or at a higher precision"
+            )
+
+    def leave(self, departure: Departure) -> None:
+        self._decoding.leave(departure)
+        self._samples = departure.apply(self._samples)
+        self._look()

@@ -8,19 +8,54 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Decoding", "Engine", "StepOutputs"]
+from tightbeam.deploy.departure import Departure
+
+__all__ = ["SMALL_INPUTS", "Array", "Decoding", "Engine", "StepOutputs", "small_inputs"]
 
 Array = npt.NDArray[Any]
 StepOutputs = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Candidate scores, beams and tokens of a step, each [B, C]."""
 
+SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
+    "tokens": (np.int64, ("R", 1)),
+    "positions": (np.int64, ("R", 1)),
+    "lengths": (np.int32, ("B",)),
+    "ancestry": (np.int32, ("B", "M", "T_max")),
+    "beam_index": (np.int64, ("R",)),
+    "history": (np.int64, ("R", "T_max")),
+    "beam_scores": (np.float32, ("B", "M")),
+    "banned": (np.int64, ("R", "P")),
+    "normalize": (np.bool_, ()),
+    "repetition_penalty": (np.float32, ()),
+    "no_repeat_ngram_size": (np.int64, ()),
+    "candidates": (np.int64, (1,)),
+}
+"""The decoder inputs that the host writes, with their types and shapes. ``ancestry`` and ``history`` have room for the
+whole run; ``lengths`` says how much of them counts, and the rest holds 0, which is a valid slot and a valid token."""
+
 
 class Decoding(Protocol):
-    """One batch being decoded: its source and its caches stay on the device."""
+    """One batch being decoded: its source and its caches stay on the device, in buffers bound once."""
 
-    def step(self, inputs: Mapping[str, Array]) -> StepOutputs:
-        """Run one decoder step. ``inputs`` holds every small decoder input by name; those that the graph of this
-        variant does not have are left out."""
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """The host's buffers of all ``SMALL_INPUTS``, whether the graph of this variant has them or not: write into
+        them and call ``step``. Other buffers stand here after ``leave`` and ``make_room_for_banned``."""
+        ...
+
+    def step(self) -> StepOutputs:
+        """Run one decoder step over what ``inputs`` holds. The results are buffers too: the next step overwrites them.
+
+        A token of -1 marks a sample whose numbers are no numbers."""
+        ...
+
+    def leave(self, departure: Departure) -> None:
+        """Let samples go: moves what belongs to those that take their places, ``inputs`` too, and makes every buffer
+        a view of the samples that are left. Their rows alone are run from then on."""
+        ...
+
+    def make_room_for_banned(self, count: int) -> None:
+        """Make the buffer ``banned`` at least [R, count]; a new one holds -1."""
         ...
 
     def close(self) -> None:
@@ -29,7 +64,7 @@ class Decoding(Protocol):
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
-        """Bytes allocated now for the source and for the generated part."""
+        """Bytes allocated for the source and for the generated part."""
         ...
 
 
@@ -41,3 +76,11 @@ class Engine(Protocol):
     ) -> Decoding:
         """Encode a batch, both int64 [B, N]; make room for ``positions`` generated positions and C ``candidates``."""
         ...
+
+
+def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
+    """New buffers, all zero, of ``SMALL_INPUTS``; ``sizes`` gives B, M, R, T_max and P."""
+    return {
+        name: np.zeros([sizes[size] if isinstance(size, str) else size for size in shape], dtype)
+        for name, (dtype, shape) in SMALL_INPUTS.items()
+    }

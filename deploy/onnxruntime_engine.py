@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime as ort
 
-from tightbeam.deploy.bundle import Bundle, BundleError, CacheStateEntry, GraphEntry
-from tightbeam.deploy.engine import Array, StepOutputs
+from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
+from tightbeam.deploy.departure import Departure
+from tightbeam.deploy.engine import SMALL_INPUTS, Array, StepOutputs, small_inputs
+from tightbeam.deploy.tied_weights import TiedWeights
 
 __all__ = ["OnnxRuntimeEngine", "session_options"]
 
-CANDIDATE_OUTPUTS = ("candidate_scores", "candidate_beams", "candidate_tokens")
+CANDIDATE_OUTPUTS = {"candidate_scores": np.float32, "candidate_beams": np.int64, "candidate_tokens": np.int64}
 QUIET = 4
 """Log severity: fatal only, since every error is raised and told in one line."""
 ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "num_beams"})
+SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
+TYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+ENCODED_TOGETHER = 1024
+"""Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
+grows with them."""
 
 
 class OnnxRuntimeEngine:
@@ -29,133 +41,149 @@ class OnnxRuntimeEngine:
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.manifest = bundle.manifest
-        _check_names(bundle)
-        self.encoder = _session(bundle, bundle.manifest.encoder, threads)
-        self.decoder = _session(bundle, bundle.manifest.decoder, threads)
+        self._tied = TiedWeights(bundle)
+        self._values = {  # a session points to the values themselves, so they live as long
+            file: {name: _value(array) for name, array in arrays.items()}
+            for file, arrays in self._tied.by_graph.items()
+        }
+        self.encoder = _session(bundle, bundle.manifest.encoder, threads, self._values)
+        self.decoder = _session(bundle, bundle.manifest.decoder, threads, self._values)
+        self._tied.let_go()
+        self.dtypes = {tensor.name: TYPES.get(tensor.type) for tensor in self.decoder.get_inputs()}
+        _check_names(bundle, self.dtypes)
+        self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
         self._spare: tuple[tuple[int, int], dict[str, Array]] | None = None
 
     def begin(
         self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
     ) -> OnnxRuntimeDecoding:
-        source = self._encode(input_ids, attention_mask, num_beams)
-        rows = input_ids.shape[0] * num_beams
-        return OnnxRuntimeDecoding(self, attention_mask, source, rows, positions, candidates)
+        B, N = input_ids.shape
+        sizes = {"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0}
+        try:
+            source = self._encode(input_ids, attention_mask, sizes)
+            return OnnxRuntimeDecoding(self, source, sizes, candidates)
+        except MemoryError as error:
+            raise BundleError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
-    def _encode(self, input_ids: Array, attention_mask: Array, num_beams: int) -> dict[str, ort.OrtValue]:
-        """Run the encoder; what the decoder needs of it, by name."""
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "num_beams": np.array([num_beams], dtype=np.int64),
-        }
-        binding = self.encoder.io_binding()
-        for tensor in self.manifest.encoder.inputs:
-            binding.bind_cpu_input(tensor.name, inputs[tensor.name])
+    def _encode(self, input_ids: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
+        """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
+        B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        for name in names:
-            binding.bind_output(name, "cpu")
-        _run(self.encoder, binding, "encoder")
-        return dict(zip(names, binding.get_outputs(), strict=True))
+        source: dict[str, Array] = {
+            name: np.empty(_shape(self.shapes[name], sizes), self.dtypes[name]) for name in names
+        }
+        count = max(1, ENCODED_TOGETHER // N)
+        for start in range(0, B, count):
+            samples = slice(start, start + count)
+            rows = slice(start * M, (start + count) * M)
+            inputs = {
+                "input_ids": input_ids[samples],
+                "attention_mask": attention_mask[samples],
+                "num_beams": np.array([M], dtype=np.int64),
+            }
+            binding = self.encoder.io_binding()
+            for tensor in self.manifest.encoder.inputs:
+                binding.bind_cpu_input(tensor.name, inputs[tensor.name])
+            for name, array in source.items():
+                part = array[rows if self.shapes[name][0] == "R" else samples]
+                binding.bind_ortvalue_output(name, _value(part))
+            _run(self.encoder, binding, "encoder")
+            self._tied.let_go()
+        source["attention_mask"] = attention_mask.copy()  # the caller's own stays as it is when samples move
+        return source
 
-    def caches(self, rows: int, positions: int) -> dict[str, Array]:
+    def caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Cache buffers by decoder input: those that the last decoding of this shape gave back, else new ones.
 
         Fresh buffers are zero: the decoder reads past the written positions under a mask, which needs finite numbers.
         """
-        key = (rows, positions)
         spare, self._spare = self._spare, None
-        if spare is not None and spare[0] == key:
+        if spare is not None and spare[0] == (sizes["R"], sizes["T_max"]):
             return spare[1]
         del spare  # the old ones go before the new ones come
-        dims = {"R": rows, "T_max": positions, "T": 0}
-        return {
-            state.input: np.zeros([_size(d, dims) for d in state.shape], dtype=np.float32)
-            for state in self.manifest.cache_states
-        }
+        names = [state.input for state in self.manifest.cache_states]
+        return {name: np.zeros(_shape(self.shapes[name], sizes), self.dtypes[name]) for name in names}
 
-    def keep(self, rows: int, positions: int, caches: dict[str, Array]) -> None:
+    def keep(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:
         """Take buffers back from a decoding that is over."""
-        self._spare = (rows, positions), caches
-
-
-@dataclass
-class _Grown:
-    """The cache tensor of an ``append`` state: the last step's output."""
-
-    state: CacheStateEntry
-    value: ort.OrtValue
+        self._spare = (sizes["R"], sizes["T_max"]), caches
 
 
 class OnnxRuntimeDecoding:
-    """One batch on ONNX Runtime. Source, caches and results are bound once; a step binds only its small inputs."""
+    """One batch on ONNX Runtime. Everything is bound once, and again only when samples leave: a step writes into the
+    buffers and runs. An ``append`` cache alone is a new tensor after every step."""
 
     def __init__(
-        self,
-        engine: OnnxRuntimeEngine,
-        attention_mask: Array,
-        source: dict[str, ort.OrtValue],
-        rows: int,
-        positions: int,
-        candidates: int,
+        self, engine: OnnxRuntimeEngine, source: dict[str, Array], sizes: Mapping[str, int], candidates: int
     ) -> None:
         self._engine = engine
-        self._shape = (rows, positions)
-        self._caches = caches = engine.caches(rows, positions)
-        self._session = engine.decoder
-        self._binding = engine.decoder.io_binding()
-        self._names = {tensor.name for tensor in engine.manifest.decoder.inputs}
-        self._source = source
-        self._mask = attention_mask
-        self._in_place: dict[str, ort.OrtValue] = {}
-        self._grown: list[_Grown] = []
-        B = attention_mask.shape[0]
-        dtypes = (np.float32, np.int64, np.int64)
-        self._results = [ort.OrtValue.ortvalue_from_numpy(np.zeros((B, candidates), dtype)) for dtype in dtypes]
+        self._sizes = sizes
+        self._caches = caches = engine.caches(sizes)
+        states = engine.manifest.cache_states
+        names = engine.shapes.keys()
+        self._inputs = small_inputs(sizes)
+        self._source = {name: array for name, array in source.items() if name in names}
+        self._in_place = {state.input: caches[state.input] for state in states if state.kind == "in_place"}
+        self._grown = {state.input: caches[state.input] for state in states if state.kind == "append"}
+        self._outputs = {state.input: state.output for state in states}
+        self._results = {name: np.zeros((sizes["B"], candidates), dtype) for name, dtype in CANDIDATE_OUTPUTS.items()}
+        self._small = sorted(names & self._inputs.keys())
+        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in engine.manifest.encoder.outputs)
+        self._binding: ort.IOBinding | None = None
 
-        self._binding.bind_cpu_input("attention_mask", attention_mask)
-        for name, value in source.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for name, value in zip(CANDIDATE_OUTPUTS, self._results, strict=True):
-            self._binding.bind_ortvalue_output(name, value)
-        for state in engine.manifest.cache_states:
-            value = ort.OrtValue.ortvalue_from_numpy(caches[state.input])
-            self._binding.bind_ortvalue_input(state.input, value)
-            if state.kind == "in_place":
-                self._binding.bind_ortvalue_output(state.output, value)
-                self._in_place[state.input] = value
-            else:
-                self._grown.append(_Grown(state, value))
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        return self._inputs
 
-    def step(self, inputs: Mapping[str, Array]) -> StepOutputs:
-        binding = self._binding
-        for name in self._names & inputs.keys():
-            binding.bind_cpu_input(name, inputs[name])
-        for grown in self._grown:
-            binding.bind_output(grown.state.output, "cpu")
-        _run(self._session, binding, "decoder")
+    def step(self) -> StepOutputs:
+        binding = self._binding = self._binding or self._bind()
+        for name, array in self._grown.items():
+            binding.bind_ortvalue_input(name, _value(array))
+            binding.bind_output(self._outputs[name], "cpu")
+        _run(self._engine.decoder, binding, "decoder")
         if self._grown:
-            self._follow_grown_caches()
-        scores, beams, tokens = (value.numpy() for value in self._results)
+            grown = binding.get_outputs()[-len(self._grown) :]  # in the order of binding: these came last
+            self._grown = {name: value.numpy() for name, value in zip(self._grown, grown, strict=True)}
+        scores, beams, tokens = self._results.values()
         return scores, beams, tokens
 
+    def _bind(self) -> ort.IOBinding:
+        binding = self._engine.decoder.io_binding()
+        for name in self._small:
+            binding.bind_ortvalue_input(name, _value(self._inputs[name]))
+        for name, array in self._source.items():
+            binding.bind_ortvalue_input(name, _value(array))
+        for name, array in self._results.items():
+            binding.bind_ortvalue_output(name, _value(array))
+        for name, array in self._in_place.items():
+            value = _value(array)
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(self._outputs[name], value)
+        return binding
+
+    def leave(self, departure: Departure) -> None:
+        M = self._sizes["M"]
+        shapes = self._engine.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
+        shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
+        for buffers in (self._inputs, self._source, self._in_place, self._grown, self._results):
+            for name, array in buffers.items():
+                if shapes[name][:1] in (("B",), ("R",)):
+                    buffers[name] = departure.apply(array, M if shapes[name][0] == "R" else 1)
+        self._binding = None
+
+    def make_room_for_banned(self, count: int) -> None:
+        rows, room = self._inputs["banned"].shape
+        if count > room:
+            self._inputs["banned"] = np.full((rows, 1 << (count - 1).bit_length()), -1, np.int64)
+            self._binding = None
+
     def close(self) -> None:
-        self._engine.keep(*self._shape, self._caches)
-
-    def _follow_grown_caches(self) -> None:
-        """Each ``append`` output becomes the next step's input."""
-        values = dict(zip(self._output_order(), self._binding.get_outputs(), strict=True))
-        for grown in self._grown:
-            grown.value = values[grown.state.output]
-            self._binding.bind_ortvalue_input(grown.state.input, grown.value)
-
-    def _output_order(self) -> list[str]:
-        """Bound outputs in the order of binding, which is the order in which they are returned."""
-        return [*CANDIDATE_OUTPUTS, *self._in_place, *(grown.state.output for grown in self._grown)]
+        self._engine.keep(self._sizes, self._caches)
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
-        generated = [*self._in_place.values(), *(grown.value for grown in self._grown)]
-        return sum(map(_nbytes, self._source.values())), sum(map(_nbytes, generated))
+        generated = [*(self._caches[name] for name in self._in_place), *self._grown.values()]
+        return self._fixed_bytes, sum(array.nbytes for array in generated)
 
 
 def session_options(threads: int | None) -> ort.SessionOptions:
@@ -169,10 +197,15 @@ def session_options(threads: int | None) -> ort.SessionOptions:
     return options
 
 
-def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
+def _session(
+    bundle: Bundle, graph: GraphEntry, threads: int | None, weights: Mapping[str, Mapping[str, ort.OrtValue]]
+) -> ort.InferenceSession:
     path = bundle.file(graph)
+    options = session_options(threads)
     try:
-        session = ort.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
+        for name, value in weights[graph.file].items():
+            options.add_initializer(name, value)
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
@@ -183,11 +216,19 @@ def _session(bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.Infe
     return session
 
 
-def _check_names(bundle: Bundle) -> None:
-    """Raise BundleError for inputs that nothing fills, cache dimensions without a size, or missing candidates."""
+def _check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:
+    """Raise BundleError for inputs that nothing fills, dimensions without a size, types without numbers in numpy
+    (``dtypes``, of the decoder's inputs), or missing candidates."""
     manifest = bundle.manifest
     unknown = {tensor.name for tensor in manifest.encoder.inputs} - ENCODER_INPUTS
-    for state in manifest.cache_states:
+    source, states = manifest.encoder.outputs, manifest.cache_states
+    unknown |= {name for name, dtype in dtypes.items() if dtype is None}
+    shapes = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
+    produced = {tensor.name for tensor in source}
+    unknown |= shapes.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)} ^ produced
+    for name in produced & shapes.keys():
+        unknown |= {size for size in shapes[name] if isinstance(size, str)} - SOURCE_DIMENSIONS
+    for state in states:
         unknown |= {size for size in state.shape if isinstance(size, str)} - CACHE_DIMENSIONS
     missing = set(CANDIDATE_OUTPUTS) - {tensor.name for tensor in manifest.decoder.outputs}
     if unknown or missing:
@@ -206,9 +247,10 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> N
         ) from error
 
 
-def _size(dimension: int | str, dims: Mapping[str, int]) -> int:
-    return dims[dimension] if isinstance(dimension, str) else dimension
+def _shape(shape: Sequence[int | str], sizes: Mapping[str, int]) -> list[int]:
+    return [sizes[size] if isinstance(size, str) else size for size in shape]
 
 
-def _nbytes(value: ort.OrtValue) -> int:
-    return int(np.prod(value.shape())) * 4
+def _value(array: Array) -> ort.OrtValue:
+    """The array as ONNX Runtime takes it, in the same memory."""
+    return ort.OrtValue.ortvalue_from_numpy(array)

@@ -85,7 +85,7 @@ class Runner:
         positions = options.max_length - 1  # the last token is never fed back
         with self._turn:
             decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates)
-            result = search(BeamStepper(decoding, options, B, positions), options, B)
+            result = search(BeamStepper(decoding, options), options, B)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result

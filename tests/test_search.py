@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 
+from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions, resolve_options
 from tightbeam.deploy.search import Candidates, StepInputs, search
 from tightbeam.deploy.search.bans import Bans, forced_candidates
@@ -77,13 +78,14 @@ class ReferenceStep:
         self.ids, self.mask = batch(size)
         with torch.no_grad():
             self.states = model.get_encoder()(self.ids, attention_mask=self.mask).last_hidden_state  # [B, N, D]
+        self.history = np.zeros((size, options.num_beams, options.max_length - 1), np.int64)
         self.before: np.ndarray | None = None
-        self.calls = 0
+        self.samples_per_call: list[int] = []
 
     def __call__(self, inputs: StepInputs) -> Candidates:
         B, M, T = inputs.history.shape
         self.check_contract(inputs)
-        self.calls += 1
+        self.samples_per_call.append(B)
         with torch.no_grad():
             logits = self.model(
                 encoder_outputs=(self.states.repeat_interleave(M, 0),),
@@ -93,9 +95,19 @@ class ReferenceStep:
             ).logits[:, -1]
         return head(logits.numpy(), inputs, self.options)
 
+    def leave(self, departure: Departure) -> None:
+        assert 0 < departure.left < len(self.ids)
+        assert self.before is not None
+        self.ids, self.mask, self.states = (
+            torch.from_numpy(departure.apply(tensor.numpy().copy())) for tensor in (self.ids, self.mask, self.states)
+        )
+        self.history, self.before = departure.apply(self.history), departure.apply(self.before)
+
     def check_contract(self, inputs: StepInputs) -> None:
         B, M, T = inputs.history.shape
-        assert (len(self.ids), self.options.num_beams, self.calls + 1) == (B, M, T)
+        assert (len(self.ids), self.options.num_beams, len(self.samples_per_call) + 1) == (B, M, T)
+        assert np.shares_memory(inputs.history, self.history)
+        assert ((self.history >= 0) & (self.history < VOCABULARY)).all()
         assert inputs.tokens.shape == inputs.parents.shape == inputs.beam_scores.shape == (B, M)
         assert inputs.banned.shape[:2] == (B, M)
         assert inputs.beam_scores.dtype == np.float32
@@ -392,18 +404,17 @@ def test_when_a_sample_can_still_improve(
     options = options_with(
         num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty, max_length=max_length
     )
-    finished = Finished(np.zeros((1, 2, max_length), np.int64), options)
+    finished = Finished(1, options)
     running_scores = np.array([[-16.0, -17.0]], np.float32)
-    finished.give_up_hope(running_scores, length=2)
-    assert not finished.complete()  # with a place to fill there is always hope
-    finished.scores, finished.taken = np.array([[-0.1, worst]], np.float32), np.ones((1, 2), np.bool_)
-    finished.give_up_hope(running_scores, length=2)
-    assert finished.hopeful.tolist() == [[hopeful]]
+    assert not finished.final(running_scores, length=2).any()  # with a place to fill there is always hope
+    finished.scores = np.array([[-0.1, worst]], np.float32)
+    finished.taken[:] = True
+    assert finished.final(running_scores, length=2).tolist() == [not hopeful or early_stopping is True]
 
 
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size=0: a search needs at least one sample"):
-        search(lambda inputs: pytest.fail("called"), options_with(), 0)
+        search(ReferenceStep(tiny_bart("often"), 1, options_with()), options_with(), 0)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,8 @@
     python tools/bench.py build/bart-large-random
 
 The floor of a step is its matrix products with weights alone, in ONNX Runtime, from the same weights file; the floor
-of the encoder likewise. Everything is measured in one process, round by round in turn, and the medians are printed.
+of the encoder likewise. Times are measured in one process, round by round in turn, and the medians are printed. The
+peak memory of a whole run is measured in a process of its own (Linux).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import gc
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +35,7 @@ from tightbeam.deploy.engine import Array, Decoding
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine, session_options
 from tightbeam.deploy.runner import Runner
 from tightbeam.export import export_model
-from tightbeam.graph_passes import PRESETS
+from tightbeam.graph_passes import PRESETS, Job, Sizes
 from tightbeam.plugins import IR_VERSION, OPSET
 
 NEW_TOKENS_FOR_PARITY = 8
@@ -52,7 +55,7 @@ def main(
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
-    """Print the table of the decode step and of the encoder."""
+    """Print the tables of the encoder, of the decode step and of memory."""
     if any(R % beams for R in rows):
         raise typer.BadParameter(f"rows {rows} must be multiples of beams, {beams}")
     console = Console(highlight=False)
@@ -64,6 +67,8 @@ def main(
     gc.collect()
     figures["step_ms"] = _time_steps(bundles, rows, steps, beams, source, rounds, threads)
     _print_steps(console, figures["step_ms"], list(PRESETS), source)
+    figures["peak_memory"] = _peak_memory(bundles, rows, beams, source, max(steps), threads)
+    _print_memory(console, figures["peak_memory"])
     if output is not None:
         output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
@@ -151,29 +156,82 @@ def _time_steps(
 
 
 def _step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) -> Callable[[], None]:
-    """A step as it is after T tokens, with a random history and ancestry."""
+    """A step as it is after T tokens, with a random history, and the ancestry that random reorderings leave behind."""
     generator = np.random.default_rng(T)
-    rows = batch * beams
-    history = generator.integers(5, bundle.manifest.sizes.vocabulary, (rows, T))
-    inputs: dict[str, Array] = {
-        "tokens": history[:, -1:].copy(),
-        "positions": np.full((rows, 1), T - 1),
-        "lengths": np.full(batch, T, dtype=np.int32),
-        "ancestry": generator.integers(0, beams, (batch, beams, T)).astype(np.int32),
-        "beam_index": np.arange(rows),
-        "history": history,
-        "beam_scores": np.zeros((batch, beams), dtype=np.float32),
-        "banned": np.full((rows, 1), 2),
-        "normalize": np.array(True),
-        "repetition_penalty": np.array(1.0, dtype=np.float32),
-        "no_repeat_ngram_size": np.array(3),
-        "candidates": np.array([2 * beams]),
-    }
+    inputs = decoding.inputs
+    inputs["history"][:, :T] = generator.integers(5, bundle.manifest.sizes.vocabulary, (batch * beams, T))
+    ancestry = inputs["ancestry"]
+    for t in range(T):
+        parents = generator.integers(0, beams, (batch, beams, 1))
+        ancestry[:, :, :t] = np.take_along_axis(ancestry[:, :, :t], parents, axis=1)
+        ancestry[:, :, t] = np.arange(beams)
+    inputs["tokens"][:] = inputs["history"][:, T - 1 : T]
+    inputs["positions"].fill(T - 1)
+    inputs["lengths"].fill(T)
+    inputs["beam_index"][:] = np.arange(batch * beams)
+    decoding.make_room_for_banned(1)
+    inputs["banned"].fill(2)
+    inputs["normalize"][...] = True
+    inputs["repetition_penalty"][...] = 1
+    inputs["no_repeat_ngram_size"][...] = 3
+    inputs["candidates"][:] = 2 * beams
 
     def step() -> None:
-        decoding.step(inputs)
+        decoding.step()
 
     return step
+
+
+def _peak_memory(
+    bundles: dict[str, Bundle], rows: list[int], beams: int, source: int, new_tokens: int, threads: int | None
+) -> list[dict[str, Any]]:
+    """Peak memory of a whole run in a process of its own, next to weights and caches by formula."""
+    figures = []
+    for variant in ("dedup", "el"):
+        bundle = bundles[variant]
+        for R in rows:
+            run = [str(bundle.path), str(R // beams), str(beams), str(source), str(new_tokens), str(threads or 0)]
+            done = subprocess.run([sys.executable, "-c", PEAK_OF_A_RUN, *run], check=True, capture_output=True)
+            sizes = Sizes(**bundle.manifest.sizes.model_dump())
+            job = Job(B=R // beams, M=beams, N=source, T=new_tokens)
+            by_formula = bundle.manifest.weights.bytes + sum(PRESETS[variant].cache_bytes(sizes, job))
+            figures.append({"variant": variant, "rows": R, "by_formula": by_formula, **json.loads(done.stdout)})
+    return figures
+
+
+PEAK_OF_A_RUN = """
+import json, sys, threading, time
+
+def status():
+    lines = open("/proc/self/status").read().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    return {name: 1024 * int(values[name].split()[0]) for name in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
+
+import numpy as np
+from tightbeam.deploy import Runner
+
+path, batch, beams, source, new_tokens, threads = sys.argv[1], *map(int, sys.argv[2:])
+before, most, running = status(), status(), True
+
+def watch():
+    while running:
+        now = status()
+        most.update({name: max(most[name], now[name]) for name in most})
+        time.sleep(0.005)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+runner = Runner.load(path, threads=threads or None, verify=False)
+ids = np.random.default_rng(0).integers(5, runner.manifest.sizes.source_vocabulary, (batch, source))
+settings = {"num_beams": beams, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "no_repeat_ngram_size": 3}
+runner.generate(ids, **settings)
+running = False
+watcher.join()
+peak = status()["VmHWM"] - before["VmRSS"]
+anonymous, file = most["RssAnon"] - before["RssAnon"], most["RssFile"] - before["RssFile"]
+print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
+"""
+"""Anonymous memory (packed weights, caches, scratch) and mapped files are sampled: each at its own highest."""
 
 
 class _Floor:
@@ -267,6 +325,17 @@ def _print_steps(console: Console, figures: list[dict[str, Any]], variants: list
             ratio = source_bytes["baseline"] / source_bytes["el"]
             cache.add_row(str(row["rows"]), *(f"{source_bytes[v]:,}" for v in variants), f"{ratio:g}")
     console.print(cache)
+
+
+def _print_memory(console: Console, figures: list[dict[str, Any]]) -> None:
+    table = Table(title="Peak memory of a run beyond that of its start, MB", title_justify="left")
+    for heading in ("variant", "rows", "weights + caches", "peak", "ratio", "most anonymous", "most from files"):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        numbers = [f"{row[name] / 1e6:,.0f}" for name in ("by_formula", "peak", "anonymous", "file")]
+        ratio = f"{row['peak'] / row['by_formula']:.2f}"
+        table.add_row(row["variant"], str(row["rows"]), *numbers[:2], ratio, *numbers[2:])
+    console.print(table)
 
 
 if __name__ == "__main__":

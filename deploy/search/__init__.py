@@ -13,8 +13,9 @@ __all__ = ["Candidates", "SearchResult", "Step", "StepInputs", "search"]
 def search(step: Step, options: GenerationOptions, batch_size: int) -> SearchResult:
     """Generate for ``batch_size`` samples: greedily when ``options.num_beams`` is 1, else with beams.
 
-    ``step`` is called once for each generated position, with the state of all B x M rows; it owns the encoder's
-    output and the cache. Raises ``ValueError`` when ``batch_size`` is not positive, and whatever ``step`` raises.
+    ``step`` is called once for each generated position, with the state of the rows of all samples still running; it
+    owns the encoder's output, the cache and the tokens' buffer. A sample leaves as soon as nothing can change what is
+    returned for it. Raises ``ValueError`` when ``batch_size`` is not positive, and whatever ``step`` raises.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: a search needs at least one sample")

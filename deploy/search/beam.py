@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
 from tightbeam.deploy.search.step import Bools, Candidates, Floats, Ints, SearchResult, Step, StepInputs, best
@@ -21,92 +22,115 @@ def beam_search(step: Step, options: GenerationOptions, batch_size: int) -> Sear
 
     Each step takes the C best continuations of a sample. Those that end (by an end-of-sequence token, or all of them
     at ``max_length``) are offered to the finished pool if they are among the first M; the M best of the others run on.
-    The batch stops as a whole. Rows shorter than the longest returned one end in ``options.fill_token_id``.
+    A sample leaves when its pool is final, which `_beam_search`, whose batch stops as a whole, would keep running.
+    Rows shorter than the longest returned one end in ``options.fill_token_id``.
     """
     B, M = batch_size, options.num_beams
-    samples = np.arange(B)[:, None]
     eos = np.array(options.eos_token_ids, np.int64)
     bans = Bans(options)
-    running = np.full((B, M, options.max_length), options.fill_token_id, np.int64)  # [B, M, T]
-    running[:, :, 0] = options.decoder_start_token_id
+    step.history[:, :, 0] = options.decoder_start_token_id
     scores = np.full((B, M), OUT)  # [B, M]; all beams start equal, so only the first one counts
     scores[:, 0] = 0
     parents = np.tile(np.arange(M), (B, 1))  # [B, M]
-    finished = Finished(running, options)
+    finished = Finished(B, options)
 
     for length in range(1, options.max_length):
+        running = step.history  # [B', M, T_max], the samples still there
+        samples = np.arange(len(running))[:, None]
         history = running[:, :, :length]
         candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
         if forced := forced_tokens(options, length):
             candidates = forced_candidates(options, forced, scores)
 
-        ends = (candidates.tokens[:, :, None] == eos).any(axis=2)  # [B, C]
+        ends = (candidates.tokens[:, :, None] == eos).any(axis=2)  # [B', C]
         if length + 1 == options.max_length:
             ends[:] = True
-        finished.offer(candidates, ends, running, length)
+        finished.offer(candidates, ends, history)
+        if length + 1 == options.max_length:
+            break
 
-        going_on = candidates.scores + np.where(ends, OUT, IN)  # [B, C]
-        chosen = best(going_on, M)  # [B, M]
+        going_on = candidates.scores + np.where(ends, OUT, IN)  # [B', C]
+        chosen = best(going_on, M)  # [B', M]
         scores = going_on[samples, chosen]
         parents = candidates.beams[samples, chosen]
-        running[:, :, :length] = running[samples, parents, :length]
+        history[:] = history[samples, parents]
         running[:, :, length] = candidates.tokens[samples, chosen]
 
-        finished.give_up_hope(scores, length)
-        if finished.complete():
+        final = finished.final(scores, length)
+        if final.all():
             break
+        if final.any():
+            departure = Departure.of(final)
+            step.leave(departure)
+            finished.running = departure.apply(finished.running)
+            scores, parents = departure.apply(scores), departure.apply(parents)
     return finished.result()
 
 
 class Finished:
-    """The M best finished sequences of each sample so far, best first. A place not taken yet holds the score -1e9."""
+    """The M best finished sequences of each sample so far, best first. A place not taken yet holds the score -1e9.
 
-    def __init__(self, running: Ints, options: GenerationOptions) -> None:
-        B, M, _ = running.shape
+    The pools of all samples stay here, in the order of the batch. ``running`` int64 [B'] names the samples still in it,
+    by place; ``offer`` and ``final`` are about these.
+
+    When a pool is final. `_beam_search` lowers by 1e9 what is offered to a sample that has given up hope (for good), or
+    whose pool is full under early_stopping=True. Scores are sums of log-probabilities, never above 0, so what comes
+    then is at most -1e9 in float32. No pool holds less, as it begins with -1e9 and only gets better, and of equal
+    scores the older wins: nothing comes in. The batch of `_beam_search` ends when every sample has given up hope, or
+    when all pools are full under early_stopping=True, thus never before each of them is final by the same rule; how
+    long it runs on after that changes nothing, not even the padding, which the returned sequences alone decide.
+    """
+
+    def __init__(self, batch_size: int, options: GenerationOptions) -> None:
+        B, M = batch_size, options.num_beams
         self.options = options
-        self.sequences = running.copy()  # [B, M, T]
+        self.sequences = np.full((B, M, options.max_length), options.fill_token_id, np.int64)  # [B, M, T]
+        self.sequences[:, :, 0] = options.decoder_start_token_id
         self.lengths = np.zeros((B, M), np.int64)  # tokens after the start token
         self.scores = np.full((B, M), OUT)
         self.taken = np.zeros((B, M), np.bool_)
-        self.hopeful = np.ones((B, 1), np.bool_)  # can the running beams still improve this sample?
+        self.running = np.arange(B)
 
-    def offer(self, candidates: Candidates, ends: Bools, running: Ints, length: int) -> None:
-        """Take in what has just ended [B, C], continuing the first ``length`` tokens of ``running`` [B, M, T]."""
-        M = self.options.num_beams
+    def offer(self, candidates: Candidates, ends: Bools, history: Ints) -> None:
+        """Take in what has just ended [B', C], continuing ``history`` [B', M, length]."""
+        M, length = self.options.num_beams, history.shape[2]
         taken = ends.copy()
         taken[:, M:] = False  # the candidates after the first M are only there to keep M beams running
-        full = self.taken.all(axis=1, keepdims=True) & (self.options.early_stopping is True)  # [B, 1]
-        scores = candidates.scores / np.float32(length**self.options.length_penalty)  # [B, C]
-        scores = scores + np.where(full, OUT, IN) + np.where(self.hopeful, IN, OUT) + np.where(taken, IN, OUT)
+        scores = candidates.scores / np.float32(length**self.options.length_penalty)  # [B', C]
+        scores = scores + np.where(taken, IN, OUT)
 
-        merged = np.concatenate([self.scores, scores], axis=1)  # [B, M + C]
-        chosen = best(merged, M)  # [B, M]
+        merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', M + C]
+        chosen = best(merged, M)  # [B', M]
         if (chosen == np.arange(M)).all():
             return  # nothing came in
-        samples = np.arange(len(chosen))[:, None]
-        kept, old, new = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [B, M]
-        arrivals = running[samples, candidates.beams[samples, new]]  # [B, M, T]
-        arrivals[:, :, length] = candidates.tokens[samples, new]
-        self.sequences = np.where(kept[:, :, None], self.sequences[samples, old], arrivals)
-        self.lengths = np.where(kept, self.lengths[samples, old], length)
-        self.scores = merged[samples, chosen]
-        self.taken = np.concatenate([self.taken, taken], axis=1)[samples, chosen]
+        places = np.arange(len(chosen))[:, None]
+        samples = self.running[:, None]
+        kept, old, new = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [B', M]
+        arrivals = np.full((*chosen.shape, self.options.max_length), self.options.fill_token_id, np.int64)
+        arrivals[:, :, :length] = history[places, candidates.beams[places, new]]
+        arrivals[:, :, length] = candidates.tokens[places, new]
+        merged_taken = np.concatenate([self.taken[self.running], taken], axis=1)
+        self.sequences[self.running] = np.where(kept[:, :, None], self.sequences[samples, old], arrivals)
+        self.lengths[self.running] = np.where(kept, self.lengths[samples, old], length)
+        self.scores[self.running] = merged[places, chosen]
+        self.taken[self.running] = merged_taken[places, chosen]
 
-    def give_up_hope(self, running_scores: Floats, length: int) -> None:
-        """Close the samples whose best running beam, of ``length`` new tokens, cannot beat the worst finished one.
+    def final(self, running_scores: Floats, length: int) -> Bools:
+        """Which samples [B'] are through: their best running beam, of ``length`` new tokens, cannot beat the worst
+        finished one, or early stopping wants no more than a full pool.
 
         The bound is exact only for "never"; else it takes the present length for the final one.
         """
         options = self.options
         if options.early_stopping == "never" and options.length_penalty > 0:
             length = options.max_length - 1
-        reachable = running_scores[:, :1] / np.float32(length**options.length_penalty)  # [B, 1]
-        to_beat = np.where(self.taken, self.scores.min(axis=1, keepdims=True), OUT)  # [B, M]
-        self.hopeful &= (reachable > to_beat).any(axis=1, keepdims=True)
-
-    def complete(self) -> bool:
-        """Whether no sample of the batch can change any more, or early stopping wants no change."""
-        return not self.hopeful.any() or (self.options.early_stopping is True and bool(self.taken.all()))
+        scores, taken = self.scores[self.running], self.taken[self.running]  # [B', M]
+        reachable = running_scores[:, :1] / np.float32(length**options.length_penalty)  # [B', 1]
+        to_beat = np.where(taken, scores.min(axis=1, keepdims=True), OUT)  # [B', M]
+        hopeful = (reachable > to_beat).any(axis=1, keepdims=True)  # [B', 1]
+        full = taken.all(axis=1, keepdims=True) & (options.early_stopping is True)
+        final: Bools = np.logical_or(~hopeful, full)[:, 0]
+        return final
 
     def result(self) -> SearchResult:
         """The first ``num_return_sequences`` of each sample, cut to the longest of them."""

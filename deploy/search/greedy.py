@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
 from tightbeam.deploy.search.step import SearchResult, Step, StepInputs
@@ -15,27 +16,32 @@ from tightbeam.deploy.search.step import SearchResult, Step, StepInputs
 def greedy_search(step: Step, options: GenerationOptions, batch_size: int) -> SearchResult:
     """The sequences int64 [B, T] that take the best token at each position; scores are None.
 
-    The batch runs until every row has met an end-of-sequence token or ``max_length`` is reached; a finished row goes
-    on as padding.
+    A sample leaves with its end-of-sequence token: all that `_sample` adds to it later is padding. The sequences are as
+    long as the longest of them, at most ``max_length``.
     """
     eos = np.array(options.eos_token_ids, np.int64)
     bans = Bans(options)
-    sequences = np.zeros((batch_size, 1, options.max_length), np.int64)  # [B, M = 1, T]
-    sequences[:, :, 0] = options.decoder_start_token_id
-    parents = np.zeros((batch_size, 1), np.int64)
-    scores = np.zeros((batch_size, 1), np.float32)
-    open_rows = np.ones(batch_size, np.bool_)
+    # Without a pad token there is no end-of-sequence token, and every row runs to the end.
+    sequences = np.full((batch_size, options.max_length), options.pad_token_id or 0, np.int64)  # [B, T]
+    sequences[:, 0] = options.decoder_start_token_id
+    samples = np.arange(batch_size)  # [B'], those still running, by place
+    step.history[:, :, 0] = options.decoder_start_token_id
 
     for length in range(1, options.max_length):
-        history = sequences[:, :, :length]
+        history = step.history[:, :, :length]  # [B', M = 1, length]
+        scores = np.zeros((len(samples), 1), np.float32)
+        parents = np.zeros((len(samples), 1), np.int64)
         candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
         if forced := forced_tokens(options, length):
             candidates = forced_candidates(options, forced, scores)
-        tokens = candidates.tokens[:, 0]  # [B]
-        if options.pad_token_id is not None:  # without an end-of-sequence token no row is ever closed
-            tokens = np.where(open_rows, tokens, options.pad_token_id)
-        sequences[:, 0, length] = tokens
-        open_rows &= ~(tokens[:, None] == eos).any(axis=1)
-        if not open_rows.any():
+        tokens = candidates.tokens[:, 0]  # [B']
+        sequences[samples, length] = tokens
+        ends = (tokens[:, None] == eos).any(axis=1)
+        if length + 1 == options.max_length or ends.all():
             break
-    return SearchResult(sequences[:, 0, : length + 1], None)
+        step.history[:, 0, length] = tokens
+        if ends.any():
+            departure = Departure.of(ends)
+            step.leave(departure)
+            samples = departure.apply(samples)
+    return SearchResult(sequences[:, : length + 1], None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tightbeam.deploy.departure import Departure
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -16,11 +17,12 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The running state, sent to the decoder. The arrays are the search's own: read them during the call only.
+    """The running state of the B samples still in the batch, sent to the decoder. Read the arrays during the call only.
 
     Attributes:
         tokens: int64 [B, M], the last token of each row.
-        history: int64 [B, M, T], all tokens of each row so far, the start token first and ``tokens`` last.
+        history: int64 [B, M, T], all tokens of each row so far, the start token first and ``tokens`` last; a view of
+            the beginning of ``Step.history``.
         parents: int64 [B, M], which beam of the previous step each row continues; the identity on the first step.
         beam_scores: float32 [B, M], the sum of the log-probabilities of each row; zeros for greedy search.
         banned: int64 [B, M, P], tokens that must not follow; -1 marks an unused entry; P differs from step to step
@@ -49,9 +51,24 @@ class Candidates:
     tokens: Ints
 
 
-Step: TypeAlias = Callable[[StepInputs], Candidates]
-"""Runs the decoder and its search head once. What stays the same for the whole run (C, n-gram size, repetition
-penalty, whether the scores are log-probabilities) is not sent; it stands in ``GenerationOptions``."""
+class Step(Protocol):
+    """Runs the decoder and its search head once. What stays the same for the whole run (C, n-gram size, repetition
+    penalty, whether the scores are log-probabilities) is not sent; it stands in ``GenerationOptions``.
+
+    Attributes:
+        history: int64 [B, M, max_length - 1], where the search keeps the tokens of each row; the decoder reads them
+            there. All zero at first: what is not written yet must be a token id. The last token is never fed back.
+    """
+
+    history: Ints
+
+    def __call__(self, inputs: StepInputs) -> Candidates:
+        """One step. The results may be buffers, which the next step overwrites."""
+        ...
+
+    def leave(self, departure: Departure) -> None:
+        """Let samples go, with all that belongs to them; ``history`` is a view of the samples left from then on."""
+        ...
 
 
 @dataclass(frozen=True)
