@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.engine import SMALL_INPUTS, Array, StepOutputs, small_inputs
 from tightbeam.deploy.tied_weights import TiedWeights
+from tightbeam.plugins.library import cpu_library
 
 __all__ = ["OnnxRuntimeEngine", "session_options"]
 
@@ -30,6 +32,10 @@ TYPES: dict[str, type[np.generic]] = {
 ENCODED_TOGETHER = 1024
 """Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
 grows with them."""
+
+
+ALIGNMENT = 64
+"""Bytes; of a cache line and of the widest register."""
 
 
 class OnnxRuntimeEngine:
@@ -69,9 +75,7 @@ class OnnxRuntimeEngine:
         """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        source: dict[str, Array] = {
-            name: np.empty(_shape(self.shapes[name], sizes), self.dtypes[name]) for name in names
-        }
+        source = self._together(names, sizes)
         count = max(1, ENCODED_TOGETHER // N)
         for start in range(0, B, count):
             samples = slice(start, start + count)
@@ -102,7 +106,22 @@ class OnnxRuntimeEngine:
             return spare[1]
         del spare  # the old ones go before the new ones come
         names = [state.input for state in self.manifest.cache_states]
-        return {name: np.zeros(_shape(self.shapes[name], sizes), self.dtypes[name]) for name in names}
+        return self._together(names, sizes)
+
+    def _together(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
+        """New arrays of zeros for decoder inputs, in one block: numpy asks for huge pages where a block is large, and
+        attention, which reads the caches from many places, then waits less for page tables."""
+        shapes = {name: _shape(self.shapes[name], sizes) for name in names}
+        dtypes = {name: np.dtype(self.dtypes[name]) for name in names}
+        starts, end = {}, 0
+        for name, shape in shapes.items():
+            starts[name] = end
+            end += -(-math.prod(shape) * dtypes[name].itemsize // ALIGNMENT) * ALIGNMENT
+        block = np.zeros(end, np.uint8)
+        return {
+            name: np.frombuffer(block, dtypes[name], math.prod(shape), starts[name]).reshape(shape)
+            for name, shape in shapes.items()
+        }
 
     def keep(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:
         """Take buffers back from a decoding that is over."""
@@ -202,6 +221,7 @@ def _session(
 ) -> ort.InferenceSession:
     path = bundle.file(graph)
     options = session_options(threads)
+    _register_library(options)
     try:
         for name, value in weights[graph.file].items():
             options.add_initializer(name, value)
@@ -214,6 +234,20 @@ def _session(
     if inputs != [(want.name, want.shape) for want in graph.inputs] or outputs != [want.name for want in graph.outputs]:
         raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
     return session
+
+
+def _register_library(options: ort.SessionOptions) -> None:
+    """Let the kernels of the CPU library, where it was built, run in place of the function bodies."""
+    try:
+        library = cpu_library()
+        if library is not None:
+            options.register_custom_ops_library(str(library))
+    except Exception as error:  # classes of its own, as below
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot load the operators' library: {reason}; install tightbeam again, or "
+            "run the functions inside the model, slower: TIGHTBEAM_LIBRARY=none"
+        ) from error
 
 
 def _check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:

@@ -57,7 +57,9 @@ def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:
     model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=True)
     model.ir_version = IR_VERSION
     model.functions.extend(functions(model.graph.node))
-    if model.functions and DOMAIN not in {opset.domain for opset in model.opset_import}:
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    if model.functions:
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
     onnx.checker.check_model(_without_external_data(model))
     return model

@@ -10,6 +10,7 @@ from tightbeam.graph_passes.cross_latent import cross_latent
 from tightbeam.graph_passes.cross_per_beam import cross_per_beam
 from tightbeam.graph_passes.cross_shared import cross_shared
 from tightbeam.graph_passes.fold_biases import fold_biases
+from tightbeam.graph_passes.fold_residuals import fold_residuals
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.self_beam_cache import self_beam_cache
 from tightbeam.graph_passes.self_reordered import self_reordered
@@ -45,10 +46,13 @@ class Preset:
         return source_bytes(self.source, sizes, job), generated_bytes(self.generated, sizes, job)
 
 
+FIRST: tuple[Pass, ...] = (tie_embeddings, fold_biases)
+LAST: tuple[Pass, ...] = (search_head, step_rows, fold_residuals)
+
 PRESETS: dict[str, Preset] = {
-    "baseline": Preset("kv-per-beam", "kv", (tie_embeddings, fold_biases, cross_per_beam, self_reordered, search_head)),
-    "dedup": Preset("kv", "kv", (tie_embeddings, fold_biases, cross_shared, self_beam_cache, search_head, step_rows)),
-    "el": Preset("states", "kv", (tie_embeddings, fold_biases, cross_latent, self_beam_cache, search_head, step_rows)),
+    "baseline": Preset("kv-per-beam", "kv", (*FIRST, cross_per_beam, self_reordered, search_head)),
+    "dedup": Preset("kv", "kv", (*FIRST, cross_shared, self_beam_cache, *LAST)),
+    "el": Preset("states", "kv", (*FIRST, cross_latent, self_beam_cache, *LAST)),
 }
 
 

@@ -22,6 +22,7 @@ from tightbeam.graph_passes.cross_latent import cross_latent
 from tightbeam.graph_passes.cross_per_beam import cross_per_beam
 from tightbeam.graph_passes.cross_shared import cross_shared
 from tightbeam.graph_passes.fold_biases import fold_biases
+from tightbeam.graph_passes.fold_residuals import fold_residuals
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.self_beam_cache import self_beam_cache
 from tightbeam.graph_passes.self_reordered import self_reordered
@@ -168,6 +169,7 @@ def test_the_trace_holds_standard_attention_and_no_cache(canonical: ModelGraphs)
         (self_beam_cache,),
         (tie_embeddings, cross_shared, self_beam_cache, step_rows),
         (fold_biases, cross_latent, self_beam_cache, step_rows),
+        (fold_biases, cross_shared, self_beam_cache, step_rows, fold_residuals),
     ],
     ids=lambda passes: "-".join(apply.__name__ for apply in passes),
 )

@@ -66,11 +66,12 @@ class Item {
         rotated_(h.cosines != nullptr ? static_cast<size_t>(TILE) * h.keys.width : 0) {}
 
   void run() {
+    const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
+    const int parted = end_of_shared(oldest);
+    fetch_first(oldest, parted);
     write(h_.keys);
     if (h_.values.cache != nullptr) write(h_.values);
     for (int m = 0; m < h_.M; ++m) start(m);
-    const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
-    const int parted = end_of_shared(oldest);
     for (int t = oldest; t < parted; t += TILE) attend(0, h_.M, t, std::min(TILE, parted - t));
     for (int m = 0; m < h_.M; ++m)
       for (int t = parted; t <= newest_; t += TILE) attend(m, 1, t, std::min(TILE, newest_ + 1 - t));
@@ -93,6 +94,21 @@ class Item {
       for (int m = 1; m < h_.M; ++m)
         if (slots(m)[t] != slots(0)[t]) return t;
     return t;
+  }
+
+  static void fetch(const float* row, int width) {
+    for (int k = 0; k < width; k += 64 / sizeof(float)) __builtin_prefetch(row + k, 0, 2);
+  }
+
+  // A history's rows lie apart, so nothing but this brings them in ahead: the keys that come first, and the short ends
+  // that the beams do not share. The rest follows tile by tile.
+  void fetch_first(int oldest, int parted) const {
+    for (int t = oldest; t < std::min(parted, oldest + TILE); ++t) fetch(read(h_.keys, 0, g_, t), h_.keys.width);
+    for (int m = 0; m < h_.M; ++m)
+      for (int t = parted; t < std::min(newest_, parted + TILE); ++t) {
+        fetch(read(h_.keys, m, g_, t), h_.keys.width);
+        if (h_.values.cache != nullptr) fetch(read(h_.values, m, g_, t), h_.values.width);
+      }
   }
 
   void write(const HistoryRows& rows) const {
@@ -119,21 +135,23 @@ class Item {
   // Beams [m, m + beams), whose history at positions [t, t + count) is the same.
   void attend(int m, int beams, int t, int count) {
     const int first = m * heads_, Q = beams * heads_;
-    const float *keys[TILE], *values[TILE];
+    const float *keys[TILE], *values[TILE], *next_keys[TILE];
     const HistoryRows& value_rows = h_.values.cache != nullptr ? h_.values : h_.keys;
     for (int i = 0; i < count; ++i) {
       keys[i] = read(h_.keys, m, g_, t + i);
       values[i] = read(value_rows, m, h_.values.cache != nullptr ? g_ : 0, t + i);
     }
-    const Upcoming next{values, count, value_rows.width};
+    const int next = std::min(TILE, newest_ + 1 - t - count);
+    for (int i = 0; i < next; ++i) next_keys[i] = read(h_.keys, m, g_, t + count + i);
     if (h_.cosines != nullptr) turn_keys(keys, t, count);
-    attention_.dot(first, Q, keys, count, next);
+    attention_.dot(first, Q, keys, count, {values, count, value_rows.width});
     if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
     attention_.weigh(first, Q, count);
-    if (h_.values.cache != nullptr) return attention_.add(first, Q, values, count, V_, 0, {});
+    const Upcoming upcoming{next_keys, next, h_.keys.width};
+    if (h_.values.cache != nullptr) return attention_.add(first, Q, values, count, V_, 0, upcoming);
     for (int head = 0; head < h_.G; ++head) {
       for (int i = 0; i < count; ++i) values[i] = read(h_.keys, m, head, t + i);
-      attention_.add(first, Q, values, count, h_.keys.width, head * h_.keys.width, {});
+      attention_.add(first, Q, values, count, h_.keys.width, head * h_.keys.width, head == 0 ? upcoming : Upcoming{});
     }
   }
 
