@@ -6,7 +6,7 @@ import numpy as np
 
 from tightbeam.deploy.bundle import BundleError
 from tightbeam.deploy.departure import Departure
-from tightbeam.deploy.engine import Array, Decoding
+from tightbeam.deploy.engine import NOT_NUMBERS, Array, Decoding
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search import Candidates, StepInputs
 
@@ -72,8 +72,7 @@ class BeamStepper:
         if invalid.any():
             sample = int(self._samples[invalid].min())
             raise BundleError(
-                f"the model's scores of sample {sample} are not numbers after {length} tokens: its weights hold NaN or "
-                "infinity, or its activations overflow; export a sound checkpoint, or at a higher precision"
+                f"the model's scores of sample {sample} are not numbers after {length} tokens: {NOT_NUMBERS}"
             )
 
     def leave(self, departure: Departure) -> None:

@@ -10,11 +10,16 @@ import numpy.typing as npt
 
 from tightbeam.deploy.departure import Departure
 
-__all__ = ["SMALL_INPUTS", "Array", "Decoding", "Engine", "StepOutputs", "small_inputs"]
+__all__ = ["NOT_NUMBERS", "SMALL_INPUTS", "Array", "Decoding", "Engine", "StepOutputs", "small_inputs"]
 
 Array = npt.NDArray[Any]
 StepOutputs = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Candidate scores, beams and tokens of a step, each [B, C]."""
+
+NOT_NUMBERS = (
+    "its weights hold NaN or infinity, or its activations overflow; export a sound checkpoint, or at a higher precision"
+)
+"""Why a model's scores can be no numbers, and what to do; the end of an error."""
 
 SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "tokens": (np.int64, ("R", 1)),

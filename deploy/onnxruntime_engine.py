@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
 from tightbeam.deploy.departure import Departure
-from tightbeam.deploy.engine import SMALL_INPUTS, Array, StepOutputs, small_inputs
+from tightbeam.deploy.engine import NOT_NUMBERS, SMALL_INPUTS, Array, StepOutputs, small_inputs
 from tightbeam.deploy.tied_weights import TiedWeights
 from tightbeam.plugins.library import cpu_library
 
@@ -274,7 +274,9 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> N
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # classes of its own, as above
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rpartition("Status Message: ")[2]
+        if reason.startswith("BeamTopK: logits["):
+            raise BundleError(f"the model's scores are not numbers ({reason}): {NOT_NUMBERS}") from error
         raise BundleError(
             f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
             "run fewer rows together if memory ran out, else export the model again"

@@ -4,8 +4,9 @@
     python tools/bench.py build/bart-large-random
 
 The floor of a step is its matrix products with weights alone, in ONNX Runtime, from the same weights file; the floor
-of the encoder likewise. Times are measured in one process, round by round in turn, and the medians are printed. The
-peak memory of a whole run is measured in a process of its own (Linux).
+of the encoder is these and the two products of each attention. ``functions`` is a variant whose operators run as the
+functions inside the model, without our library. Times are measured in one process, round by round in turn, and the
+medians are printed. The peak memory of a whole run is measured in a process of its own (Linux).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,9 +38,28 @@ from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine, session_optio
 from tightbeam.deploy.runner import Runner
 from tightbeam.export import export_model
 from tightbeam.graph_passes import PRESETS, Job, Sizes
-from tightbeam.plugins import IR_VERSION, OPSET
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
+from tightbeam.plugins.beam_top_k.cases import random_case as random_head
+from tightbeam.plugins.case import Array as CaseArray
+from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
+from tightbeam.plugins.library import cpu_library
 
 NEW_TOKENS_FOR_PARITY = 8
+FUNCTIONS = " functions"
+WITH_OPERATORS = ("dedup", "el")
+
+
+@contextmanager
+def _without_library() -> Iterator[None]:
+    """Sessions made in this context run the functions inside a model."""
+    before = os.environ.get(LIBRARY_VARIABLE)
+    os.environ[LIBRARY_VARIABLE] = "none"
+    try:
+        yield
+    finally:
+        del os.environ[LIBRARY_VARIABLE]
+        if before is not None:
+            os.environ[LIBRARY_VARIABLE] = before
 
 
 def main(
@@ -66,7 +87,8 @@ def main(
     _print_encoder(console, figures["encoder_s"], source)
     gc.collect()
     figures["step_ms"] = _time_steps(bundles, rows, steps, beams, source, rounds, threads)
-    _print_steps(console, figures["step_ms"], list(PRESETS), source)
+    _print_steps(console, figures["step_ms"], [*PRESETS, *(f"{name}{FUNCTIONS}" for name in WITH_OPERATORS)], source)
+    _print_head(console, figures["step_ms"])
     figures["peak_memory"] = _peak_memory(bundles, rows, beams, source, max(steps), threads)
     _print_memory(console, figures["peak_memory"])
     if output is not None:
@@ -109,7 +131,9 @@ def _time_encoder(
     figures = []
     for batch in batches:
         ids, mask = _source(bundle, batch, source)
-        floor = _Floor(bundle, bundle.manifest.encoder, batch * source, threads)
+        sizes = bundle.manifest.sizes
+        shape = (batch, sizes.H, source, sizes.K)
+        floor = _Floor(bundle, bundle.manifest.encoder, batch * source, threads, shape)
 
         def encode(ids: Array = ids, mask: Array = mask) -> None:
             engine.begin(ids, mask, 1, 1, 2)
@@ -130,6 +154,8 @@ def _time_steps(
     threads: int | None,
 ) -> list[dict[str, Any]]:
     engines = {variant: OnnxRuntimeEngine(bundle, threads) for variant, bundle in bundles.items()}
+    with _without_library():
+        engines |= {f"{variant}{FUNCTIONS}": OnnxRuntimeEngine(bundles[variant], threads) for variant in WITH_OPERATORS}
     figures = []
     for R in rows:
         batch = R // beams
@@ -144,10 +170,12 @@ def _time_steps(
             work: dict[str, Callable[[], None]] = {"floor": floor.run}
             for variant, decoding in decodings.items():
                 work[variant] = _step_at(decoding, any_bundle, batch, beams, T)
-                if any(state.kind == "append" for state in bundles[variant].manifest.cache_states):
+                states = bundles[variant.removesuffix(FUNCTIONS)].manifest.cache_states
+                if any(state.kind == "append" for state in states):
                     for _ in range(T - 1 - taken):  # such a cache has the length of the steps taken
                         work[variant]()
-            medians = _in_turn(work, rounds)
+            head = _SearchHead(R, beams, bundles["dedup"].manifest.sizes.vocabulary, T, threads)
+            medians = _in_turn({**work, **head.work}, rounds)
             taken = T + rounds
             caches = {variant: list(decoding.cache_bytes) for variant, decoding in decodings.items()}
             figures.append({"rows": R, "T": T, "ms": {k: 1e3 * v for k, v in medians.items()}, "cache_bytes": caches})
@@ -235,9 +263,19 @@ print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
 
 
 class _Floor:
-    """A graph's products with weights alone, over the same weights file; each weight multiplies ``rows`` rows."""
+    """A graph's products with weights alone, over the same weights file; each weight multiplies ``rows`` rows.
 
-    def __init__(self, bundle: Bundle, graph: GraphEntry, rows: int, threads: int | None) -> None:
+    ``attention``: [B, H, N, K] of the two products of each Attention node, which are added where it is given.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        graph: GraphEntry,
+        rows: int,
+        threads: int | None,
+        attention: tuple[int, int, int, int] | None = None,
+    ) -> None:
         model = onnx.load(bundle.file(graph), load_external_data=False)
         weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
         products = [
@@ -246,7 +284,7 @@ class _Floor:
         nodes, inputs, outputs, used = [], {}, [], {}
         for index, node in enumerate(products):
             weight = weights[node.input[1]]
-            transposed = node.op_type == "Gemm"
+            transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
             width = weight.dims[1] if transposed else weight.dims[0]
             inputs[f"x{width}"] = width
             used[weight.name] = weight
@@ -254,11 +292,20 @@ class _Floor:
             attributes: dict[str, Any] = {"transB": 1} if transposed else {}
             nodes.append(onnx.helper.make_node(operator, [f"x{width}", weight.name], [f"y{index}"], **attributes))
             outputs.append((f"y{index}", weight.dims[0] if transposed else weight.dims[1]))
+        taken = {name: [rows, width] for name, width in inputs.items()}
+        given = {name: [rows, width] for name, width in outputs}
+        if attention is not None:
+            B, H, N, K = attention
+            taken |= {"q": [B, H, N, K], "k_t": [B, H, K, N], "v": [B, H, N, K]}
+            for index in range(sum(node.op_type == "Attention" for node in model.graph.node)):
+                nodes.append(onnx.helper.make_node("MatMul", ["q", "k_t"], [f"s{index}"]))
+                nodes.append(onnx.helper.make_node("MatMul", [f"s{index}", "v"], [f"o{index}"]))
+                given[f"o{index}"] = [B, H, N, K]
         graph_proto = onnx.helper.make_graph(
             nodes,
             "floor",
-            [onnx.helper.make_tensor_value_info(name, 1, [rows, width]) for name, width in inputs.items()],
-            [onnx.helper.make_tensor_value_info(name, 1, [rows, width]) for name, width in outputs],
+            [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in taken.items()],
+            [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in given.items()],
             list(used.values()),
         )
         proto = onnx.helper.make_model(
@@ -271,17 +318,66 @@ class _Floor:
                 str(Path(folder) / "floor.onnx"), session_options(threads), providers=["CPUExecutionProvider"]
             )
         self._binding = self._session.io_binding()
-        self._kept = [np.random.default_rng(0).standard_normal((rows, w), dtype=np.float32) for w in inputs.values()]
-        for name, array in zip(inputs, self._kept, strict=True):
+        random = np.random.default_rng(0)
+        self._kept = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in taken.items()}
+        for name, array in self._kept.items():
             self._binding.bind_cpu_input(name, array)
-        # One buffer for all results of a width: a floor does not pay for memory that the model would use again.
-        widths = {width for _, width in outputs}
-        buffers = {w: ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, w), np.float32)) for w in widths}
-        for name, width in outputs:
-            self._binding.bind_ortvalue_output(name, buffers[width])
+        # One buffer for all results of a shape: a floor does not pay for memory that the model would use again.
+        shapes = {tuple(shape) for shape in given.values()}
+        buffers = {shape: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for shape in shapes}
+        for name, shape in given.items():
+            self._binding.bind_ortvalue_output(name, buffers[tuple(shape)])
 
     def run(self) -> None:
         self._session.run_with_iobinding(self._binding)
+
+
+class _SearchHead:
+    """BeamTopK alone, and NGramBlock alone, in place, as they are in a step after T tokens."""
+
+    def __init__(self, R: int, beams: int, vocabulary: int, T: int, threads: int | None) -> None:
+        head = random_head(0, B=R // beams, M=beams, vocabulary=vocabulary, C=2 * beams, T=T, P=1, n=3).inputs
+        head["lengths"].fill(T)
+        block = {
+            "scores": head["logits"],
+            "history": head["history"],
+            "lengths": np.full(R, T, np.int32),
+            "ngram_size": head["no_repeat_ngram_size"],
+        }
+        self.work = {
+            "search head": self._runner("BeamTopK", head, threads),
+            "n-gram block": self._runner("NGramBlock", block, threads),
+        }
+
+    def _runner(self, name: str, inputs: dict[str, CaseArray], threads: int | None) -> Callable[[], None]:
+        operator = OPERATORS[name]
+        node = onnx.helper.make_node(name, operator.inputs, operator.outputs, domain=DOMAIN)
+        types = {"scores": 1, "blocked": 1, "beams": 7, "tokens": 7}
+        graph = onnx.helper.make_graph(
+            [node],
+            name,
+            [
+                onnx.helper.make_tensor_value_info(tensor, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                for tensor, a in inputs.items()
+            ],
+            [onnx.helper.make_tensor_value_info(tensor, types[tensor], None) for tensor in operator.outputs],
+        )
+        opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions([node]), ir_version=IR_VERSION)
+        options = session_options(threads)
+        if library := cpu_library():
+            options.register_custom_ops_library(str(library))
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        values = {tensor: ort.OrtValue.ortvalue_from_numpy(array) for tensor, array in inputs.items()}
+        for tensor, value in values.items():
+            binding.bind_ortvalue_input(tensor, value)
+        for tensor in operator.outputs:
+            if tensor == "blocked":
+                binding.bind_ortvalue_output(tensor, values["scores"])
+            else:
+                binding.bind_output(tensor, "cpu")
+        return lambda: session.run_with_iobinding(binding)
 
 
 def _in_turn(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
@@ -325,6 +421,17 @@ def _print_steps(console: Console, figures: list[dict[str, Any]], variants: list
             ratio = source_bytes["baseline"] / source_bytes["el"]
             cache.add_row(str(row["rows"]), *(f"{source_bytes[v]:,}" for v in variants), f"{ratio:g}")
     console.print(cache)
+
+
+def _print_head(console: Console, figures: list[dict[str, Any]]) -> None:
+    table = Table(title="Search head alone, ms (share of a step of dedup)", title_justify="left")
+    for heading in ("rows", "tokens", "BeamTopK", "NGramBlock"):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        ms = row["ms"]
+        cells = [f"{ms[name]:.2f} ({ms[name] / ms['dedup']:.1%})" for name in ("search head", "n-gram block")]
+        table.add_row(str(row["rows"]), str(row["T"]), *cells)
+    console.print(table)
 
 
 def _print_memory(console: Console, figures: list[dict[str, Any]]) -> None:
