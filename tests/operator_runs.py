@@ -63,14 +63,16 @@ def model_of(
     return model
 
 
-def session_of(model: onnx.ModelProto, library: Path | None) -> ort.InferenceSession:
+def session_of(
+    model: onnx.ModelProto, library: Path | None, providers: Sequence[str] = ("CPUExecutionProvider",)
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
     options.enable_cpu_mem_arena = False  # outputs of their own, so that a sanitizer sees writes past them
     if library is not None:
         options.register_custom_ops_library(str(library))
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
 
 
 def run(name: str, case: Case, library: Path | None, outputs: Sequence[str] | None = None) -> dict[str, Array]:

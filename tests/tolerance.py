@@ -22,10 +22,10 @@ def error(found: Any, exact: Any) -> float:
     return float(np.sqrt(np.mean(difference**2)))
 
 
-def allowed(exact: Any, naive: Any) -> float:
-    """The error that a result may have. ``exact``: float64. ``naive``: what the obvious float32 code gives."""
+def allowed(exact: Any, naive: Any, dtype: Any = np.float32) -> float:
+    """The error that a result may have. ``exact``: float64. ``naive``: what the obvious code in ``dtype`` gives."""
     scale = max(1.0, float(np.abs(exact).max()))
-    return max(TIMES * error(naive, exact), UNITS * float(np.finfo(np.float32).eps) * scale)
+    return max(TIMES * error(naive, exact), UNITS * float(np.finfo(dtype).eps) * scale)
 
 
 def assert_close(found: Any, exact: Any, naive: Any) -> None:

@@ -1,7 +1,7 @@
 #include "beam_latent_attention/cuda.h"
 
 #include "beam_latent_attention/cuda.cuh"
-#include "common/attention_start.cuh"
+#include "common/start.cuh"
 
 namespace tightbeam {
 

@@ -1,7 +1,7 @@
 #include "beam_top_k/cuda.h"
 
 #include "beam_top_k/cuda.cuh"
-#include "common/attention_start.cuh"
+#include "common/start.cuh"
 
 namespace tightbeam {
 

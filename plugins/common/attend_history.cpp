@@ -68,7 +68,7 @@ class Item {
   void run() {
     const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
     const int parted = end_of_shared(oldest);
-    fetch_first(oldest, parted);
+    fetch_first_head(oldest, parted);
     write(h_.keys);
     if (h_.values.cache != nullptr) write(h_.values);
     for (int m = 0; m < h_.M; ++m) start(m);
@@ -100,14 +100,14 @@ class Item {
     for (int k = 0; k < width; k += 64 / sizeof(float)) __builtin_prefetch(row + k, 0, 2);
   }
 
-  // A history's rows lie apart, so nothing but this brings them in ahead: the keys that come first, and the short ends
-  // that the beams do not share. The rest follows tile by tile.
-  void fetch_first(int oldest, int parted) const {
-    for (int t = oldest; t < std::min(parted, oldest + TILE); ++t) fetch(read(h_.keys, 0, g_, t), h_.keys.width);
+  // A history's rows lie apart, so nothing but this brings them in ahead. The first head of a sample fetches its own;
+  // every other one was fetched while the head before it was worked on.
+  void fetch_first_head(int oldest, int parted) const {
+    if (g_ != 0) return;
     for (int m = 0; m < h_.M; ++m)
-      for (int t = parted; t < std::min(newest_, parted + TILE); ++t) {
-        fetch(read(h_.keys, m, g_, t), h_.keys.width);
-        if (h_.values.cache != nullptr) fetch(read(h_.values, m, g_, t), h_.values.width);
+      for (int t = m == 0 ? oldest : parted; t < newest_; ++t) {
+        fetch(read(h_.keys, m, 0, t), h_.keys.width);
+        if (h_.values.cache != nullptr) fetch(read(h_.values, m, 0, t), h_.values.width);
       }
   }
 
@@ -135,23 +135,25 @@ class Item {
   // Beams [m, m + beams), whose history at positions [t, t + count) is the same.
   void attend(int m, int beams, int t, int count) {
     const int first = m * heads_, Q = beams * heads_;
-    const float *keys[TILE], *values[TILE], *next_keys[TILE];
-    const HistoryRows& value_rows = h_.values.cache != nullptr ? h_.values : h_.keys;
+    const float *keys[TILE], *values[TILE], *next_keys[TILE], *next_values[TILE];
+    const bool has_values = h_.values.cache != nullptr;
+    const int next = g_ + 1 < static_cast<size_t>(h_.G) ? count : 0;
     for (int i = 0; i < count; ++i) {
       keys[i] = read(h_.keys, m, g_, t + i);
-      values[i] = read(value_rows, m, h_.values.cache != nullptr ? g_ : 0, t + i);
+      if (has_values) values[i] = read(h_.values, m, g_, t + i);
     }
-    const int next = std::min(TILE, newest_ + 1 - t - count);
-    for (int i = 0; i < next; ++i) next_keys[i] = read(h_.keys, m, g_, t + count + i);
+    for (int i = 0; i < next; ++i) {
+      next_keys[i] = read(h_.keys, m, g_ + 1, t + i);
+      if (has_values) next_values[i] = read(h_.values, m, g_ + 1, t + i);
+    }
     if (h_.cosines != nullptr) turn_keys(keys, t, count);
-    attention_.dot(first, Q, keys, count, {values, count, value_rows.width});
+    attention_.dot(first, Q, keys, count, {next_keys, next, h_.keys.width});
     if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
     attention_.weigh(first, Q, count);
-    const Upcoming upcoming{next_keys, next, h_.keys.width};
-    if (h_.values.cache != nullptr) return attention_.add(first, Q, values, count, V_, 0, upcoming);
+    if (has_values) return attention_.add(first, Q, values, count, V_, 0, {next_values, next, h_.values.width});
     for (int head = 0; head < h_.G; ++head) {
       for (int i = 0; i < count; ++i) values[i] = read(h_.keys, m, head, t + i);
-      attention_.add(first, Q, values, count, h_.keys.width, head * h_.keys.width, head == 0 ? upcoming : Upcoming{});
+      attention_.add(first, Q, values, count, h_.keys.width, head * h_.keys.width, {});
     }
   }
 

@@ -1,6 +1,6 @@
 #include "latent_attention/cuda.h"
 
-#include "common/attention_start.cuh"
+#include "common/start.cuh"
 #include "latent_attention/cuda.cuh"
 
 namespace tightbeam {

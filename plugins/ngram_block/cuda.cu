@@ -1,6 +1,6 @@
 #include "ngram_block/cuda.h"
 
-#include "common/attention_start.cuh"
+#include "common/start.cuh"
 #include "ngram_block/cuda.cuh"
 
 namespace tightbeam {

@@ -1,6 +1,6 @@
 #include "source_attention/cuda.h"
 
-#include "common/attention_start.cuh"
+#include "common/start.cuh"
 #include "source_attention/cuda.cuh"
 
 namespace tightbeam {

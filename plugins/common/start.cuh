@@ -1,4 +1,4 @@
-// Starting an attention kernel from nvcc's host code.
+// Starting a kernel from nvcc's host code.
 #pragma once
 
 #include <cuda_runtime.h>
