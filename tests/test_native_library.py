@@ -8,7 +8,10 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 
+from bundles import BundleCache
 from operator_runs import MODULES, model_of
+from tightbeam.deploy.bundle import Bundle, BundleError
+from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, VERSION
 from tightbeam.plugins.case import Array, Case
 from tightbeam.plugins.library import cpu_library
@@ -47,6 +50,22 @@ def test_the_kernel_wins_over_a_function_of_its_own_version_only(version: int) -
     (blocked,) = run(onnx.parser.parse_model(text), inputs)
     expected = [-np.inf, 2, -np.inf] if version == VERSION else [-1, -2, -3]
     np.testing.assert_array_equal(blocked, [expected])
+
+
+@pytest.mark.parametrize("variant", ["dedup", "el"])
+def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
+    """Only they refuse a value; the functions would run on."""
+    engine = OnnxRuntimeEngine(Bundle.load(bundles(variant, "bart")), 1)
+    decoding = engine.begin(np.full((2, 4), 7), np.ones((2, 4), np.int64), 2, 5, 4)
+    decoding.inputs["candidates"].fill(4)
+    decoding.inputs["ancestry"][:, 1, 0] = 1
+    decoding.inputs["repetition_penalty"][...] = 1
+    for value, message in ((99, r"BeamAttention: lengths\[0\] is 99"), (1, r"BeamTopK: banned\[0, 0\] is -9")):
+        decoding.inputs["lengths"].fill(value)
+        decoding.make_room_for_banned(1)
+        decoding.inputs["banned"].fill(-9)
+        with pytest.raises(BundleError, match=message):
+            decoding.step()
 
 
 def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelProto:
