@@ -11,7 +11,7 @@ input                      type, shape                meaning
 ``cosines``, optional      float32 [P, X]             rotation: the first 2 X numbers of a key head, in two halves
 ``sines``, optional        float32 [P, X]             as the cosines
 ``first_positions``, opt.  int32 [B]                  row of the tables at which the cache begins; 0 when missing
-``distance_bias``, opt.    float32 [H, P]             added to a score by its distance lengths - 1 - t
+``distance_bias``, opt.    float32 [H, Y]             added to a score by its distance lengths - 1 - t
 ``prior_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
 ``prior_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
 attribute ``scale``        float                      factor on the scores

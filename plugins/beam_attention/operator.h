@@ -2,7 +2,7 @@
 #pragma once
 
 #include "beam_attention/arguments.h"
-#include "common/operator.h"
+#include "common/attention_arguments.h"
 
 namespace tightbeam {
 
@@ -33,32 +33,8 @@ inline const Operator& beam_attention_table() {
 template <class Float>
 BeamAttentionArguments<Float> beam_attention_arguments(const Call& call) {
   BeamAttentionArguments<Float> arguments{};
-  arguments.B = call.size("B");
-  arguments.M = call.size("M");
-  arguments.H = call.size("H");
-  arguments.G = call.size("G");
-  arguments.K = call.size("K");
+  fill_history<Float>(call, arguments);
   arguments.V = call.size("V");
-  arguments.T = call.size("T");
-  arguments.T_max = call.size("T_max");
-  if (arguments.H % arguments.G != 0)
-    call.fail("has H = " + std::to_string(arguments.H) + " query heads, expected a multiple of its G = " +
-              std::to_string(arguments.G) + " key heads");
-  arguments.rotary = 2 * call.size("X");
-  arguments.rotary_positions = call.size("P");
-  arguments.bias_heads = call.has("distance_bias") ? arguments.H : 0;
-  arguments.bias_distances = call.size("Y");
-  arguments.scale = call.float_attribute("scale");
-  arguments.window = call.int_attribute("window");
-  arguments.ancestry = call.input<int>("ancestry");
-  arguments.lengths = call.input<int>("lengths");
-  arguments.cosines = call.input<float>("cosines");
-  arguments.sines = call.input<float>("sines");
-  arguments.first_positions = call.input<int>("first_positions");
-  arguments.distance_bias = call.input<float>("distance_bias");
-  arguments.prior_output = call.input<Float>("prior_output");
-  arguments.prior_lse = call.input<float>("prior_lse");
-  arguments.output = call.output<Float>("output");
   arguments.projected = call.input<Float>("projected");
   arguments.key_cache = call.output<Float>("key_cache_out");
   arguments.value_cache = call.output<Float>("value_cache_out");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "beam_latent_attention/arguments.h"
-#include "common/operator.h"
+#include "common/attention_arguments.h"
 
 namespace tightbeam {
 
@@ -32,31 +32,7 @@ inline const Operator& beam_latent_attention_table() {
 template <class Float>
 BeamLatentAttentionArguments<Float> beam_latent_attention_arguments(const Call& call) {
   BeamLatentAttentionArguments<Float> arguments{};
-  arguments.B = call.size("B");
-  arguments.M = call.size("M");
-  arguments.H = call.size("H");
-  arguments.G = call.size("G");
-  arguments.K = call.size("K");
-  arguments.T = call.size("T");
-  arguments.T_max = call.size("T_max");
-  if (arguments.H % arguments.G != 0)
-    call.fail("has H = " + std::to_string(arguments.H) + " query heads, expected a multiple of its G = " +
-              std::to_string(arguments.G) + " key heads");
-  arguments.rotary = 2 * call.size("X");
-  arguments.rotary_positions = call.size("P");
-  arguments.bias_heads = call.has("distance_bias") ? arguments.H : 0;
-  arguments.bias_distances = call.size("Y");
-  arguments.scale = call.float_attribute("scale");
-  arguments.window = call.int_attribute("window");
-  arguments.ancestry = call.input<int>("ancestry");
-  arguments.lengths = call.input<int>("lengths");
-  arguments.cosines = call.input<float>("cosines");
-  arguments.sines = call.input<float>("sines");
-  arguments.first_positions = call.input<int>("first_positions");
-  arguments.distance_bias = call.input<float>("distance_bias");
-  arguments.prior_output = call.input<Float>("prior_output");
-  arguments.prior_lse = call.input<float>("prior_lse");
-  arguments.output = call.output<Float>("output");
+  fill_history<Float>(call, arguments);
   arguments.query = call.input<Float>("query");
   arguments.row = call.input<Float>("row");
   arguments.cache = call.output<Float>("cache_out");

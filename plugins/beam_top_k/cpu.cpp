@@ -143,11 +143,6 @@ void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const l
 
 void check(const BeamTopKArguments<float>& a) {
   check_lengths(OP, a.lengths, a.B, a.T, "the tokens of history");
-  if (a.C < 1 || a.C > a.vocabulary)
-    fail(OP, "candidates is " + std::to_string(a.C) + ", expected 1 to " + std::to_string(a.vocabulary) +
-                 ", the vocabulary");
-  if (!(a.repetition_penalty > 0) || std::isinf(a.repetition_penalty))
-    fail(OP, "repetition_penalty is " + std::to_string(a.repetition_penalty) + ", expected a number above 0");
   for (int row = 0; row < a.B * a.M; ++row)
     if (std::isnan(a.beam_scores[row]) || a.beam_scores[row] == -NOTHING)
       fail(OP, "beam_scores[" + std::to_string(row / a.M) + ", " + std::to_string(row % a.M) + "] is " +

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "beam_top_k/arguments.h"
 #include "common/operator.h"
@@ -44,6 +45,8 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   arguments.ngram_size = static_cast<int>(std::min<int64_t>(ngram_size, INT_MAX));
   arguments.normalize = call.scalar<bool>("normalize");
   arguments.repetition_penalty = call.scalar<float>("repetition_penalty");
+  if (!(arguments.repetition_penalty > 0) || std::isinf(arguments.repetition_penalty))
+    call.fail("repetition_penalty is " + std::to_string(arguments.repetition_penalty) + ", expected a number above 0");
   arguments.logits = call.input<Float>("logits");
   arguments.beam_scores = call.input<float>("beam_scores");
   arguments.history = call.input<long long>("history");

@@ -15,15 +15,6 @@ constexpr int TILE = Attention::TILE;
 
 void check(const History& h) {
   check_lengths(h.op, h.lengths, h.B, h.T, "the positions of ancestry");
-  if (h.T > h.T_max)
-    fail(h.op, "ancestry has " + std::to_string(h.T) + " positions, expected at most " + std::to_string(h.T_max) +
-                   ", the room of the cache");
-  if (h.window < 0) fail(h.op, "attribute window is " + std::to_string(h.window) + ", expected 0 or more");
-  if ((h.cosines == nullptr) != (h.sines == nullptr)) fail(h.op, "has one of cosines and sines, expected both or none");
-  if ((h.prior_output == nullptr) != (h.prior_lse == nullptr))
-    fail(h.op, "has one of prior_output and prior_lse, expected both or none");
-  if (h.cosines != nullptr && h.rotary > h.keys.width)
-    fail(h.op, "cosines turn " + std::to_string(h.rotary) + " numbers, a key head has " + std::to_string(h.keys.width));
   for (int b = 0; b < h.B; ++b) {
     const int newest = h.lengths[b] - 1;
     const std::string at = "[" + std::to_string(b) + "]";
@@ -62,7 +53,7 @@ class Item {
         heads_(h.H / h.G),
         V_(h.values.cache != nullptr ? h.values.width : h.G * h.keys.width),
         newest_(h.lengths[b] - 1),
-        attention_(h.M * heads_, h.keys.width, V_),
+        attention_(h.M * heads_, h.keys.width, V_, h.scale),
         rotated_(h.cosines != nullptr ? static_cast<size_t>(TILE) * h.keys.width : 0) {}
 
   void run() {
@@ -126,7 +117,7 @@ class Item {
   void start(int m) {
     for (int q = m * heads_; q < (m + 1) * heads_; ++q) {
       const size_t head = g_ * heads_ + q % heads_;
-      attention_.set_query(q, h_.query + row(m) * h_.query_stride + head * h_.keys.width, h_.scale);
+      attention_.set_query(q, h_.query + row(m) * h_.query_stride + head * h_.keys.width);
       if (h_.cosines != nullptr) turn(attention_.query(q), attention_.query(q), newest_);
       if (h_.prior_lse != nullptr) attention_.set_prior(q, h_.prior_output + place(q) * V_, h_.prior_lse[place(q)]);
     }

@@ -64,7 +64,8 @@ History history_of(const char* op, const Arguments& a) {
   return history;
 }
 
-// Raises OperatorError, before anything is written, for values that point outside the caches or tables.
+// Raises OperatorError, before anything is written, for values that point outside the caches or tables; sizes have been
+// checked (attention_arguments.h).
 void attend_history(const History& history, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -39,8 +39,8 @@ void attend_source(const Source& s, const Parallel& parallel) {
     const auto place = [&](int q) {  // of a query among [R, H]
       return (b * s.M + (first + q) / heads) * s.H + g * heads + (first + q) % heads;
     };
-    Attention attention(count, K, V);
-    for (int q = 0; q < count; ++q) attention.set_query(q, s.query + place(q) * K, s.scale);
+    Attention attention(count, K, V, s.scale);
+    for (int q = 0; q < count; ++q) attention.set_query(q, s.query + place(q) * K);
 
     const float* const key = s.keys.data + b * s.keys.sample + g * s.keys.head;
     const float* const value = s.values.data + b * s.values.sample + g * s.values.head;

@@ -10,20 +10,18 @@ namespace {
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 }
 
-Attention::Attention(int Q, int K, int V)
+Attention::Attention(int Q, int K, int V, float scale)
     : math_(math()),
       K_(K),
       V_(V),
+      scale_(scale),
       queries_(static_cast<size_t>(Q) * K),
       scores_(static_cast<size_t>(Q) * TILE),
       sums_(static_cast<size_t>(Q) * V),
       highest_(Q, NOTHING),
       totals_(Q) {}
 
-void Attention::set_query(int q, const float* query, float scale) {
-  float* own = this->query(q);
-  for (int k = 0; k < K_; ++k) own[k] = query[k] * scale;
-}
+void Attention::set_query(int q, const float* query) { std::memcpy(this->query(q), query, sizeof(float) * K_); }
 
 void Attention::set_prior(int q, const float* output, float lse) {
   if (lse == NOTHING) return;
@@ -34,6 +32,7 @@ void Attention::set_prior(int q, const float* output, float lse) {
 
 void Attention::dot(int first, int Q, const float* const* keys, int count, Upcoming next) {
   math_.dot(query(first), Q, keys, count, K_, scores(first), TILE, next);
+  for (int q = first; q < first + Q; ++q) math_.scale(scores(q), count, scale_);
 }
 
 void Attention::weigh(int first, int Q, int count) {

@@ -12,10 +12,10 @@ class Attention {
  public:
   static constexpr int TILE = 32;  // positions that are looked at together; their rows stay in the nearest cache
 
-  // Q queries of width K; values of width V.
-  Attention(int Q, int K, int V);
+  // Q queries of width K; values of width V; `scale`: factor on the scores.
+  Attention(int Q, int K, int V, float scale);
 
-  void set_query(int q, const float* query, float scale);
+  void set_query(int q, const float* query);
   float* query(int q) { return &queries_[static_cast<size_t>(q) * K_]; }
 
   // As if other positions had been seen already: their output, and the log of the sum of their exponentials.
@@ -39,6 +39,7 @@ class Attention {
  private:
   const Math& math_;
   int K_, V_;
+  float scale_;
   std::vector<float> queries_, scores_, sums_, highest_, totals_;
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "latent_attention/arguments.h"
-#include "common/operator.h"
+#include "common/attention_arguments.h"
 
 namespace tightbeam {
 
@@ -30,9 +30,7 @@ LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
   arguments.G = call.size("G");
   arguments.K = call.size("K");
   arguments.N = call.size("N");
-  if (arguments.H % arguments.G != 0)
-    call.fail("has H = " + std::to_string(arguments.H) + " query heads, expected a multiple of its G = " +
-              std::to_string(arguments.G) + " key heads");
+  check_heads(call, arguments.H, arguments.G);
   arguments.scale = call.float_attribute("scale");
   arguments.query = call.input<Float>("query");
   arguments.states = call.input<Float>("states");

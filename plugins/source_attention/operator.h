@@ -2,7 +2,7 @@
 #pragma once
 
 #include "source_attention/arguments.h"
-#include "common/operator.h"
+#include "common/attention_arguments.h"
 
 namespace tightbeam {
 
@@ -32,9 +32,7 @@ SourceAttentionArguments<Float> source_attention_arguments(const Call& call) {
   arguments.K = call.size("K");
   arguments.V = call.size("V");
   arguments.N = call.size("N");
-  if (arguments.H % arguments.G != 0)
-    call.fail("has H = " + std::to_string(arguments.H) + " query heads, expected a multiple of its G = " +
-              std::to_string(arguments.G) + " key heads");
+  check_heads(call, arguments.H, arguments.G);
   arguments.scale = call.float_attribute("scale");
   arguments.query = call.input<Float>("query");
   arguments.key = call.input<Float>("key");
