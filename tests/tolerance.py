@@ -29,7 +29,7 @@ def allowed(exact: Any, naive: Any, dtype: Any = np.float32) -> float:
 
 
 def assert_close(found: Any, exact: Any, naive: Any, luck: float = 1) -> None:
-    """One result of many numbers. Of few, where the ratio of two errors is a matter of luck: with ``luck``, ``LUCK``."""
+    """One result of many numbers. Of few, where the ratio of two errors is a matter of luck: ``luck=LUCK``."""
     assert np.shape(found) == np.shape(exact)
     room = luck * allowed(exact, naive)
     assert error(found, exact) <= room, f"{error(found, exact):.3g} > {room:.3g}"
