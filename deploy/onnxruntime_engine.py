@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.engine import NOT_NUMBERS, SMALL_INPUTS, Array, StepOutputs, small_inputs
 from tightbeam.deploy.tied_weights import TiedWeights
-from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.library import ENVIRONMENT, cpu_library
 
 __all__ = ["OnnxRuntimeEngine", "session_options"]
 
@@ -228,7 +229,9 @@ def _session(
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}; export the model again"
+        ) from error
     inputs = [(tensor.name, tuple(tensor.shape)) for tensor in session.get_inputs()]
     outputs = [tensor.name for tensor in session.get_outputs()]
     if inputs != [(want.name, want.shape) for want in graph.inputs] or outputs != [want.name for want in graph.outputs]:
@@ -240,13 +243,18 @@ def _register_library(options: ort.SessionOptions) -> None:
     """Let the kernels of the CPU library, where it was built, run in place of the function bodies."""
     try:
         library = cpu_library()
-        if library is not None:
-            options.register_custom_ops_library(str(library))
-    except Exception as error:  # classes of its own, as below
+    except FileNotFoundError as error:
+        raise BundleError(str(error)) from error
+    if library is None:
+        return
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:  # classes of its own, as above
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        chosen = f"name another in {ENVIRONMENT}" if os.environ.get(ENVIRONMENT) else "install tightbeam again"
         raise BundleError(
-            f"ONNX Runtime {ort.__version__} cannot load the operators' library: {reason}; install tightbeam again, or "
-            "run the functions inside the model, slower: TIGHTBEAM_LIBRARY=none"
+            f"ONNX Runtime {ort.__version__} cannot load the operators' library {library}: {reason}; {chosen}, or run "
+            f"the functions inside the model, slower: {ENVIRONMENT}=none"
         ) from error
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cpu_library", "cuda_library"]
+__all__ = ["ENVIRONMENT", "cpu_library", "cuda_library"]
 
 ENVIRONMENT = "TIGHTBEAM_LIBRARY"
+"""Names the library to use, or none."""
 
 
 def cpu_library() -> Path | None:

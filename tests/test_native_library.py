@@ -68,6 +68,24 @@ def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
             decoding.step()
 
 
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        (
+            "/nowhere/library.so",
+            "TIGHTBEAM_LIBRARY is '/nowhere/library.so', which is no file; name a library, or 'none'",
+        ),
+        (__file__, "cannot load the operators' library .*name another in TIGHTBEAM_LIBRARY, or run the functions"),
+    ],
+)
+def test_a_library_that_cannot_be_loaded(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, library: str, message: str
+) -> None:
+    monkeypatch.setenv("TIGHTBEAM_LIBRARY", library)
+    with pytest.raises(BundleError, match=message):
+        OnnxRuntimeEngine(Bundle.load(bundles("dedup", "bart")), 1)
+
+
 def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelProto:
     """The operator on inputs rounded to ``kind``, and its result rounded so: run in that type, or outside of it."""
     model = model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs, with_function=False)

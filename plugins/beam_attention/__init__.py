@@ -15,7 +15,7 @@ input                      type, shape                meaning
 ``prior_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
 ``prior_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
 attribute ``scale``        float                      factor on the scores
-attribute ``window``       int                        newest positions that count; 0: all
+attribute ``window``       int                        newest positions that count; 0, the default: all
 output ``output``          float [R, H V]             attention over positions 0..lengths-1
 ``key_cache_out``          float [R, G, T_max, K]     the cache with the new row at position lengths-1
 ``value_cache_out``        float [R, G, T_max, V]     as the keys
@@ -92,5 +92,5 @@ BEAM_ATTENTION = Operator(
     ("output", "key_cache_out", "value_cache_out"),
     _body,
     optional=frozenset(OPTIONAL_INPUTS),
-    attributes=("scale", "window"),
+    attributes=("scale", "window: int = 0"),
 )

@@ -10,7 +10,7 @@ input                      type, shape            meaning
 ``lengths``                int32 [B]              tokens of the sample so far, the new one included, 1..T
 ``cosines`` ... ``prior``  as in BeamAttention    ``prior_output`` is [R, H G K]
 attribute ``scale``        float                  factor on the scores
-attribute ``window``       int                    newest positions that count; 0: all
+attribute ``window``       int                    newest positions that count; 0, the default: all
 output ``output``          float [R, H G K]       each head's weights over whole rows, unrotated
 ``cache_out``              float [R, G, T_max, K] the cache with the new row at position lengths-1
 =========================  =====================  ========================================================
@@ -72,5 +72,5 @@ BEAM_LATENT_ATTENTION = Operator(
     ("output", "cache_out"),
     _body,
     optional=frozenset(OPTIONAL_INPUTS),
-    attributes=("scale", "window"),
+    attributes=("scale", "window: int = 0"),
 )

@@ -132,8 +132,8 @@ class Row {
   std::vector<Candidate> changed_;
 };
 
-void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const long long* tokens, int row, int count,
-                  int lowest) {
+void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const long long* tokens, long long row,
+                  int count, int lowest) {
   for (int i = 0; i < count; ++i)
     if (tokens[i] < lowest || tokens[i] >= a.vocabulary)
       fail(OP, std::string(tensor) + "[" + std::to_string(row) + ", " + std::to_string(i) + "] is " +
@@ -143,13 +143,13 @@ void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const l
 
 void check(const BeamTopKArguments<float>& a) {
   check_lengths(OP, a.lengths, a.B, a.T, "the tokens of history");
-  for (int row = 0; row < a.B * a.M; ++row)
+  for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row)
     if (std::isnan(a.beam_scores[row]) || a.beam_scores[row] == -NOTHING)
       fail(OP, "beam_scores[" + std::to_string(row / a.M) + ", " + std::to_string(row % a.M) + "] is " +
                    std::to_string(a.beam_scores[row]) + ", expected a number");
-  for (int row = 0; row < a.B * a.M; ++row) {
-    check_tokens(a, "history", a.history + static_cast<size_t>(row) * a.T, row, a.lengths[row / a.M], 0);
-    check_tokens(a, "banned", a.banned + static_cast<size_t>(row) * a.P, row, a.P, -1);
+  for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row) {
+    check_tokens(a, "history", a.history + row * a.T, row, a.lengths[row / a.M], 0);
+    check_tokens(a, "banned", a.banned + row * a.P, row, a.P, -1);
   }
 }
 

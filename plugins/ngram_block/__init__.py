@@ -33,8 +33,10 @@ BODY = """
     width = Shape <start = 1, end = 2> (history)
     width_scalar = Squeeze (width)
     ends = Range (zero, width_scalar, one)
+    longer_than_any = Add (width_scalar, one)
+    n = Min (ngram_size, longer_than_any)
     two = Constant <value = int64 {2}> ()
-    back_end = Max (ngram_size, two)
+    back_end = Max (n, two)
     back = Range (one, back_end, one)
 
     ends_column = Unsqueeze (ends, axis1)
@@ -52,7 +54,7 @@ BODY = """
 
     same = Equal (windows, suffix_row)
     unlike = Not (same)
-    compared = Less (back, ngram_size)
+    compared = Less (back, n)
     different = And (unlike, compared)
     different_int = Cast <to = 6> (different)
     differences = ReduceSum <keepdims = 0> (different_int, last_axis)
@@ -61,9 +63,9 @@ BODY = """
 
     ends_row = Unsqueeze (ends, axis0)
     inside = Less (ends_row, lengths_column)
-    first_end = Sub (ngram_size, one)
+    first_end = Sub (n, one)
     complete = GreaterOrEqual (ends_row, first_end)
-    wanted = Greater (ngram_size, zero)
+    wanted = Greater (n, zero)
     valid_window = And (inside, complete)
     valid = And (valid_window, wanted)
     repeats = And (match, valid)

@@ -39,6 +39,7 @@ def cases() -> list[Case]:
         random_case(5, R=2, T=9, vocabulary=11, n=9),
         random_case(6, R=2, T=9, vocabulary=11, n=10),
         random_case(7, R=2, T=9, vocabulary=11, n=1_000_000),
+        random_case(7, R=2, T=9, vocabulary=11, n=2**62),
         random_case(8, R=3, T=4000, vocabulary=50, n=3, ids=7, lengths=[4000, 1025, 1]),
         random_case(9, R=2, T=2100, vocabulary=40, n=5, ids=1, lengths=[2100, 2099]),
         random_case(10, R=33, T=142, vocabulary=257, n=3, ids=12),
