@@ -39,7 +39,7 @@ sanitize: $(READY) ## the operator tests with address and undefined behaviour sa
 	cmake --build build/sanitize
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TIGHTBEAM_LIBRARY=build/sanitize/libtightbeam_cpu.so \
-	  $(BIN)/python -m pytest --noconftest $(OPERATOR_TESTS)
+	  $(BIN)/python -m pytest -s --noconftest $(OPERATOR_TESTS)
 
 valgrind: $(READY) ## the operator tests under valgrind, minutes; needs cmake and valgrind
 	cmake -S plugins -B build/valgrind -DTIGHTBEAM_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo

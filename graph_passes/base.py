@@ -217,6 +217,10 @@ def _projection_ahead(tensor: gs.Tensor) -> Projection | None:
     return Projection(tensor, matmul.inputs[1], bias, output, matmul)
 
 
+ROWS, POSITIONS = "rows", "positions"
+"""Last part of the name of a Reshape made by :meth:`Builder.rows` or :meth:`Builder.positions`."""
+
+
 class Builder:
     """Appends nodes to a graph under one name prefix, so that a new node is found by the pass that made it."""
 
@@ -262,11 +266,16 @@ class Builder:
 
     def rows(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
         """[R, 1, width] as [R, width], which our operators take."""
-        return self.reshape(tensor, [-1, width])
+        return self._reshape_step(ROWS, tensor, [-1, width])
 
     def positions(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
         """[R, width] as [R, 1, width], which the trace goes on with."""
-        return self.reshape(tensor, [-1, 1, width])
+        return self._reshape_step(POSITIONS, tensor, [-1, 1, width])
+
+    def _reshape_step(self, kind: str, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
+        reshaped = self.reshape(tensor, shape)
+        reshaped.inputs[0].name += f".{kind}"
+        return reshaped
 
     def transpose(self, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
         return self.add("Transpose", [tensor], {"perm": list(perm)})

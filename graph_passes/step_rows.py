@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, read_instead, tidy
+from tightbeam.graph_passes.base import POSITIONS, ROWS, Builder, ModelGraphs, PassResult, read_instead, tidy
 from tightbeam.plugins import DOMAIN
 
 NAME = "step_rows"
@@ -29,16 +29,14 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
         read_instead(tensor, flat)
         build.add("Reshape", [tensor, build.constant([-1])], outputs=[flat])
     matched = 0
-    for node in [node for node in decoder.nodes if node.op == "Reshape" and isinstance(node.inputs[1], gs.Constant)]:
-        target = node.inputs[1].values.tolist()
-        if target[0] not in (-1, 0) or not (len(target) == 2 or (len(target) == 3 and target[1] == 1)):
-            continue
+    made = (f".{ROWS}", f".{POSITIONS}")
+    for node in [node for node in decoder.nodes if node.op == "Reshape" and node.name.endswith(made)]:
         matched += 1
         producer = node.inputs[0].inputs[0]
         if producer.op in ROW_BY_ROW or producer.domain == DOMAIN:
             _skip(decoder, node)
         else:
-            node.inputs[1] = build.constant([-1, target[-1]])
+            node.inputs[1] = build.constant([-1, node.inputs[1].values[-1]])
     tidy(decoder)
     return PassResult(NAME, matched)
 

@@ -33,7 +33,7 @@ def tie_embeddings(graphs: ModelGraphs) -> PassResult:
 
     build = Builder(decoder, NAME)
     vocabulary, D = embedding.shape
-    operands = [build.reshape(last.inputs[0], [-1, D]), embedding]  # [R, D]
+    operands = [build.rows(last.inputs[0], D), embedding]  # [R, D]
     if bias is not None and np.any(bias.values):
         operands.append(bias)
     products = build.add("Gemm", operands, {"transB": 1})  # [R, vocabulary]

@@ -33,10 +33,13 @@ def _library(name: str) -> Path | None:
         if not Path(wanted).is_file():
             raise FileNotFoundError(f"{ENVIRONMENT} is {wanted!r}, which is no file; name a library, or 'none'")
         return Path(wanted)
+    import tightbeam
     import tightbeam.plugins
 
-    # An editable install has two places: the sources, and where the build installed to.
-    for folder in tightbeam.plugins.__path__:
+    # The sources and what was built from them may lie in two places: in an editable install, or where Python finds a
+    # clone that is called tightbeam before the installed package.
+    folders = [*tightbeam.plugins.__path__, *(f"{root}/plugins" for root in tightbeam.__path__)]
+    for folder in folders:
         if (path := Path(folder) / "lib" / name).is_file():
             return path
     return None

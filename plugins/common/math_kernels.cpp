@@ -9,6 +9,7 @@ namespace {
 constexpr int LANES = TIGHTBEAM_LANES;
 typedef float Vector __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef int Integers __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+typedef unsigned Bits __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 
 inline Vector load(const float* from) {
   Vector vector;
@@ -217,7 +218,8 @@ float highest(const float* numbers, size_t count) {
   return result;
 }
 
-// e^x for x <= 0, to 2 units in the last place; 0 below -87. x = n ln 2 + r, and e^r by a polynomial of degree 6.
+// e^x for x <= 0, to 2 units in the last place; 0 below -87, NaN of NaN. x = n ln 2 + r, and e^r by a polynomial of
+// degree 6. Lanes that do not count may hold any x.
 inline Vector exponential(Vector x) {
   const Vector lowest = broadcast(-87.0f);
   const Integers vanishes = x < lowest;
@@ -234,9 +236,9 @@ inline Vector exponential(Vector x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const Integers exponent = ((Integers)shifted) << 23;  // the low bits of `shifted` are n
-  const Vector result = (Vector)((Integers)p + exponent);
-  return vanishes ? broadcast(0.0f) : result;
+  const Bits exponent = ((Bits)shifted) << 23;  // the low bits of `shifted` are n
+  const Vector result = (Vector)((Bits)p + exponent);
+  return x != x ? x : vanishes ? broadcast(0.0f) : result;
 }
 
 inline float total_of(Vector vector) {
