@@ -104,7 +104,7 @@ def check(name: str, case: Case, found: dict[str, Array], luck: float = 1) -> No
 
 
 def check_candidates(
-    case: Case, found: dict[str, Array], exact: dict[str, Array], naive: dict[str, Array], luck: float
+    case: Case, found: dict[str, Array], exact: dict[str, Array], naive: dict[str, Array], luck: float = 1
 ) -> None:
     """The scores are right, each candidate is worth its score, none is named twice; equal ones stand in order."""
     B, C = found["scores"].shape

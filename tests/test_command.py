@@ -413,9 +413,16 @@ def test_reader_that_leaves_early(bundle: Path) -> None:
     assert running.returncode == 1
 
 
+def heed_interrupts() -> None:
+    """What a shell puts in the background starts with SIGINT ignored, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt(bundle: Path) -> None:
     command = [*MODULE, str(bundle), "-", "--batch-size", "1", *SHORT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
+    ) as running:
         assert running.stdin and running.stdout and running.stderr
         running.stdin.write(b"a small town\n")
         running.stdin.flush()
