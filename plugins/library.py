@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 __all__ = ["ENVIRONMENT", "cpu_library", "cuda_library"]
@@ -33,12 +34,11 @@ def _library(name: str) -> Path | None:
         if not Path(wanted).is_file():
             raise FileNotFoundError(f"{ENVIRONMENT} is {wanted!r}, which is no file; name a library, or 'none'")
         return Path(wanted)
-    import tightbeam
-    import tightbeam.plugins
-
     # The sources and what was built from them may lie in two places: in an editable install, or where Python finds a
     # clone that is called tightbeam before the installed package.
-    folders = [*tightbeam.plugins.__path__, *(f"{root}/plugins" for root in tightbeam.__path__)]
+    package = __name__.rpartition(".")[0]  # tightbeam.plugins
+    namespace = package.rpartition(".")[0]
+    folders = [*sys.modules[package].__path__, *(f"{root}/plugins" for root in sys.modules[namespace].__path__)]
     for folder in folders:
         if (path := Path(folder) / "lib" / name).is_file():
             return path
