@@ -35,7 +35,7 @@ def main() -> None:
 @app.command()
 def export_model(
     model: Annotated[str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id, or checkpoint folder.")],
-    variant: Annotated[str, typer.Option(help="baseline, dedup or el.")] = "el",
+    variant: Annotated[str, typer.Option(help="baseline, dedup, el, kcache, xcache, slim or hybrid.")] = "el",
     output: Annotated[Path | None, typer.Option(help="Bundle folder; <model>-<variant> by default.")] = None,
     precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
     max_new_tokens: Annotated[int | None, typer.Option(help="The bundle's default for new tokens.")] = None,

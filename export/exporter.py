@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
-from tightbeam.graph_passes import PRESETS, Job, ModelGraphs, PassResult, rewrite
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, rewrite, same_for_all
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
@@ -52,7 +52,7 @@ def export_model(
     """Export a checkpoint as a bundle.
 
     ``model``: a bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder. ``output``: the bundle folder, by
-    default ``<model>-<variant>`` in the current folder. ``variant``: ``baseline``, ``dedup`` or ``el``.
+    default ``<model>-<variant>`` in the current folder. ``variant``: a name of ``graph_passes.PRESETS``.
     ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
     with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
     each of ``STEPS`` as it begins.
@@ -75,9 +75,10 @@ def export_model(
     on_step(STEPS[2])
     canonical = trace(checkpoint)
     on_step(STEPS[3])
-    graphs, results = rewrite(canonical, variant)
+    plan = same_for_all(PRESETS[variant], canonical.sizes.L, f"preset {variant}")
+    graphs, results = rewrite(canonical, plan)
     on_step(STEPS[4])
-    work = [(checkpoint, graphs, results)]
+    work = [(checkpoint, graphs, results, plan)]
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
 
     def fill(folder: Path) -> Manifest:
@@ -111,10 +112,15 @@ def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
 
 
 def write_files(
-    folder: Path, checkpoint: Checkpoint, graphs: ModelGraphs, results: list[PassResult], *, variant: str
+    folder: Path,
+    checkpoint: Checkpoint,
+    graphs: ModelGraphs,
+    results: list[PassResult],
+    plan: Sequence[LayerPlan],
+    *,
+    variant: str,
 ) -> Manifest:
     """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them."""
-    preset = PRESETS[variant]
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
     job = Job(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest)
     write_graphs(graphs, folder)
@@ -135,8 +141,8 @@ def write_files(
         precision="fp32",
         sizes=ModelSizes(**vars(graphs.sizes)),
         layers=tuple(
-            LayerChoice(layer=layer, source=preset.source, generated=preset.generated, reason=f"preset {variant}")
-            for layer in range(graphs.sizes.L)
+            LayerChoice(layer=layer, source=choice.source, generated=choice.generated, reason=choice.reason)
+            for layer, choice in enumerate(plan)
         ),
         passes=tuple(
             PassEntry(

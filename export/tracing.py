@@ -31,6 +31,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.base import settle_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +114,9 @@ def trace(checkpoint: Checkpoint) -> ModelGraphs:
     Raises ExportError where torch's exporter gives up or yields inputs that are not dynamic as they must be.
     """
     sizes = model_sizes(checkpoint)
-    return ModelGraphs(_trace_encoder(checkpoint, sizes), _trace_decoder(checkpoint, sizes), sizes)
+    graphs = ModelGraphs(_trace_encoder(checkpoint, sizes), _trace_decoder(checkpoint, sizes), sizes)
+    settle_attention(graphs)
+    return graphs
 
 
 def model_sizes(checkpoint: Checkpoint) -> Sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -95,6 +95,12 @@ Pass = Callable[[ModelGraphs], PassResult]
 """A pass rewrites the graphs it is given and reports; :func:`tightbeam.graph_passes.rewrite` gives it a copy."""
 
 
+class LayerPass(Protocol):
+    """A pass over the attention of some decoder layers; of all where ``layers`` is None."""
+
+    def __call__(self, graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult: ...
+
+
 @dataclass(frozen=True)
 class Projection:
     """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads."""
@@ -129,31 +135,58 @@ def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
     return [_attention_block(node, pass_name) for node in nodes]
 
 
-def cross_attention(graphs: ModelGraphs, pass_name: str) -> list[AttentionBlock]:
-    """The L cross-attentions of the decoder: keys and values projected from ``encoder_hidden_states``."""
-    blocks = [
-        block
-        for block in attention_blocks(graphs.decoder, pass_name)
-        if block.past is None and block.key.source.name == block.value.source.name == "encoder_hidden_states"
-    ]
-    return _exactly(graphs.sizes.L, blocks, "cross-attentions over encoder_hidden_states", pass_name)
+CROSS, OWN = "cross", "self"
 
 
-def self_attention(graphs: ModelGraphs, pass_name: str) -> list[AttentionBlock]:
-    """The L self-attentions of the decoder: a past that is a graph input, followed by the new token."""
-    names = {tensor.name for tensor in graphs.decoder.inputs}
-    blocks = [
-        block
-        for block in attention_blocks(graphs.decoder, pass_name)
-        if block.past is not None and all(past.name in names for past in block.past)
-    ]
-    return _exactly(graphs.sizes.L, blocks, "self-attentions over past.<l>.key and past.<l>.value", pass_name)
+def settle_attention(graphs: ModelGraphs) -> None:
+    """Name the decoder's Attention nodes ``cross.<l>`` and ``self.<l>`` after their kind and layer, so that a pass
+    finds its layers whatever others have been rewritten, and take the mask off self-attention, whose one query stands
+    at the end and sees every position. Raises PassError unless each layer has one of each."""
+    kinds: dict[str, list[gs.Node]] = {CROSS: [], OWN: []}
+    inputs = {tensor.name for tensor in graphs.decoder.inputs}
+    for block in attention_blocks(graphs.decoder, "trace"):
+        if block.past is not None and all(past.name in inputs for past in block.past):
+            kinds[OWN].append(block.node)
+        elif block.past is None and block.key.source.name == block.value.source.name == "encoder_hidden_states":
+            kinds[CROSS].append(block.node)
+    expected = {CROSS: "cross-attentions over encoder_hidden_states", OWN: "self-attentions over a past"}
+    for kind, nodes in kinds.items():
+        if len(nodes) != graphs.sizes.L:
+            raise PassError(f"trace: found {len(nodes)} {expected[kind]}, expected {graphs.sizes.L}, one a layer")
+        for layer, node in enumerate(nodes):
+            node.name = f"{kind}.{layer}"
+            if kind == OWN:
+                node.inputs = node.inputs[:3]
+    tidy(graphs.decoder)
 
 
-def _exactly(count: int, blocks: list[AttentionBlock], what: str, pass_name: str) -> list[AttentionBlock]:
-    if len(blocks) != count:
-        raise PassError(f"{pass_name}: found {len(blocks)} {what}, expected {count}, one a layer")
-    return blocks
+def cross_attention(
+    graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None
+) -> dict[int, AttentionBlock]:
+    """The cross-attention of each of the decoder's ``layers``, all by default: keys and values projected from
+    ``encoder_hidden_states``. Raises PassError for a layer that has none left."""
+    return _named_blocks(graphs, pass_name, CROSS, layers)
+
+
+def self_attention(
+    graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None
+) -> dict[int, AttentionBlock]:
+    """The self-attention of each of the decoder's ``layers``, all by default: a past that is a graph input, followed by
+    the new token. Raises PassError for a layer that has none left."""
+    return _named_blocks(graphs, pass_name, OWN, layers)
+
+
+def _named_blocks(
+    graphs: ModelGraphs, pass_name: str, kind: str, layers: Sequence[int] | None
+) -> dict[int, AttentionBlock]:
+    nodes = {node.name: node for node in graphs.decoder.nodes if node.op == "Attention"}
+    found = {}
+    for layer in range(graphs.sizes.L) if layers is None else layers:
+        node = nodes.get(f"{kind}.{layer}")
+        if node is None:
+            raise PassError(f"{pass_name}: layer {layer} has no {kind}-attention that is as it was traced")
+        found[layer] = _attention_block(node, pass_name)
+    return found
 
 
 def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:

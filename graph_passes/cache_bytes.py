@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tightbeam.graph_passes.base import Job, Sizes
 
 
-def source_bytes(kind: str, sizes: Sizes, job: Job) -> int:
-    """Bytes kept for the source of a whole batch, for a kind of source cache. Raises KeyError for another kind."""
-    keys_and_values = sizes.L * job.N * sizes.G * (sizes.K + sizes.V)
-    numbers = {
-        "kv-per-beam": job.M * keys_and_values,
-        "kv": keys_and_values,
-        "states": job.N * sizes.D,
-    }
-    return job.B * numbers[kind] * job.itemsize
+def source_bytes(kinds: Sequence[str], sizes: Sizes, job: Job) -> int:
+    """Bytes kept for the source of a whole batch; ``kinds``: the source cache of each layer.
+
+    ``states`` and ``first-k`` keep one matrix for all layers that read it. Raises KeyError for another kind.
+    """
+    E = sizes.G * sizes.K
+    keys_and_values = sizes.G * (sizes.K + sizes.V)
+    each = {"kv-per-beam": job.M * keys_and_values, "kv": keys_and_values, "k": E, "states": 0, "first-k": 0}
+    once = {"states": sizes.D, "first-k": E}
+    numbers = sum(each[kind] for kind in kinds) + sum(once[kind] for kind in set(kinds) & once.keys())
+    return job.B * job.N * numbers * job.itemsize
 
 
-def generated_bytes(kind: str, sizes: Sizes, job: Job) -> int:
-    """Bytes kept for T generated positions of a whole batch. Raises KeyError for another kind."""
-    numbers = {"kv": sizes.L * job.T * sizes.G * (sizes.K + sizes.V)}
-    return job.R * numbers[kind] * job.itemsize
+def generated_bytes(kinds: Sequence[str], sizes: Sizes, job: Job) -> int:
+    """Bytes kept for T generated positions of a whole batch; ``kinds``: the generated cache of each layer.
+
+    Raises KeyError for another kind.
+    """
+    keys_and_values = sizes.G * (sizes.K + sizes.V)
+    each = {"kv-reordered": keys_and_values, "kv": keys_and_values, "k": sizes.G * sizes.K, "x": sizes.D}
+    return job.R * job.T * sum(each[kind] for kind in kinds) * job.itemsize

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import AttentionBlock, Builder, ModelGraphs, graph_input, remove_inputs, tidy
+from tightbeam.graph_passes.base import (
+    AttentionBlock,
+    Builder,
+    Job,
+    ModelGraphs,
+    Projection,
+    Sizes,
+    graph_input,
+    remove_inputs,
+    tidy,
+)
+from tightbeam.graph_passes.cache_bytes import source_bytes
+from tightbeam.graph_passes.key_algebra import multiply_heads
+
+STATES = "encoder_hidden_states"
 
 
 def project_in_encoder(graphs: ModelGraphs, block: AttentionBlock, layer: int) -> tuple[gs.Tensor, gs.Tensor]:
@@ -14,16 +32,28 @@ def project_in_encoder(graphs: ModelGraphs, block: AttentionBlock, layer: int) -
     Returns the projections, encoder tensors [B, G, N, K] and [B, G, N, V], not yet outputs.
     """
     build = Builder(graphs.encoder, f"source.{layer}")
-    states = next(tensor for tensor in graphs.encoder.outputs if tensor.name == "encoder_hidden_states")
     sizes = graphs.sizes
     projected = []
     for projection, width in ((block.key, sizes.K), (block.value, sizes.V)):
-        tensor = build.add("MatMul", [states, build.constant(projection.weight.values, projection.weight.dtype)])
-        if projection.bias is not None:
-            tensor = build.add("Add", [tensor, build.constant(projection.bias.values, projection.bias.dtype)])
-        tensor = build.reshape(tensor, [0, 0, sizes.G, width])  # [B, N, G, K]
+        tensor = build.reshape(_project(graphs, build, projection), [0, 0, sizes.G, width])  # [B, N, G, K]
         projected.append(build.transpose(tensor, [0, 2, 1, 3]))  # [B, G, N, K]
     return projected[0], projected[1]
+
+
+def keys_in_encoder(graphs: ModelGraphs, block: AttentionBlock, layer: int) -> gs.Variable:
+    """Move layer ``layer``'s key projection behind the encoder: output ``source.<layer>.key`` [B, N, G K]."""
+    build = Builder(graphs.encoder, f"source.{layer}")
+    sizes = graphs.sizes
+    keys = _project(graphs, build, block.key)
+    return source_tensor(graphs, keys, f"source.{layer}.key", ["B", "N", sizes.G * sizes.K])
+
+
+def _project(graphs: ModelGraphs, build: Builder, projection: Projection) -> gs.Tensor:
+    states = next(tensor for tensor in graphs.encoder.outputs if tensor.name == STATES)
+    tensor = build.add("MatMul", [states, build.constant(projection.weight.values, projection.weight.dtype)])
+    if projection.bias is not None:
+        tensor = build.add("Add", [tensor, build.constant(projection.bias.values, projection.bias.dtype)])
+    return tensor
 
 
 def source_tensor(graphs: ModelGraphs, tensor: gs.Tensor, name: str, shape: list[int | str]) -> gs.Variable:
@@ -62,14 +92,52 @@ def mask_per_beam(graphs: ModelGraphs, build: Builder) -> tuple[gs.Tensor, gs.Te
     return build.add("Expand", [flags, shape]), samples
 
 
+def attend_states(
+    build: Builder,
+    block: AttentionBlock,
+    name: str,
+    states: gs.Tensor,
+    flags: gs.Tensor,
+    W_K: npt.NDArray[Any],
+    W_V: npt.NDArray[Any],
+) -> None:
+    """Let a block read ``states`` [B, N, X] as keys and values at once, whole rows: its queries go through W_K
+    [H, K, X] first, what it attends to through W_V [H, X, V]."""
+    H, _, X = W_K.shape
+    dtype = block.key.weight.dtype
+    queries = multiply_heads(build, block.query.output, W_K, dtype)  # [R, H, X]
+    attended = build.variable(name, ["R", H, X])
+    build.operator("LatentAttention", [queries, states, flags], {"scale": block.scale}, [attended])
+    replace(block, build.positions(multiply_heads(build, attended, W_V, dtype), H * W_V.shape[2]))
+
+
+def attend_keys(
+    build: Builder, block: AttentionBlock, name: str, keys: gs.Tensor, flags: gs.Tensor, W_KV: npt.NDArray[Any]
+) -> None:
+    """Let a block read ``keys`` [B, N, G K]: a head's own part for its scores, whole rows through W_KV [H, G K, V] for
+    its values."""
+    H, E, V = W_KV.shape
+    queries = build.reshape(block.query.output, [-1, H, block.query.weight.shape[1] // H])  # [R, H, K]
+    attended = build.variable(name, ["R", H, E])
+    build.operator("LatentAttention", [queries, keys, flags], {"scale": block.scale}, [attended])
+    replace(block, build.positions(multiply_heads(build, attended, W_KV, block.key.weight.dtype), H * V))
+
+
+def source_saved(kind: str, layers: int, sizes: Sizes) -> Callable[[Job], int]:
+    """Bytes that a kind of source cache saves, next to ``kv-per-beam``, where so many layers have it."""
+    return lambda job: source_bytes(["kv-per-beam"] * layers, sizes, job) - source_bytes([kind] * layers, sizes, job)
+
+
 def replace(block: AttentionBlock, attended: gs.Tensor) -> None:
     """Feed the output projection with ``attended`` [R, 1, H x V] in place of the block's own attention."""
     block.output.matmul.inputs[0] = attended
 
 
 def drop_encoder_states(graphs: ModelGraphs) -> None:
-    """Keys and values replace ``encoder_hidden_states`` on the way from the encoder to the decoder."""
+    """Take ``encoder_hidden_states`` off the way from the encoder to the decoder, once no layer reads it."""
     tidy(graphs.decoder)
-    remove_inputs(graphs.decoder, ["encoder_hidden_states"])
-    graphs.encoder.outputs = [tensor for tensor in graphs.encoder.outputs if tensor.name != "encoder_hidden_states"]
+    if any(tensor.name == STATES and tensor.outputs for tensor in graphs.decoder.inputs):
+        return
+    remove_inputs(graphs.decoder, [STATES])
+    graphs.encoder.outputs = [tensor for tensor in graphs.encoder.outputs if tensor.name != STATES]
     tidy(graphs.encoder)

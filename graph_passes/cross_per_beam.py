@@ -1,11 +1,13 @@
 """Source cache ``kv-per-beam``: keys and values of every layer, once for each beam (what model.generate holds).
 
-Kept for honest comparison. Needs: L cross-attentions over ``encoder_hidden_states``. The encoder projects keys and
+Kept for honest comparison. Needs: cross-attentions over ``encoder_hidden_states``. The encoder projects keys and
 values once a sample and repeats them M times; the decoder attends row by row. The beams of a sample hold equal copies,
 so they are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,17 +23,17 @@ from tightbeam.graph_passes.cross_attention import (
 NAME = "cross_per_beam"
 
 
-def cross_per_beam(graphs: ModelGraphs) -> PassResult:
+def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
     """Encoder: a new input ``num_beams`` int64 [1]; outputs ``source.<l>.key`` and ``.value`` [R, G, N, K]."""
     sizes = graphs.sizes
-    blocks = cross_attention(graphs, NAME)
+    blocks = cross_attention(graphs, NAME, layers)
     num_beams = graph_input(graphs.encoder, "num_beams", np.int64, [1])
     encoder, decoder = Builder(graphs.encoder, NAME), Builder(graphs.decoder, NAME)
     mask, _ = mask_per_beam(graphs, decoder)
     source = decoder.add("Shape", [mask], {"start": 2})
     row_shape = decoder.add("Concat", [decoder.constant([-1, 1, 1]), source], {"axis": 0})
     mask = decoder.add("Reshape", [mask, row_shape])  # [R, 1, 1, N]
-    for layer, block in enumerate(blocks):
+    for layer, block in blocks.items():
         sources = []
         widths = {"key": sizes.K, "value": sizes.V}
         for tensor, (part, width) in zip(project_in_encoder(graphs, block, layer), widths.items(), strict=True):

@@ -40,7 +40,7 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
                     saved += int(projection.bias.values.nbytes)
                     folded += 1
             if block.value.bias is not None:
-                _fold_value_bias(build, block)
+                _fold_value_bias(build, block, graphs.sizes.V)
             for projection in (block.key, block.value):
                 if projection.bias is not None:
                     read_instead(projection.output, projection.matmul.outputs[0])
@@ -50,11 +50,13 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
     return PassResult(NAME, folded, bytes_saved=lambda job: saved)
 
 
-def _fold_value_bias(build: Builder, block: AttentionBlock) -> None:
-    """c' = b_V W_O + b_O, in float64. Needs as many value heads as query heads."""
+def _fold_value_bias(build: Builder, block: AttentionBlock, V: int) -> None:
+    """c' = b_V W_O + b_O, in float64; each value head's bias once for every query head that reads it."""
     assert block.value.bias is not None
-    b_V = np.asarray(block.value.bias.values, dtype=np.float64).reshape(-1)
     W_O = np.asarray(block.output.weight.values, dtype=np.float64)
+    b_V = np.asarray(block.value.bias.values, dtype=np.float64).reshape(-1)
+    if b_V.size < W_O.shape[0] and W_O.shape[0] % b_V.size == 0:
+        b_V = b_V.reshape(-1, V).repeat(W_O.shape[0] // b_V.size, axis=0).reshape(-1)
     if b_V.size != W_O.shape[0]:
         where = block.node.name or block.node.outputs[0].name
         raise PassError(f"{NAME}: {where} has {b_V.size} value biases for {W_O.shape[0]} rows of its output weight")

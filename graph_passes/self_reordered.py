@@ -1,10 +1,12 @@
-"""Generated cache ``kv``, kept the naive way: concatenated each step, reordered by copying.
+"""Generated cache ``kv-reordered``: keys and values kept the naive way: concatenated each step, reordered by copying.
 
-Kept for honest comparison. Needs: L self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each step gathers
+Kept for honest comparison. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each step gathers
 every past row of the surviving beams, appends the new one, and returns a cache one position longer. Saves nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,23 +23,21 @@ from tightbeam.graph_passes.base import (
 NAME = "self_reordered"
 
 
-def self_reordered(graphs: ModelGraphs) -> PassResult:
+def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
     """Decoder: a new input ``beam_index`` int64 [R], the row of the last step that each row continues."""
     sizes = graphs.sizes
     decoder = graphs.decoder
-    blocks = self_attention(graphs, NAME)
+    blocks = self_attention(graphs, NAME, layers)
     beam_index = graph_input(decoder, "beam_index", np.int64, ["R"])
     build = Builder(decoder, NAME)
     states = []
-    for layer, block in enumerate(blocks):
+    for layer, block in blocks.items():
         assert block.past is not None
         for past, concat in zip(block.past, (node.inputs[0] for node in block.node.inputs[1:3]), strict=True):
             concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})
-        # The one query stands at the end and sees every position: no mask.
-        block.node.inputs = block.node.inputs[:3]
         for part, width in (("key", sizes.K), ("value", sizes.V)):
             shape = ("R", sizes.G, "T", width)
             states.append(CacheState(f"past.{layer}.{part}", f"present.{layer}.{part}", "append", shape))
     tidy(decoder)
-    graphs.states = tuple(states)
+    graphs.states += tuple(states)
     return PassResult(NAME, len(blocks))

@@ -11,7 +11,7 @@ from tightbeam.deploy.bundle import write_bundle
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint
 from tightbeam.export.exporter import write_files
 from tightbeam.export.tracing import trace
-from tightbeam.graph_passes import ModelGraphs, rewrite
+from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all
 
 
 class BundleCache:
@@ -35,8 +35,9 @@ class BundleCache:
         key = json.dumps([variant, family, arguments], sort_keys=True)
         if key not in self.made:
             checkpoint, canonical = self.trace(family, **arguments)
-            graphs, results = rewrite(canonical, variant)
+            plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
+            graphs, results = rewrite(canonical, plan)
             target = self.root / f"{family}-{variant}-{len(self.made)}"
-            write_bundle(target, lambda folder: write_files(folder, checkpoint, graphs, results, variant=variant))
+            write_bundle(target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant=variant))
             self.made[key] = target
         return self.made[key]

@@ -17,7 +17,7 @@ from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.export import ExportError, export_model, exporter, parity
 from tightbeam.export.memory_table import longest_output, memory_table
 from tightbeam.export.sample_texts import SAMPLE_TEXTS
-from tightbeam.graph_passes import ModelGraphs, PassResult, rewrite
+from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassResult, rewrite
 
 
 def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
     assert manifest.tokenizer is not None
     assert manifest.tokenizer.kind == "tokenizers"
     assert longest_output(manifest.generation, 64) == 9
-    assert memory_table(bundle).row_count == 6
+    assert memory_table(bundle).row_count == 2 * len(PRESETS)
     runner = Runner.load(target, threads=1)
     assert runner.options().max_length == 10
     texts = list(SENTENCES[:2])
@@ -50,8 +50,8 @@ def test_a_bundle_that_generates_something_else_is_not_kept(
 ) -> None:
     """One number of one weight is changed on the way: the comparison must see it."""
 
-    def spoiled(canonical: ModelGraphs, variant: str) -> tuple[ModelGraphs, list[PassResult]]:
-        graphs, results = rewrite(canonical, variant)
+    def spoiled(canonical: ModelGraphs, plan: tuple[LayerPlan, ...]) -> tuple[ModelGraphs, list[PassResult]]:
+        graphs, results = rewrite(canonical, plan)
         norm = next(node for node in graphs.decoder.nodes if node.op == "LayerNormalization")
         values = norm.inputs[1].values.copy()
         values[0] += 5
@@ -96,7 +96,7 @@ def test_a_setting_that_is_not_supported_fails_the_export_by_name(checkpoints: C
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "slim"}, "variant 'slim' is unknown; expected one of baseline, dedup, el"),
+        ({"variant": "slimmer"}, "variant 'slimmer' is unknown; expected one of baseline, dedup, el, kcache"),
         ({"precision": "fp16"}, "precision 'fp16' is not supported; expected fp32"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"max_new_tokens": 64}, "the model's 64 positions"),

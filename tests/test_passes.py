@@ -6,7 +6,6 @@ A pass may be at most twice as far from the truth as the untouched export is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,22 @@ import torch
 
 from bundles import BundleCache
 from tightbeam.export.graph_files import write_graphs
-from tightbeam.graph_passes import PRESETS, Job, ModelGraphs, Pass, PassError, rewrite
+from tightbeam.graph_passes import (
+    GENERATED,
+    PRESETS,
+    SOURCE,
+    Job,
+    LayerPlan,
+    ModelGraphs,
+    Pass,
+    PassError,
+    passes_of,
+    rewrite,
+    same_for_all,
+)
+from tightbeam.graph_passes.base import LayerPass
+from tightbeam.graph_passes.cross_first_keys import cross_first_keys
+from tightbeam.graph_passes.cross_keys import cross_keys
 from tightbeam.graph_passes.cross_latent import cross_latent
 from tightbeam.graph_passes.cross_per_beam import cross_per_beam
 from tightbeam.graph_passes.cross_shared import cross_shared
@@ -25,10 +39,12 @@ from tightbeam.graph_passes.fold_biases import fold_biases
 from tightbeam.graph_passes.fold_residuals import fold_residuals
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.self_beam_cache import self_beam_cache
+from tightbeam.graph_passes.self_inputs import self_inputs
+from tightbeam.graph_passes.self_keys import self_keys
 from tightbeam.graph_passes.self_reordered import self_reordered
 from tightbeam.graph_passes.step_rows import step_rows
 from tightbeam.graph_passes.tie_embeddings import tie_embeddings
-from tolerance import assert_close
+from tolerance import LUCK, assert_close
 
 B, M, N, T = 2, 3, 9, 7
 R = B * M
@@ -165,6 +181,12 @@ def test_the_trace_holds_standard_attention_and_no_cache(canonical: ModelGraphs)
         (cross_per_beam,),
         (cross_shared,),
         (fold_biases, cross_latent),
+        (fold_biases, cross_keys),
+        (fold_biases, cross_first_keys),
+        (fold_biases, self_keys),
+        (fold_biases, self_inputs),
+        (fold_biases, cross_keys, self_keys, step_rows, fold_residuals),
+        (fold_biases, cross_first_keys, self_inputs, step_rows, fold_residuals),
         (self_reordered,),
         (self_beam_cache,),
         (tie_embeddings, cross_shared, self_beam_cache, step_rows),
@@ -185,8 +207,8 @@ def test_a_pass_changes_nothing_but_the_form(
 def test_a_pass_leaves_the_graphs_it_was_not_given_as_they_were(
     canonical: ModelGraphs, run_: dict[str, Any], untouched: Array
 ) -> None:
-    for variant in PRESETS:
-        rewrite(canonical, variant)
+    for preset in PRESETS.values():
+        rewrite(canonical, same_for_all(preset, canonical.sizes.L, ""))
     np.testing.assert_array_equal(decode(canonical, run_), untouched)
 
 
@@ -236,7 +258,14 @@ def test_passes_say_what_they_save(canonical: ModelGraphs) -> None:
     assert per_beam // latent == 2 * sizes.L * job.M
     assert cross_per_beam(canonical.copy()).bytes_saved(job) == 0
     assert self_reordered(canonical.copy()).bytes_saved(job) == 0
-    assert self_beam_cache(canonical.copy()).bytes_saved(job) == 3 * 4 * 2 * sizes.L * 6 * sizes.D * 4
+    row = sizes.L * 6 * sizes.D * 4  # one number for each layer, position and feature
+    assert self_beam_cache(canonical.copy()).bytes_saved(job) == 3 * 4 * 2 * row
+    assert self_keys(folded.copy()).bytes_saved(job) == 3 * 4 * 3 * row
+    assert self_inputs(folded.copy()).bytes_saved(job) == 3 * 4 * 3 * row
+    folded = canonical.copy()
+    fold_biases(folded)
+    assert cross_keys(folded.copy()).bytes_saved(job) == 3 * 4 * (per_beam - shared // 2)
+    assert cross_first_keys(folded.copy()).bytes_saved(job) == 3 * 4 * (per_beam - latent)
     assert search_head(canonical.copy()).bytes_saved(job) == 12 * sizes.vocabulary * 4 - 20 * 3 * 8
 
 
@@ -251,31 +280,62 @@ def test_passes_say_why_they_match_nothing(bundles: BundleCache, canonical: Mode
     assert result.reason == "the logits' weight is the transpose of no embedding of the decoder"
 
 
-def test_el_refuses_biases_and_shared_heads(canonical: ModelGraphs) -> None:
-    with pytest.raises(PassError, match=r"cross_latent: layer 0 .* run fold_biases first"):
-        cross_latent(canonical.copy())
+NO_BIASES = [cross_latent, cross_keys, cross_first_keys, self_keys, self_inputs]
+
+
+@pytest.mark.parametrize("apply", NO_BIASES)
+def test_what_stands_in_for_keys_and_values_refuses_biases(apply: LayerPass, canonical: ModelGraphs) -> None:
+    with pytest.raises(PassError, match=rf"{apply.__name__}: layer 0 .* run fold_biases first"):
+        apply(canonical.copy())
+
+
+@pytest.mark.parametrize("apply", [cross_keys, cross_first_keys, self_keys])
+def test_keys_narrower_than_the_model_are_refused(apply: LayerPass, canonical: ModelGraphs) -> None:
     graphs = canonical.copy()
     fold_biases(graphs)
-    graphs.sizes = replace(graphs.sizes, G=1)
-    with pytest.raises(PassError, match="G=1 and H=3"):
-        cross_latent(graphs)
-
-
-@pytest.mark.parametrize("apply", [cross_per_beam, cross_shared, cross_latent, self_reordered, self_beam_cache])
-def test_a_pass_names_itself_and_what_it_did_not_find(apply: Pass, canonical: ModelGraphs) -> None:
-    graphs = canonical.copy()
-    graphs.sizes = replace(graphs.sizes, L=graphs.sizes.L + 1)
-    with pytest.raises(PassError, match=rf"{apply.__name__}: found 3 .* expected 4"):
+    for node in graphs.decoder.nodes:
+        if node.op == "MatMul" and isinstance(node.inputs[1], gs.Constant) and node.inputs[1].shape == (36, 36):
+            node.inputs[1] = gs.Constant(f"{node.name}.narrow", node.inputs[1].values[:, :24])
+    with pytest.raises(PassError, match=r"the keys of layer 0 have 24 numbers and are made of 36"):
         apply(graphs)
+
+
+LAYER_PASSES = [*SOURCE.values(), *GENERATED.values()]
+
+
+@pytest.mark.parametrize("apply", LAYER_PASSES)
+def test_a_pass_names_itself_and_what_it_did_not_find(apply: LayerPass, canonical: ModelGraphs) -> None:
+    with pytest.raises(PassError, match=rf"{apply.__name__}: layer 3 has no \w+-attention that is as it was traced"):
+        apply(canonical.copy(), layers=[3])
+
+
+def test_a_plan_for_other_layers_is_refused(canonical: ModelGraphs) -> None:
+    with pytest.raises(PassError, match="the plan is for 2 layers, the model has 3"):
+        rewrite(canonical, same_for_all(PRESETS["el"], 2, ""))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_layer_may_keep_something_else(
+    seed: int, canonical: ModelGraphs, run_: dict[str, Any], untouched: Array, exact: Array
+) -> None:
+    generator = np.random.default_rng(seed)
+    shuffled = [generator.permutation(list(kinds)) for kinds in (SOURCE, GENERATED)]
+    layers = range(canonical.sizes.L)
+    plan = [LayerPlan(str(shuffled[0][layer]), str(shuffled[1][layer]), "") for layer in layers]
+    passes = [apply for apply in passes_of(plan) if apply is not search_head]
+    graphs = canonical.copy()
+    for apply in passes:
+        apply(graphs)
+    assert_close(decode(graphs, run_), exact, untouched, LUCK)
 
 
 def test_an_attention_of_another_form_is_an_error_that_names_the_node(canonical: ModelGraphs) -> None:
     graphs = canonical.copy()
-    node = next(node for node in graphs.decoder.nodes if node.op == "Attention")
+    node = next(node for node in graphs.decoder.nodes if node.name == "cross.0")
     key = gs.Variable("negated")
     graphs.decoder.nodes.append(gs.Node("Neg", inputs=[node.inputs[0]], outputs=[key]))
     node.inputs[0] = key
     with pytest.raises(PassError, match=r"cross_shared: the query of .* is no MatMul by a weight"):
         cross_shared(graphs)
-    with pytest.raises(PassError, match=r"variant dedup, passes before: tie_embeddings"):
-        rewrite(graphs, "dedup")
+    with pytest.raises(PassError, match=r"passes before: tie_embeddings"):
+        rewrite(graphs, same_for_all(PRESETS["dedup"], graphs.sizes.L, ""))

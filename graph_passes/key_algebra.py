@@ -1,0 +1,82 @@
+"""The algebra of keys and values that are never kept: what stands in for W_K and W_V, head by head.
+
+With E = G K, the width of all key heads together, and everything solved in float64:
+
+- states S or inputs x (EL-attention, section 3.1; Slim attention, X-cache): scores_i = (q_i W_K,i^T) S^T and
+  out_i = (P_i S) W_V,i.
+- keys k = x W_K without bias (Slim attention, option 2): V = k W_KV with W_KV = W_K^-1 W_V, so out_i = (P_i k) W_KV,i.
+  Where E > D, W_K [D, E] has the right inverse W_K^T (W_K W_K^T)^-1; where E < D, keys do not determine values.
+- keys k1 of the first layer in place of S (Slim attention's hybrid): W_K,l' = W_K1^-1 W_K,l, and W_V,l' likewise.
+
+Query head i reads key head i G / H.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import AttentionBlock, Builder, PassError
+
+Array = npt.NDArray[Any]
+
+
+def undo(W_K: Array, weight: Array) -> Array:
+    """``W_K^-1 weight`` in float64, [E, Y] from W_K [D, E] and a weight [D, Y]: what makes x ``weight`` of x W_K.
+
+    For a W_K without an inverse it is the nearest there is; how well it does is for a measurement to say.
+    """
+    a, b = W_K.astype(np.float64), weight.astype(np.float64)
+    D, E = a.shape
+    if D == E:
+        try:
+            return np.asarray(np.linalg.solve(a, b))
+        except np.linalg.LinAlgError:
+            return np.asarray(np.linalg.lstsq(a, b, rcond=None)[0])
+    q, r = np.linalg.qr(a.T)  # a = r^T q^T, without the square of its condition that a a^T would have
+    try:
+        return np.asarray(q @ np.linalg.solve(r.T, b))
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.lstsq(a, b, rcond=None)[0])
+
+
+def key_heads(weight: Array, H: int, width: int) -> Array:
+    """W_K [X, G x K] as [H, K, X], a matrix for each query head: what takes its queries into the space of x."""
+    by_head = weight.reshape(weight.shape[0], -1, width).transpose(1, 2, 0)  # [G, K, X]
+    return np.ascontiguousarray(by_head.repeat(H // len(by_head), axis=0))
+
+
+def value_heads(weight: Array, H: int, width: int) -> Array:
+    """W_V [X, G x V] as [H, X, V], a matrix for each query head: what makes its values of weighted rows."""
+    by_head = weight.reshape(weight.shape[0], -1, width).transpose(1, 0, 2)  # [G, X, V]
+    return np.ascontiguousarray(by_head.repeat(H // len(by_head), axis=0))
+
+
+def multiply_heads(build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any) -> gs.Tensor:
+    """[R, H, Y] from ``tensor`` [R, H, X] (or anything that has so many numbers a row) and weights [H, X, Y]."""
+    H, X, _ = weights.shape
+    by_head = build.transpose(build.reshape(tensor, [-1, H, X]), [1, 0, 2])  # [H, R, X]
+    return build.transpose(build.add("MatMul", [by_head, build.constant(weights, dtype)]), [1, 0, 2])
+
+
+def require_no_bias(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
+    """Raise PassError for a key or value bias, which keys and inputs that stand in for others cannot carry."""
+    for layer, block in blocks.items():
+        if block.key.bias is not None or block.value.bias is not None:
+            raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")
+        if block.key.source is not block.value.source:
+            raise PassError(f"{pass_name}: keys and values of layer {layer} are projected from different tensors")
+
+
+def require_wide_keys(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
+    """Raise PassError where E < D, so that no function of the keys gives the values."""
+    for layer, block in blocks.items():
+        D, E = block.key.weight.shape
+        if E < D:
+            raise PassError(
+                f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
+                "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
+            )

@@ -1,0 +1,110 @@
+"""What the self-attention passes share: projections in one product, and the caches of the generated part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import (
+    AttentionBlock,
+    Builder,
+    CacheState,
+    Job,
+    ModelGraphs,
+    PassError,
+    Projection,
+    Sizes,
+    graph_input,
+    remove_inputs,
+    self_attention,
+    tidy,
+)
+from tightbeam.graph_passes.cache_bytes import generated_bytes
+
+
+@dataclass
+class OwnCaches:
+    """The self-attentions of some layers, on their way from a past to caches that never move.
+
+    Makes the decoder inputs ``ancestry`` int32 [B, M, T] and ``lengths`` int32 [B], and, with :meth:`cache`, inputs
+    ``cache.<l>.<part>``, each followed by an output ``cache_out.<l>.<part>`` that belongs in the same buffer.
+    :meth:`finish` takes the pasts away.
+    """
+
+    graphs: ModelGraphs
+    pass_name: str
+    layers: Sequence[int] | None
+    blocks: dict[int, AttentionBlock] = field(init=False)
+    build: Builder = field(init=False)
+    history: list[gs.Tensor] = field(init=False)
+    states: list[CacheState] = field(init=False, default_factory=list)
+    written: list[gs.Variable] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        decoder = self.graphs.decoder
+        self.blocks = self_attention(self.graphs, self.pass_name, self.layers)
+        self.build = Builder(decoder, self.pass_name)
+        ancestry = graph_input(decoder, "ancestry", np.int32, ["B", "M", "T"])
+        self.history = [ancestry, graph_input(decoder, "lengths", np.int32, ["B"])]
+
+    def cache(self, layer: int, part: str, heads: int, width: int) -> tuple[gs.Variable, gs.Variable]:
+        """A cache [R, heads, T_max, width]: the decoder input, and the output that follows it."""
+        shape: tuple[int | str, ...] = ("R", heads, "T_max", width)
+        state = CacheState(f"cache.{layer}.{part}", f"cache_out.{layer}.{part}", "in_place", shape)
+        written = gs.Variable(state.output, dtype=np.dtype(np.float32), shape=list(shape))
+        self.states.append(state)
+        self.written.append(written)
+        return graph_input(self.graphs.decoder, state.input, np.float32, shape), written
+
+    def finish(self) -> None:
+        """Caches stand where pasts stood."""
+        decoder = self.graphs.decoder
+        gone = {f"present.{layer}.{part}" for layer in self.blocks for part in ("key", "value")}
+        decoder.outputs = [tensor for tensor in decoder.outputs if tensor.name not in gone] + self.written
+        tidy(decoder)
+        for block in self.blocks.values():
+            assert block.past is not None
+            for past in block.past:
+                self._count_rows_of(past)
+            remove_inputs(decoder, [past.name for past in block.past])
+        self.graphs.states += tuple(self.states)
+
+    def _count_rows_of(self, past: gs.Tensor) -> None:
+        """What is left of a past are reads of its number of rows, which the tokens have too."""
+        tokens = next(tensor for tensor in self.graphs.decoder.inputs if tensor.name == "tokens")
+        for node in list(past.outputs):
+            if node.op != "Shape" or node.attrs.get("start", 0) != 0 or node.attrs.get("end", 4) != 1:
+                raise PassError(f"{self.pass_name}: {node.op} {node.name} reads {past.name} beside its attention")
+            node.inputs = [tokens]
+
+
+def project_together(build: Builder, parts: Sequence[Projection], where: str) -> gs.Tensor:
+    """[R, 1, total width]: projections of one tensor side by side, out of one product. Raises PassError where they are
+    projected from different ones."""
+    if any(part.source is not parts[0].source for part in parts):
+        raise PassError(f"{build.prefix}: query, key and value of {where} are projected from different tensors")
+    dtype = parts[0].weight.dtype
+    weight = np.concatenate([part.weight.values for part in parts], axis=1)
+    together = build.add("MatMul", [parts[0].source, build.constant(weight, dtype)])
+    if all(part.bias is None for part in parts):
+        return together
+    widths = [part.weight.shape[1] for part in parts]
+    biases = [
+        np.zeros(width, dtype) if part.bias is None else part.bias.values.reshape(-1)
+        for part, width in zip(parts, widths, strict=True)
+    ]
+    return build.add("Add", [together, build.constant(np.concatenate(biases), dtype)])
+
+
+def generated_saved(kind: str, layers: int, sizes: Sizes) -> Callable[[Job], int]:
+    """Bytes that a kind of generated cache saves, next to ``kv-reordered``, which needs a second copy of its keys and
+    values to reorder them, where so many layers have it."""
+
+    def saved(job: Job) -> int:
+        copied = 2 * generated_bytes(["kv-reordered"] * layers, sizes, job)
+        return copied - generated_bytes([kind] * layers, sizes, job)
+
+    return saved

@@ -1,0 +1,83 @@
+"""What each decoder layer keeps: kinds of cache, the presets of ``--variant``, and the pass that makes each kind so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tightbeam.graph_passes.base import Job, LayerPass, Sizes
+from tightbeam.graph_passes.cache_bytes import generated_bytes, source_bytes
+from tightbeam.graph_passes.cross_first_keys import cross_first_keys
+from tightbeam.graph_passes.cross_keys import cross_keys
+from tightbeam.graph_passes.cross_latent import cross_latent
+from tightbeam.graph_passes.cross_per_beam import cross_per_beam
+from tightbeam.graph_passes.cross_shared import cross_shared
+from tightbeam.graph_passes.self_beam_cache import self_beam_cache
+from tightbeam.graph_passes.self_inputs import self_inputs
+from tightbeam.graph_passes.self_keys import self_keys
+from tightbeam.graph_passes.self_reordered import self_reordered
+
+__all__ = ["GENERATED", "PRESETS", "SOURCE", "LayerPlan", "Preset", "plan_bytes", "same_for_all"]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What one layer keeps for the source and for the generated part, under the names of ``SOURCE`` and ``GENERATED``,
+    and why."""
+
+    source: str
+    generated: str
+    reason: str
+
+
+SOURCE: Mapping[str, LayerPass] = {
+    "kv-per-beam": cross_per_beam,
+    "kv": cross_shared,
+    "k": cross_keys,
+    "first-k": cross_first_keys,
+    "states": cross_latent,
+}
+"""Kinds of source cache, in the order in which their passes run."""
+
+GENERATED: Mapping[str, LayerPass] = {
+    "kv-reordered": self_reordered,
+    "kv": self_beam_cache,
+    "k": self_keys,
+    "x": self_inputs,
+}
+"""Kinds of generated cache, likewise."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A variant: one kind of source cache and one of generated cache for all layers."""
+
+    source: str
+    generated: str
+
+    def cache_bytes(self, sizes: Sizes, job: Job) -> tuple[int, int]:
+        """Bytes of the source cache and of the generated cache for a job."""
+        return plan_bytes(same_for_all(self, sizes.L, ""), sizes, job)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "baseline": Preset("kv-per-beam", "kv-reordered"),
+    "dedup": Preset("kv", "kv"),
+    "el": Preset("states", "kv"),
+    "kcache": Preset("k", "k"),
+    "xcache": Preset("states", "x"),
+    "slim": Preset("states", "k"),
+    "hybrid": Preset("first-k", "k"),
+}
+"""The values of ``--variant``; DESIGN.md section 3."""
+
+
+def same_for_all(preset: Preset, L: int, reason: str) -> tuple[LayerPlan, ...]:
+    """A preset's kinds for each of L layers."""
+    return (LayerPlan(preset.source, preset.generated, reason),) * L
+
+
+def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, job: Job) -> tuple[int, int]:
+    """Bytes of the source cache and of the generated cache for a job."""
+    source = source_bytes([layer.source for layer in plan], sizes, job)
+    return source, generated_bytes([layer.generated for layer in plan], sizes, job)

@@ -1,0 +1,45 @@
+"""Generated cache ``k``: keys that never move, and no values (Slim attention, option 2).
+
+The values are a linear function of the keys, V = k W_KV with W_KV = W_K^-1 W_V, applied after the softmax:
+out_i = (P_i k) W_KV,i. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``, whose projections read one
+tensor, whose key and value biases are folded (``fold_biases``), and whose key heads are together as wide as the model,
+E >= D. Half of ``kv``: L M T E numbers. Exact in algebra; how exact in floating point depends on W_K, so an export
+measures it. Operator: ``plugins/beam_latent_attention``. Algebra: ``key_algebra``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import ModelGraphs, PassResult
+from tightbeam.graph_passes.cross_attention import replace
+from tightbeam.graph_passes.key_algebra import multiply_heads, require_no_bias, require_wide_keys, undo, value_heads
+from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved, project_together
+
+NAME = "self_keys"
+
+
+def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
+    """Decoder: inputs ``cache.<l>.key`` [R, G, T_max, K]."""
+    sizes = graphs.sizes
+    queries, E = sizes.H * sizes.K, sizes.G * sizes.K
+    own = OwnCaches(graphs, NAME, layers)
+    require_no_bias(own.blocks, NAME)
+    require_wide_keys(own.blocks, NAME)
+    build = own.build
+    for layer, block in own.blocks.items():
+        projected = build.rows(project_together(build, (block.query, block.key), block.node.name), queries + E)
+        query, row = gs.Variable(f"{NAME}.query_{layer}"), gs.Variable(f"{NAME}.row_{layer}")
+        build.add("Split", [projected, build.constant([queries, E])], {"axis": 1}, [query, row])
+        keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
+        attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
+        attributes = {"scale": block.scale, "window": 0}
+        build.operator("BeamLatentAttention", [query, row, keys, *own.history], attributes, [attended, keys_out])
+        W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
+        values = multiply_heads(build, attended, W_KV, np.dtype(block.key.weight.dtype))
+        replace(block, build.positions(values, sizes.H * sizes.V))
+    own.finish()
+    return PassResult(NAME, len(own.blocks), bytes_saved=generated_saved("k", len(own.blocks), sizes))
