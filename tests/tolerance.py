@@ -14,6 +14,7 @@ import numpy as np
 TIMES = 2
 UNITS = 4
 LUCK = 5
+ENOUGH = 5
 
 
 def error(found: Any, exact: Any) -> float:
@@ -36,8 +37,8 @@ def assert_close(found: Any, exact: Any, naive: Any, luck: float = 1) -> None:
 
 
 def assert_runs_close(runs: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Many results (found, exact, naive) of a few numbers each, where one ratio of two errors is a matter of luck: the
-    median keeps the bound, and no single one is beyond it by more than ``LUCK``."""
+    """Results (found, exact, naive) of a few numbers each, where one ratio of two errors is a matter of luck: no single
+    one is beyond the bound by more than ``LUCK``, and the median of ``ENOUGH`` or more keeps it."""
     ratios = [error(found, exact) / allowed(exact, naive) for found, exact, naive in runs]
-    assert np.median(ratios) <= 1, f"error over allowed error: {ratios}"
     assert max(ratios) <= LUCK, f"error over allowed error: {ratios}"
+    assert len(ratios) < ENOUGH or np.median(ratios) <= 1, f"error over allowed error: {ratios}"
