@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers.activations import ACT2FN
 from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.utils import logging as transformers_logging
 
 from tightbeam.export.errors import ExportError
 from tightbeam.export.families import FAMILIES, Family
+from tightbeam.graph_passes import Sizes
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
@@ -82,9 +82,9 @@ class Checkpoint:
     """A checkpoint that was read and checked.
 
     `model` is the family's transformers class in eval mode, float32, with `attn_implementation="sdpa"`; `config` is its
-    config. `generation_config` holds the fields that the checkpoint sets, as JSON values, also those that an old
-    checkpoint sets in config.json; it is what `model.generate` starts from. `tokenizer` is None where the checkpoint
-    ships none.
+    config, and `sizes` what that says in DESIGN's letters. `generation_config` holds the fields that the checkpoint
+    sets, as JSON values, also those that an old checkpoint sets in config.json; it is what `model.generate` starts
+    from. `tokenizer` is None where the checkpoint ships none.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Checkpoint:
     family: Family
     model: Any
     config: Any
+    sizes: Sizes
     generation_config: dict[str, Any]
     tokenizer: Any | None
 
@@ -112,14 +113,16 @@ def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
     with quiet_transformers():
         config = _load_config(family, config_json, folder)
         model = _load_model(family, config, folder)
-        tokenizer = _load_tokenizer(folder, int(config.vocab_size))
+        sizes = family.sizes(model.config)
+        tokenizer = _load_tokenizer(folder, sizes.source_vocabulary)
     return Checkpoint(
         name=checkpoint_name(name_or_path),
         path=folder,
         family=family,
         model=model,
         config=model.config,
-        generation_config=_generation_settings(model, folder),
+        sizes=sizes,
+        generation_config=_generation_settings(model, folder, sizes.vocabulary),
         tokenizer=tokenizer,
     )
 
@@ -294,30 +297,10 @@ def _load_config(family: Family, config_json: dict[str, Any], folder: Path) -> A
         lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines() if line.strip()]
         raise ExportError(f"{path}: {' '.join(lines)[:300]}; correct the value") from error
 
-    for field in ("d_model", "vocab_size", "max_position_embeddings", "encoder_layers", "decoder_layers"):
-        _check_positive(path, field, getattr(config, field))
-    for side in ("encoder", "decoder"):
-        _check_positive(path, f"{side}_ffn_dim", getattr(config, f"{side}_ffn_dim"))
-        heads = getattr(config, f"{side}_attention_heads")
-        _check_positive(path, f"{side}_attention_heads", heads)
-        if config.d_model % heads:
-            raise ExportError(
-                f"{path}: d_model {config.d_model} is not divisible by {side}_attention_heads {heads}; "
-                "correct one of them"
-            )
-    if config.activation_function not in ACT2FN:
-        raise ExportError(
-            f"{path}: activation_function {config.activation_function!r} is unknown; "
-            f"transformers has {', '.join(sorted(ACT2FN))}"
-        )
-    if not config.is_encoder_decoder:
-        raise ExportError(f"{path}: is_encoder_decoder is false; {family.architecture} needs both halves")
-    _check_special_ids(path, vars(config), _target_vocabulary(config))
+    for fault in family.config_faults(config):
+        raise ExportError(f"{path}: {fault}")
+    _check_special_ids(path, vars(config), family.sizes(config).vocabulary)
     return config
-
-
-def _target_vocabulary(config: Any) -> int:
-    return int(getattr(config, "decoder_vocab_size", None) or config.vocab_size)
 
 
 def _check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int) -> None:
@@ -328,11 +311,6 @@ def _check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int)
                 raise ExportError(
                     f"{path}: {field} is {token_id!r}, outside the vocabulary of {vocabulary}; correct the id"
                 )
-
-
-def _check_positive(path: Path, field: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ExportError(f"{path}: {field} is {value!r}; expected a whole number of at least 1")
 
 
 def _load_model(family: Family, config: Any, folder: Path) -> Any:
@@ -384,7 +362,7 @@ def _listed(items: Iterable[str], shown: int = 3) -> str:
     return "; ".join(listed[:shown]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def _generation_settings(model: Any, folder: Path) -> dict[str, Any]:
+def _generation_settings(model: Any, folder: Path, vocabulary: int) -> dict[str, Any]:
     # transformers folds the settings of an old-style config.json into model.generation_config
     settings: dict[str, Any] = json.loads(model.generation_config.to_json_string(use_diff=True, ignore_metadata=True))
     source = folder / CONFIG_FILE
@@ -393,7 +371,7 @@ def _generation_settings(model: Any, folder: Path) -> dict[str, Any]:
         for name, value in _read_json(source).items():  # it drops names that it does not know; the runner must see them
             if value is not None and name not in METADATA_FIELDS:
                 settings.setdefault(name, value)
-    _check_special_ids(source, settings, _target_vocabulary(model.config))
+    _check_special_ids(source, settings, vocabulary)
     return {name: value for name, value in settings.items() if name not in NOT_ABOUT_TOKENS}
 
 

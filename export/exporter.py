@@ -102,7 +102,7 @@ def _check_options(variant: str, precision: str, max_new_tokens: int | None) -> 
 
 
 def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
-    limit = checkpoint.family.max_positions(checkpoint.config)
+    limit = checkpoint.sizes.max_target
     if max_new_tokens >= limit:
         raise ExportError(f"max_new_tokens={max_new_tokens} and the start token exceed the model's {limit} positions")
     checkpoint.generation_config.pop("max_length", None)

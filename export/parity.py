@@ -150,7 +150,7 @@ def _run(folder: Path, reference: Reference, settings: dict[str, Any]) -> list[d
 
 def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     """The settings to compare, with a length that keeps the comparison short."""
-    longest = checkpoint.family.max_positions(checkpoint.config) - 1
+    longest = checkpoint.sizes.max_target - 1
     own = checkpoint.generation_config
     least = max(own.get("min_length") or 0, (own.get("min_new_tokens") or 0) + 1)
     large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
@@ -193,12 +193,12 @@ def _without_padding(row: list[int], ends: int | list[int] | None) -> list[int]:
 
 def _sample_rows(checkpoint: Checkpoint) -> list[tuple[str | list[int], list[int]]]:
     """Lines for the command, each with its token ids for torch."""
-    limit = min(checkpoint.family.max_positions(checkpoint.config), MAX_SAMPLE_TOKENS)
+    limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
     if checkpoint.tokenizer is not None:
         cut = [_cut(checkpoint.tokenizer, text, limit) for text in SAMPLE_TEXTS]
         if all(ids is not None for _, ids in cut):
             return [(text, ids) for text, ids in cut if ids is not None]
-    vocabulary = int(checkpoint.model.get_encoder().embed_tokens.num_embeddings)
+    vocabulary = checkpoint.sizes.source_vocabulary
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
     return [(row, row) for row in rows]

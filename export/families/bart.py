@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tightbeam.export.families.base import Family
+from tightbeam.export.families.bart_like import BartLike
 
-BART = Family(
+BART = BartLike(
     model_type="bart",
     architecture="BartForConditionalGeneration",
     position_offset=2,

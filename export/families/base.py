@@ -1,40 +1,48 @@
-"""What one model family says about itself; everything else is read from its config."""
+"""What one model family says about itself: everything an export must know and cannot read off any config alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from tightbeam.graph_passes import ModelGraphs, Sizes
 
-SINUSOIDAL_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
-"""Position tables that the model computes; checkpoints may leave them out."""
+__all__ = ["Family", "size_faults"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """An encoder-decoder family as transformers implements it, under its config's `model_type`.
-
-    The encoder is `model.get_encoder()`, the decoder `model.get_decoder()`, the head `model.lm_head` (tied or not) with
-    `model.final_logits_bias` [1, vocabulary] added to its output.
-    """
+    """A family as transformers implements it, under its config's ``model_type``. A kind of architecture is a subclass,
+    a family an instance."""
 
     model_type: str
     architecture: str
     """The transformers class with the language-model head; no other class of the family generates."""
-    position_offset: int
-    """Row of the position table that holds position 0."""
     computed_weights: tuple[str, ...] = ()
     """Tensors that a checkpoint may leave out because the model computes them."""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Short name -> hub id."""
 
-    def position_embeddings(self, model: Any) -> tuple[nn.Embedding, int]:
-        """The decoder's position table [positions + offset, D], and the offset to add to a position to find its row."""
-        table: nn.Embedding = model.get_decoder().embed_positions
-        return table, self.position_offset
+    def config_faults(self, config: Any) -> Iterator[str]:
+        """What in a config contradicts itself or the family, one clause each, with what was expected."""
+        raise NotImplementedError
 
-    def max_positions(self, config: Any) -> int:
-        """The largest source length, and the largest target length, in tokens."""
-        return int(config.max_position_embeddings)
+    def sizes(self, config: Any) -> Sizes:
+        """DESIGN's letters; of the decoder where the model has two halves."""
+        raise NotImplementedError
+
+    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        """The canonical graphs of a model in eval mode, weights included (they share memory with the model's).
+
+        Raises ExportError where torch's exporter gives up or yields inputs that are not dynamic as they must be.
+        """
+        raise NotImplementedError
+
+
+def size_faults(config: Any, names: tuple[str, ...]) -> Iterator[str]:
+    """Which of the config's sizes are no whole numbers of at least 1."""
+    for name in names:
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            yield f"{name} is {value!r}; expected a whole number of at least 1"

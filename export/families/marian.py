@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightbeam.export.families.base import SINUSOIDAL_TABLES, Family
+from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
 
 _PAIRS = (
     "en-de",
@@ -21,7 +21,7 @@ _PAIRS = (
     "zh-en",
 )
 
-MARIAN = Family(
+MARIAN = BartLike(
     model_type="marian",
     architecture="MarianMTModel",
     position_offset=0,

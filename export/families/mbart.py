@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tightbeam.export.families.base import Family
+from tightbeam.export.families.bart_like import BartLike
 
-MBART = Family(
+MBART = BartLike(
     model_type="mbart",
     architecture="MBartForConditionalGeneration",
     position_offset=2,

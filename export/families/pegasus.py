@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tightbeam.export.families.base import SINUSOIDAL_TABLES, Family
+from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
 
-PEGASUS = Family(
+PEGASUS = BartLike(
     model_type="pegasus",
     architecture="PegasusForConditionalGeneration",
     position_offset=0,
