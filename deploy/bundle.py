@@ -34,6 +34,7 @@ __all__ = [
     "CacheStateEntry",
     "FileEntry",
     "GraphEntry",
+    "GuardEntry",
     "LayerChoice",
     "Manifest",
     "ModelSizes",
@@ -102,6 +103,24 @@ class LayerChoice(_Entry):
     reason: str
 
 
+class GuardEntry(_Entry):
+    """How exact a layer's rewritten attention is on real activations, at the bundle's precision.
+
+    ``error``: root mean square over that of the exact output; None for no number. ``original``: that of the attention
+    as it was. ``condition``: of the key weights that had to be undone; 0 where none had to; None where they have no
+    inverse. ``kept``: the kind of cache that the layer has in the end.
+    """
+
+    layer: int
+    part: Literal["source", "generated"]
+    wanted: str
+    kept: str
+    error: FiniteFloat | None
+    allowed: FiniteFloat
+    original: FiniteFloat
+    condition: FiniteFloat | None
+
+
 class PassEntry(_Entry):
     """A graph pass that was applied: places rewritten, and why where there were none; the bytes it saves at batch 1,
     4 beams and the longest source and output."""
@@ -159,6 +178,7 @@ class Manifest(_Entry):
     precision: Literal["fp32"]
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
+    guard: tuple[GuardEntry, ...] = ()
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry
     decoder: GraphEntry

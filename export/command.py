@@ -36,9 +36,18 @@ def main() -> None:
 def export_model(
     model: Annotated[str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id, or checkpoint folder.")],
     variant: Annotated[str, typer.Option(help="baseline, dedup, el, kcache, xcache, slim or hybrid.")] = "el",
+    source_cache: Annotated[
+        str | None, typer.Option(help="kv-per-beam, kv, k, first-k or states, in place of the variant's.")
+    ] = None,
+    generated_cache: Annotated[
+        str | None, typer.Option(help="kv-reordered, kv, k or x, in place of the variant's.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Bundle folder; <model>-<variant> by default.")] = None,
     precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
     max_new_tokens: Annotated[int | None, typer.Option(help="The bundle's default for new tokens.")] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Texts, one a line, on which the error of each layer is measured.")
+    ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare with torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
@@ -56,6 +65,9 @@ def export_model(
                 model,
                 output,
                 variant=variant,
+                source_cache=source_cache,
+                generated_cache=generated_cache,
+                calibration=calibration,
                 precision=precision,
                 max_new_tokens=max_new_tokens,
                 check=not no_check,
@@ -76,10 +88,12 @@ def export_model(
 
 
 def _print_summary(bundle: Bundle) -> None:
-    from tightbeam.export.memory_table import memory_table, passes_table
+    from tightbeam.export.memory_table import guard_table, memory_table, passes_table
 
     console = Console(highlight=False)
     console.print(passes_table(bundle))
+    if bundle.manifest.guard:
+        console.print(guard_table(bundle))
     console.print(memory_table(bundle))
     parity = bundle.manifest.parity
     if parity:

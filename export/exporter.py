@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from tightbeam.deploy.bundle import (
     Bundle,
     CacheStateEntry,
     GraphEntry,
+    GuardEntry,
     LayerChoice,
     Manifest,
     ModelSizes,
@@ -23,19 +25,30 @@ from tightbeam.deploy.bundle import (
     file_entry,
     write_bundle,
 )
+from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
+from tightbeam.export.choice import choose
 from tightbeam.export.errors import ExportError
 from tightbeam.export.graph_files import tensor_entries, write_graphs
+from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, rewrite, same_for_all
+from tightbeam.graph_passes import Job, LayerPlan, ModelGraphs, PassResult, rewrite, same_for_all
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
 PRECISIONS = ("fp32",)
-STEPS = ("loading", "generating with torch", "tracing", "rewriting", "writing", "comparing with torch")
+STEPS = (
+    "loading",
+    "generating with torch",
+    "tracing",
+    "measuring errors",
+    "rewriting",
+    "writing",
+    "comparing with torch",
+)
 
 
 def export_model(
@@ -43,8 +56,11 @@ def export_model(
     output: str | os.PathLike[str] | None = None,
     *,
     variant: str = "el",
+    source_cache: str | None = None,
+    generated_cache: str | None = None,
     precision: str = "fp32",
     max_new_tokens: int | None = None,
+    calibration: str | os.PathLike[str] | None = None,
     check: bool = True,
     force: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
@@ -53,6 +69,9 @@ def export_model(
 
     ``model``: a bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder. ``output``: the bundle folder, by
     default ``<model>-<variant>`` in the current folder. ``variant``: a name of ``graph_passes.PRESETS``.
+    ``source_cache``, ``generated_cache``: kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the
+    variant's. A layer whose rewritten attention is not exact enough keeps something safer (``guard.py``);
+    ``calibration``: a file of texts, one a line, on which that is measured, in place of the built-in ones.
     ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
     with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
     each of ``STEPS`` as it begins.
@@ -60,8 +79,10 @@ def export_model(
     Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
     """
-    _check_options(variant, precision, max_new_tokens)
-    target = Path(output) if output is not None else Path(f"{checkpoint_name(model)}-{variant}")
+    choice = choose(variant, source_cache, generated_cache)
+    _check_options(precision, max_new_tokens)
+    texts = read_calibration(calibration) if calibration is not None else None
+    target = Path(output) if output is not None else Path(f"{checkpoint_name(model)}-{choice.name}")
     check_target(target, force=force)
 
     on_step(STEPS[0])
@@ -74,27 +95,29 @@ def export_model(
         reference = make_reference(checkpoint)
     on_step(STEPS[2])
     canonical = trace(checkpoint)
-    on_step(STEPS[3])
-    plan = same_for_all(PRESETS[variant], canonical.sizes.L, f"preset {variant}")
-    graphs, results = rewrite(canonical, plan)
+    plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
+    measured: tuple[Measured, ...] = ()
+    if needs_guard(plan):
+        on_step(STEPS[3])
+        plan, measured = guard(canonical, plan, calibrate(checkpoint, texts), precision)
     on_step(STEPS[4])
-    work = [(checkpoint, graphs, results, plan)]
+    graphs, results = rewrite(canonical, plan)
+    on_step(STEPS[5])
+    work = [(checkpoint, graphs, results, plan, measured)]
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
 
     def fill(folder: Path) -> Manifest:
-        manifest = write_files(folder, *work.pop(), variant=variant)
+        manifest = write_files(folder, *work.pop(), variant=choice.name)
         gc.collect()
         if reference is None:
             return manifest
-        on_step(STEPS[5])
+        on_step(STEPS[6])
         return _checked(folder, manifest, reference)
 
     return write_bundle(target, fill, force=force)
 
 
-def _check_options(variant: str, precision: str, max_new_tokens: int | None) -> None:
-    if variant not in PRESETS:
-        raise ExportError(f"variant {variant!r} is unknown; expected one of {', '.join(PRESETS)}")
+def _check_options(precision: str, max_new_tokens: int | None) -> None:
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     if max_new_tokens is not None and max_new_tokens < 1:
@@ -117,6 +140,7 @@ def write_files(
     graphs: ModelGraphs,
     results: list[PassResult],
     plan: Sequence[LayerPlan],
+    measured: Sequence[Measured] = (),
     *,
     variant: str,
 ) -> Manifest:
@@ -144,6 +168,7 @@ def write_files(
             LayerChoice(layer=layer, source=choice.source, generated=choice.generated, reason=choice.reason)
             for layer, choice in enumerate(plan)
         ),
+        guard=tuple(guard_entry(found) for found in measured),
         passes=tuple(
             PassEntry(
                 name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(job)
@@ -158,6 +183,12 @@ def write_files(
         generation=checkpoint.generation_config,
         parity=None,
     )
+
+
+def guard_entry(found: Measured) -> GuardEntry:
+    """A measurement as the manifest has it, which knows no infinity."""
+    values = {name: None if value == math.inf else value for name, value in vars(found).items()}
+    return GuardEntry.model_validate(values)
 
 
 def _checked(folder: Path, manifest: Manifest, reference: Reference) -> Manifest:

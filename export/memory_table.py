@@ -9,17 +9,22 @@ from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle import Bundle
-from tightbeam.graph_passes import PRESETS, Job, Sizes
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes, plan_bytes, same_for_all
 
 BEAMS = 4
 BATCHES = (1, 32)
 
 
 def memory_table(bundle: Bundle) -> Table:
-    """Bytes of the source and the generated cache by variant, batch 1 and 32, beam 4, at the model's full lengths."""
+    """Bytes of the source and the generated cache by variant, batch 1 and 32, beam 4, at the model's full lengths; in
+    bold the bundle's own, in a row of its own where its layers are no preset's."""
     manifest = bundle.manifest
     sizes = Sizes(**manifest.sizes.model_dump())
     T = longest_output(manifest.generation, sizes.max_target)
+    plans = {name: same_for_all(preset, sizes.L, "") for name, preset in PRESETS.items()}
+    own = tuple(LayerPlan(layer.source, layer.generated, "") for layer in manifest.layers)
+    if plans.get(manifest.variant) != own:
+        plans["this bundle"] = own
     table = Table(
         title=f"Cache in bytes: fp32, {BEAMS} beams, source of {sizes.max_source}, output of {T} tokens",
         title_justify="left",
@@ -30,12 +35,12 @@ def memory_table(bundle: Bundle) -> Table:
     for batch in BATCHES:
         job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T)
         whole = sum(PRESETS["baseline"].cache_bytes(sizes, job))
-        for name, preset in PRESETS.items():
-            source, generated = preset.cache_bytes(sizes, job)
+        for name, plan in plans.items():
+            source, generated = plan_bytes(plan, sizes, job)
             total = source + generated
-            style = "bold" if name == manifest.variant else None
+            style = "bold" if plan == own else None
             row = (name, str(batch), f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
-            table.add_row(*row, style=style, end_section=name == list(PRESETS)[-1])
+            table.add_row(*row, style=style, end_section=name == list(plans)[-1])
     return table
 
 
@@ -52,4 +57,19 @@ def passes_table(bundle: Bundle) -> Table:
         table.add_column(heading, justify="right" if heading in ("places", "bytes saved") else "left")
     for entry in bundle.manifest.passes:
         table.add_row(entry.name, str(entry.matched), f"{entry.bytes_saved:,}", entry.reason)
+    return table
+
+
+def guard_table(bundle: Bundle) -> Table:
+    """The error of each layer's rewritten attention on real activations, and what the layer keeps for it."""
+    title = f"Error of attention in {bundle.manifest.precision}, on real activations"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for heading in ("layer", "part", "wanted", "error", "allowed", "cond(W_K)", "kept"):
+        table.add_column(heading, justify="left" if heading in ("part", "wanted", "kept") else "right", no_wrap=True)
+    for entry in bundle.manifest.guard:
+        error = "no number" if entry.error is None else f"{entry.error:.1e}"
+        condition = "no inverse" if entry.condition is None else f"{entry.condition:.0e}" if entry.condition else ""
+        style = None if entry.kept == entry.wanted else "bold"
+        figures = (error, f"{entry.allowed:.1e}", condition)
+        table.add_row(str(entry.layer), entry.part, entry.wanted, *figures, entry.kept, style=style)
     return table

@@ -63,7 +63,7 @@ class Reference:
 
 def make_reference(checkpoint: Checkpoint) -> Reference:
     """Generate with torch, on short texts where there is a tokenizer, else on random token ids."""
-    rows = _sample_rows(checkpoint)
+    rows = sample_rows(checkpoint)
     as_ids = not all(isinstance(line, str) for line, _ in rows)
     lines = tuple(line if isinstance(line, str) else json.dumps(line) for line, _ in rows)
     ids = tuple(ids for _, ids in rows)
@@ -191,11 +191,18 @@ def _without_padding(row: list[int], ends: int | list[int] | None) -> list[int]:
     return row[: end + 1]
 
 
-def _sample_rows(checkpoint: Checkpoint) -> list[tuple[str | list[int], list[int]]]:
-    """Lines for the command, each with its token ids for torch."""
+def greedy(checkpoint: Checkpoint, rows: Sequence[list[int]]) -> list[list[int]]:
+    """What ``model.generate`` makes of token ids by greedy search, at the length of the comparison."""
+    settings = next(settings for settings in _settings(checkpoint) if settings.get("num_beams") == 1)
+    with _errors_as_ours():
+        return _generate(checkpoint, rows, settings, as_ids=True).sequences
+
+
+def sample_rows(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> list[tuple[str | list[int], list[int]]]:
+    """Lines for the command, each with its token ids for torch: texts, cut, or random ids without a tokenizer."""
     limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
     if checkpoint.tokenizer is not None:
-        cut = [_cut(checkpoint.tokenizer, text, limit) for text in SAMPLE_TEXTS]
+        cut = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
         if all(ids is not None for _, ids in cut):
             return [(text, ids) for text, ids in cut if ids is not None]
     vocabulary = checkpoint.sizes.source_vocabulary

@@ -1,0 +1,125 @@
+"""Real activations: what every attention of the decoder was given while the model generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tightbeam.export.checkpoint import Checkpoint, quiet_transformers
+from tightbeam.export.errors import ExportError
+
+__all__ = ["Seen", "decoder_activations"]
+
+IMPLEMENTATION = "sdpa"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One attention on real inputs, B samples of T queries, float32.
+
+    ``inputs`` [B, N, D]: what keys and values were projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
+    ``value`` [B, G, N, V]: biases included. ``mask`` [B, 1 or H, T, N]: what is added to the scores.
+    """
+
+    inputs: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+    scale: float
+
+
+def decoder_activations(
+    checkpoint: Checkpoint, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> tuple[list[Seen], list[Seen]]:
+    """Of each decoder layer, its cross-attention and its self-attention, over ``sources`` (token ids) and the
+    ``targets`` that were generated from them, start token included. Padding is masked.
+
+    Raises ExportError for a model whose attention does not go through transformers' attention interface.
+    """
+    source, source_mask = _pad(sources)
+    target, target_mask = _pad([list(row)[: checkpoint.sizes.max_target] for row in targets])
+    model = checkpoint.model
+    with torch.no_grad(), quiet_transformers():
+        states = model.get_encoder()(input_ids=source, attention_mask=source_mask).last_hidden_state
+        with _recorded(model.get_decoder()) as seen:
+            model(
+                encoder_outputs=(states,),
+                attention_mask=source_mask,
+                decoder_input_ids=target,
+                decoder_attention_mask=target_mask,
+                use_cache=False,
+            )
+    own, cross = seen[::2], seen[1::2]
+    if len(own) != checkpoint.sizes.L or len(cross) != checkpoint.sizes.L:
+        raise ExportError(
+            f"saw {len(seen)} attentions in the decoder, expected two in each of {checkpoint.sizes.L} layers; "
+            "please report this with the checkpoint's config.json"
+        )
+    return cross, own
+
+
+def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+        mask[index, : len(row)] = 1
+    return ids, mask
+
+
+@contextmanager
+def _recorded(part: nn.Module) -> Iterator[list[Seen]]:
+    """What the attentions of a part of the model are given meanwhile, in order."""
+    seen: list[Seen] = []
+    inputs: list[Tensor] = []
+
+    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = kwargs.get("key_value_states")
+        if states is None:
+            states = kwargs.get("encoder_hidden_states")
+        if states is None:
+            states = args[0] if args else kwargs["hidden_states"]
+        inputs.append(states)
+
+    original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        scale = kwargs.get("scaling")
+        mask = _added(query, key, attention_mask, kwargs.get("position_bias"))
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        seen.append(Seen(inputs[-1], query, key, value, mask, scale))
+        result: tuple[Tensor, Tensor | None] = original(module, query, key, value, attention_mask, **kwargs)
+        return result
+
+    hooks = [
+        module.register_forward_pre_hook(remember, with_kwargs=True)
+        for module in part.modules()
+        if type(module).__name__.endswith("Attention")
+    ]
+    ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = attend
+    try:
+        yield seen
+    finally:
+        ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = original
+        for hook in hooks:
+            hook.remove()
+
+
+def _added(query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    """What is added to the scores [B, 1 or H, T, N]; without a mask, queries of as many positions see the past."""
+    B, T, N = query.shape[0], query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones((T, N), dtype=torch.bool).tril()[None, None] if T == N else torch.ones(1, 1, T, N).bool()
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    added = mask[..., :N].expand(B, -1, -1, -1)
+    return added if bias is None else added + bias

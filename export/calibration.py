@@ -1,0 +1,42 @@
+"""The texts on whose activations the guard measures: a file's, or those of the comparison with torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tightbeam.export.activations import Seen, decoder_activations
+from tightbeam.export.checkpoint import Checkpoint
+from tightbeam.export.errors import ExportError
+from tightbeam.export.parity import greedy, sample_rows
+from tightbeam.export.sample_texts import SAMPLE_TEXTS
+
+__all__ = ["MAX_TEXTS", "calibrate", "read_calibration"]
+
+MAX_TEXTS = 64
+"""Lines of a calibration file beyond these are not read: the error is a mean, which a few dozen texts settle."""
+
+
+def read_calibration(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The lines of a UTF-8 file that hold text, ``MAX_TEXTS`` at most. Raises ExportError where there are none."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ExportError(f"calibration file {os.fspath(path)} cannot be read: {reason}; give a text file") from error
+    lines = tuple(line for line in text.splitlines() if line.strip())
+    if not lines:
+        raise ExportError(f"calibration file {os.fspath(path)} has no line of text; give one text a line")
+    return lines[:MAX_TEXTS]
+
+
+def calibrate(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> tuple[list[Seen], list[Seen]]:
+    """Activations of every layer's cross-attention and self-attention while the model generates from ``texts``, or from
+    the comparison's own; from random ids, which understate errors, where a checkpoint has no tokenizer.
+
+    Raises ExportError for texts without a tokenizer, and where torch cannot generate.
+    """
+    if texts is not None and checkpoint.tokenizer is None:
+        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
+    rows = [ids for _, ids in sample_rows(checkpoint, SAMPLE_TEXTS if texts is None else texts)]
+    return decoder_activations(checkpoint, rows, greedy(checkpoint, rows))

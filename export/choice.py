@@ -1,0 +1,39 @@
+"""What an export is asked to keep: a variant by name, or with a kind of cache of the user's own in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tightbeam.export.errors import ExportError
+from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, Preset
+
+__all__ = ["Choice", "choose"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``name``: of the preset that has both kinds, else both kinds. ``reason``: who wanted it so."""
+
+    name: str
+    preset: Preset
+    reason: str
+
+
+def choose(variant: str, source_cache: str | None = None, generated_cache: str | None = None) -> Choice:
+    """The kinds of cache of a variant, those that are given in place of its own. Raises ExportError for a name that is
+    no variant or no kind."""
+    if variant not in PRESETS:
+        raise ExportError(f"variant {variant!r} is unknown; expected one of {', '.join(PRESETS)}")
+    preset, reasons = PRESETS[variant], [f"preset {variant}"]
+    for option, kinds, kind in (
+        ("source-cache", SOURCE, source_cache),
+        ("generated-cache", GENERATED, generated_cache),
+    ):
+        if kind is None:
+            continue
+        if kind not in kinds:
+            raise ExportError(f"{option} {kind!r} is unknown; expected one of {', '.join(kinds)}")
+        preset = replace(preset, **{option.partition("-")[0]: kind})
+        reasons.append(f"--{option} {kind}")
+    same = [name for name, other in PRESETS.items() if other == preset]
+    return Choice((same or [f"{preset.source}+{preset.generated}"])[0], preset, ", ".join(reasons))

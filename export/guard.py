@@ -1,0 +1,223 @@
+"""The guard: how exact each layer's rewritten attention is, on real activations, before it goes into a bundle.
+
+What is exact in algebra need not be so in floating point: keys that stand in for values are multiplied by W_K^-1, and
+with it the rounding of every key. So the attention of each layer is computed as the bundle will compute it, at the
+bundle's precision, and compared with the original in float64. A layer beyond the tolerance keeps something safer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tightbeam.export.activations import Seen
+from tightbeam.graph_passes import LayerPlan, ModelGraphs
+from tightbeam.graph_passes.base import AttentionBlock, cross_attention, self_attention
+from tightbeam.graph_passes.key_algebra import key_heads, undo, value_heads
+
+__all__ = ["PRECISIONS", "Measured", "guard", "needs_guard"]
+
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+HALF: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16"}
+SHARE: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0}
+"""A rewritten attention may be ``SHARE`` times as wrong as the original one at the precision ``HALF``. In half
+precision that is twice the original's own error; in float32 a tenth of what half precision would do to it, which is
+what people take who give up exactness for speed. The tokens themselves are compared when the export ends."""
+
+SAFER: Mapping[str, Mapping[str, str]] = {
+    "source": {"k": "states", "first-k": "states", "states": "kv"},
+    "generated": {"k": "x", "x": "kv"},
+}
+"""What a layer keeps instead. Kinds that are not here keep the keys and values themselves."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The error of one layer's attention, relative to its output: root mean squares over all heads and positions.
+
+    ``part``: "source" or "generated". ``wanted`` and ``kept``: kinds of cache. ``condition``: that of the key weights
+    that had to be undone; 0 where none had to. ``original``: the error of the original attention at the same precision.
+    """
+
+    layer: int
+    part: str
+    wanted: str
+    kept: str
+    error: float
+    allowed: float
+    original: float
+    condition: float
+
+
+def needs_guard(plan: Sequence[LayerPlan]) -> bool:
+    """Whether some layer is to keep anything else than keys and values."""
+    return any(layer.source in SAFER["source"] or layer.generated in SAFER["generated"] for layer in plan)
+
+
+def guard(
+    canonical: ModelGraphs,
+    plan: Sequence[LayerPlan],
+    activations: tuple[Sequence[Seen], Sequence[Seen]],
+    precision: str = "fp32",
+) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
+    """The plan with safer kinds where the wanted ones are not exact enough, and what was measured.
+
+    ``activations``: of the layers' cross-attentions and self-attentions. ``first-k`` is for all layers or none: beside
+    the states, it would save nothing.
+    """
+    cross, own = activations
+    blocks = cross_attention(canonical, "guard"), self_attention(canonical, "guard")
+    parts = {"source": _Part("source", blocks[0], cross), "generated": _Part("generated", blocks[1], own)}
+    wanted = {"source": [layer.source for layer in plan], "generated": [layer.generated for layer in plan]}
+    measured: list[Measured] = []
+    for name, part in parts.items():
+        kinds = wanted[name]
+        for layer, kind in enumerate(kinds):
+            if kind not in SAFER[name]:
+                continue
+            found = part.measure(layer, kind, kinds.index(kind), precision)
+            kept = kind
+            if not found.error <= found.allowed:
+                kept = SAFER[name][kind]
+                if kept in SAFER[name]:
+                    other = part.measure(layer, kept, layer, precision)
+                    kept = kept if other.error <= other.allowed else "kv"
+            measured.append(replace(found, kept=kept))
+    measured = _all_or_none(measured)
+    return _changed(plan, measured, precision), tuple(measured)
+
+
+def _all_or_none(measured: list[Measured]) -> list[Measured]:
+    """Where one layer cannot read the first layer's keys, all read the states."""
+    lost = [found for found in measured if found.wanted == "first-k" != found.kept]
+    if not lost:
+        return measured
+    return [replace(found, kept=lost[0].kept) if found.kept == "first-k" else found for found in measured]
+
+
+def _changed(plan: Sequence[LayerPlan], measured: Sequence[Measured], precision: str) -> tuple[LayerPlan, ...]:
+    layers = list(plan)
+    for found in measured:
+        if found.kept == found.wanted:
+            continue
+        layer = layers[found.layer]
+        why = (
+            f"{found.part} {found.kept} in place of {found.wanted}: in {precision} its error is {found.error:.1e}, "
+            f"allowed {found.allowed:.1e}"
+            if not found.error <= found.allowed
+            else f"{found.part} {found.kept} in place of {found.wanted}, as in the other layers"
+        )
+        layers[found.layer] = replace(layer, **{found.part: found.kept}, reason=f"{layer.reason}; {why}")
+    return tuple(layers)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The attentions of all layers over the source, or over the generated part."""
+
+    name: str
+    blocks: Mapping[int, AttentionBlock]
+    seen: Sequence[Seen]
+
+    def measure(self, layer: int, kind: str, first: int, precision: str) -> Measured:
+        """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` keeps."""
+        attention = _Attention.of(self.blocks[layer], self.seen[layer])
+        dtype = PRECISIONS[precision]
+        half = attention.error(attention.from_keys_and_values(PRECISIONS[HALF[precision]]))
+        original = attention.error(attention.from_keys_and_values(dtype))
+        condition = 0.0
+        if kind in ("states", "x"):
+            found = attention.from_rows(attention.inputs, attention.W_K, attention.W_V, dtype)
+        else:
+            block = self.blocks[first if kind == "first-k" else layer]
+            W_K = np.asarray(block.key.weight.values)
+            condition = _condition(W_K)
+            if kind == "k" or layer == first:
+                found = attention.from_keys(undo(W_K, attention.W_V), dtype)
+            else:
+                keys = attention.inputs @ torch.from_numpy(W_K.astype(np.float64))
+                found = attention.from_rows(keys, undo(W_K, attention.W_K), undo(W_K, attention.W_V), dtype)
+        error = attention.error(found)
+        return Measured(layer, self.name, kind, kind, error, SHARE[precision] * half, original, condition)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """One attention in float64, without key and value biases, which fold away."""
+
+    inputs: Tensor  # [B, N, D]
+    query: Tensor  # [B, H, T, K], scaled
+    key: Tensor  # [B, N, G K]
+    value: Tensor  # [B, N, G V]
+    mask: Tensor  # [B, 1 or H, T, N]
+    W_K: Any  # [D, G K]
+    W_V: Any  # [D, G V]
+
+    @classmethod
+    def of(cls, block: AttentionBlock, seen: Seen) -> _Attention:
+        inputs = seen.inputs.double()
+        W_K, W_V = (np.asarray(part.weight.values, np.float64) for part in (block.key, block.value))
+        return cls(
+            inputs=inputs,
+            query=seen.query.double() * seen.scale,
+            key=inputs @ torch.from_numpy(W_K),
+            value=inputs @ torch.from_numpy(W_V),
+            mask=seen.mask.double(),
+            W_K=W_K,
+            W_V=W_V,
+        )
+
+    def error(self, found: Tensor) -> float:
+        """Of outputs [B, H, T, V], relative to the exact ones; infinite where one is no number."""
+        exact = self.from_keys_and_values(torch.float64)
+        counted = torch.isfinite(exact)
+        error = (found.double() - exact)[counted].square().mean().sqrt() / exact[counted].square().mean().sqrt()
+        return float(error) if torch.isfinite(error) else float("inf")
+
+    def from_keys_and_values(self, dtype: torch.dtype) -> Tensor:
+        """The attention as it was."""
+        keys, values = self._by_head(self.key), self._by_head(self.value)
+        return self._weights(self.query.to(dtype), keys.to(dtype)) @ values.to(dtype)
+
+    def from_keys(self, W_KV: Any, dtype: torch.dtype) -> Tensor:
+        """Values made of the keys, after the softmax."""
+        keys = self.key.to(dtype)
+        weights = self._weights(self.query.to(dtype), self._by_head(self.key).to(dtype))
+        return self._values(weights @ keys[:, None], W_KV, dtype)
+
+    def from_rows(self, rows: Tensor, W_K: Any, W_V: Any, dtype: torch.dtype) -> Tensor:
+        """Keys and values both made of ``rows`` [B, N, X], with W_K [X, G K] and W_V [X, G V]."""
+        H, K = self.query.shape[1], self.query.shape[3]
+        by_head = torch.from_numpy(key_heads(W_K, H, K)).to(dtype)  # [H, K, X]
+        weights = self._weights(self.query.to(dtype) @ by_head, rows[:, None].to(dtype))
+        return self._values(weights @ rows[:, None].to(dtype), W_V, dtype)
+
+    def _values(self, latent: Tensor, weight: Any, dtype: torch.dtype) -> Tensor:
+        H = self.query.shape[1]
+        G = self.key.shape[2] // self.query.shape[3]
+        return latent @ torch.from_numpy(value_heads(weight, H, weight.shape[1] // G)).to(dtype)
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """Softmax in float32 at least, its result in the precision of the products."""
+        scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
+        return torch.softmax(scores + self.mask.to(scores.dtype), dim=-1).to(query.dtype)
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        """[B, N, G x] as [B, H, N, x], each key head once for every query head that reads it."""
+        B, N, _ = rows.shape
+        H, K = self.query.shape[1], self.query.shape[3]
+        G = self.key.shape[2] // K
+        return rows.reshape(B, N, G, -1).transpose(1, 2).repeat_interleave(H // G, dim=1)
+
+
+def _condition(W_K: Any) -> float:
+    """The largest singular value over the smallest."""
+    values = torch.linalg.svdvals(torch.from_numpy(np.asarray(W_K, np.float64)))
+    smallest = float(values[-1])
+    return float(values[0]) / smallest if smallest else float("inf")
