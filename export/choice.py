@@ -7,23 +7,30 @@ from dataclasses import dataclass, replace
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, Preset
 
-__all__ = ["Choice", "choose"]
+__all__ = ["AUTO", "Choice", "choose"]
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """``name``: of the preset that has both kinds, else both kinds. ``reason``: who wanted it so."""
+    """``name``: of the preset that has both kinds, else both kinds. ``preset``: None until it is chosen, for ``auto``.
+    ``reason``: who wanted it so."""
 
     name: str
-    preset: Preset
+    preset: Preset | None
     reason: str
 
 
 def choose(variant: str, source_cache: str | None = None, generated_cache: str | None = None) -> Choice:
     """The kinds of cache of a variant, those that are given in place of its own. Raises ExportError for a name that is
     no variant or no kind."""
+    if variant == AUTO:
+        if source_cache is not None or generated_cache is not None:
+            raise ExportError("--variant auto chooses both caches; leave --source-cache and --generated-cache out")
+        return Choice(AUTO, None, "")
     if variant not in PRESETS:
-        raise ExportError(f"variant {variant!r} is unknown; expected one of {', '.join(PRESETS)}")
+        raise ExportError(f"variant {variant!r} is unknown; expected one of {', '.join(PRESETS)}, {AUTO}")
     preset, reasons = PRESETS[variant], [f"preset {variant}"]
     for option, kinds, kind in (
         ("source-cache", SOURCE, source_cache),

@@ -35,7 +35,7 @@ def main() -> None:
 @app.command()
 def export_model(
     model: Annotated[str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id, or checkpoint folder.")],
-    variant: Annotated[str, typer.Option(help="baseline, dedup, el, kcache, xcache, slim or hybrid.")] = "el",
+    variant: Annotated[str, typer.Option(help="baseline, dedup, el, kcache, xcache, slim, hybrid, or auto.")] = "el",
     source_cache: Annotated[
         str | None, typer.Option(help="kv-per-beam, kv, k, first-k or states, in place of the variant's.")
     ] = None,
@@ -48,6 +48,17 @@ def export_model(
     calibration: Annotated[
         Path | None, typer.Option(help="Texts, one a line, on which the error of each layer is measured.")
     ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="For weights and caches, such as 2GB; a variant that needs more is not made.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples at a time, for auto and the memory limit.")] = 8,
+    num_beams: Annotated[int | None, typer.Option(help="Beams, likewise; the checkpoint's by default.")] = None,
+    source_length: Annotated[int | None, typer.Option(help="Source tokens, likewise; up to 512 by default.")] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="New tokens, likewise; the most by default.")] = None,
+    bandwidth_gb_s: Annotated[
+        float | None, typer.Option(help="Memory bandwidth of the serving machine, for auto; measured here by default.")
+    ] = None,
+    gflop_s: Annotated[float | None, typer.Option(help="Matrix rate of the serving machine, likewise.")] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare with torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
@@ -57,6 +68,7 @@ def export_model(
     from tightbeam.export.errors import ExportError
     from tightbeam.export.exporter import STEPS
     from tightbeam.export.exporter import export_model as export
+    from tightbeam.export.workload import Workload, parse_bytes
     from tightbeam.graph_passes import PassError
 
     try:
@@ -68,6 +80,16 @@ def export_model(
                 source_cache=source_cache,
                 generated_cache=generated_cache,
                 calibration=calibration,
+                workload=Workload(
+                    batch_size,
+                    num_beams,
+                    source_length,
+                    new_tokens,
+                    parse_bytes(memory_limit) if memory_limit is not None else None,
+                    bandwidth_gb_s,
+                    gflop_s,
+                ),
+                on_ranking=Console(highlight=False).print,
                 precision=precision,
                 max_new_tokens=max_new_tokens,
                 check=not no_check,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from rich.table import Table
+
 from tightbeam.deploy.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -27,15 +29,17 @@ from tightbeam.deploy.bundle import (
 )
 from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
-from tightbeam.export.choice import choose
+from tightbeam.export.choice import Choice, choose
 from tightbeam.export.errors import ExportError
 from tightbeam.export.graph_files import tensor_entries, write_graphs
 from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
+from tightbeam.export.ranking import best_of, rank, ranking_table
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
-from tightbeam.graph_passes import Job, LayerPlan, ModelGraphs, PassResult, rewrite, same_for_all
+from tightbeam.export.workload import Workload
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, rewrite, same_for_all
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
@@ -61,9 +65,11 @@ def export_model(
     precision: str = "fp32",
     max_new_tokens: int | None = None,
     calibration: str | os.PathLike[str] | None = None,
+    workload: Workload | None = None,
     check: bool = True,
     force: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
+    on_ranking: Callable[[Table], None] = lambda table: None,
 ) -> Bundle:
     """Export a checkpoint as a bundle.
 
@@ -75,6 +81,8 @@ def export_model(
     ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
     with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
     each of ``STEPS`` as it begins.
+    ``workload``: what the bundle is for; ``variant="auto"`` takes what is predicted to be fastest for it, and tells
+    ``on_ranking`` the table; caches that do not fit its memory limit are an error.
 
     Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
@@ -95,6 +103,8 @@ def export_model(
         reference = make_reference(checkpoint)
     on_step(STEPS[2])
     canonical = trace(checkpoint)
+    choice = settle(choice, checkpoint, canonical, workload or Workload(), on_ranking)
+    assert choice.preset is not None
     plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
     measured: tuple[Measured, ...] = ()
     if needs_guard(plan):
@@ -122,6 +132,31 @@ def _check_options(precision: str, max_new_tokens: int | None) -> None:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ExportError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; expected 1 or more")
+
+
+def settle(
+    choice: Choice,
+    checkpoint: Checkpoint,
+    canonical: ModelGraphs,
+    workload: Workload,
+    on_ranking: Callable[[Table], None],
+) -> Choice:
+    """The choice, made now where it is ``auto``. Raises ExportError where it does not fit the memory limit."""
+    job, limit = workload.job(checkpoint), workload.memory_limit
+    weights = sum(parameter.nbytes for parameter in checkpoint.model.parameters())
+    if choice.preset is not None:
+        needed = weights + sum(choice.preset.cache_bytes(canonical.sizes, job))
+        if limit is not None and needed > limit:
+            raise ExportError(
+                f"{choice.name} needs {needed:,} bytes for weights and caches, over the limit of {limit:,}; "
+                "--variant auto takes one that fits, if there is one"
+            )
+        return choice
+    machine = workload.machine()
+    ranked = rank(canonical, job, machine, weights, limit)
+    on_ranking(ranking_table(ranked, job, machine))
+    best = best_of(ranked)
+    return Choice(best.variant, PRESETS[best.variant], f"auto: {best.variant} is predicted to be fastest")
 
 
 def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:

@@ -478,7 +478,9 @@ def test_export_mistakes(export: Command, checkpoints: CheckpointCache, tmp_path
     options = ("--output", output, "--no-check")
     export_failed(export("no-such-model", *options), "no-such-model")
     export_failed(export(tmp_path / "nothing", *options), "nothing")
-    export_failed(export(checkpoint, *options, "--variant", "slim"), "variant 'slim' is unknown", "baseline, dedup, el")
+    export_failed(
+        export(checkpoint, *options, "--variant", "slimmer"), "variant 'slimmer' is unknown", "baseline, dedup, el"
+    )
     export_failed(export(checkpoint, *options, "--precision", "fp8"), "precision 'fp8'", "fp32")
     export_failed(export(checkpoint, *options, "--max-new-tokens", 0), "max_new_tokens=0", "1 or more")
     export_failed(export(checkpoint, *options, "--max-new-tokens", 64), "max_new_tokens=64", "64 positions")
