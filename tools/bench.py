@@ -1,4 +1,4 @@
-"""Time the decode step of each variant and the encoder next to their floors; all variants must give the same tokens.
+"""Time the decode step of three variants and the encoder next to their floors; all must give the same tokens.
 
     python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
     python tools/bench.py build/bart-large-random
@@ -45,6 +45,7 @@ from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
 from tightbeam.plugins.library import cpu_library
 
 NEW_TOKENS_FOR_PARITY = 8
+VARIANTS = ("baseline", "dedup", "el")
 FUNCTIONS = " functions"
 WITH_OPERATORS = ("dedup", "el")
 
@@ -80,14 +81,14 @@ def main(
     if any(R % beams for R in rows):
         raise typer.BadParameter(f"rows {rows} must be multiples of beams, {beams}")
     console = Console(highlight=False)
-    bundles = {variant: _bundle(checkpoint, work, variant, console) for variant in PRESETS}
-    console.print(f"parity: {_check_parity(bundles, source, threads)}")
+    bundles = {variant: bundle_of(checkpoint, work, variant, console) for variant in VARIANTS}
+    console.print(f"parity: {check_parity(bundles, source, threads)}")
     figures: dict[str, Any] = {"step_ms": [], "encoder_s": []}
     figures["encoder_s"] = _time_encoder(bundles["dedup"], encoder_batch, source, max(3, rounds // 3), threads)
     _print_encoder(console, figures["encoder_s"], source)
     gc.collect()
     figures["step_ms"] = _time_steps(bundles, rows, steps, beams, source, rounds, threads)
-    _print_steps(console, figures["step_ms"], [*PRESETS, *(f"{name}{FUNCTIONS}" for name in WITH_OPERATORS)], source)
+    _print_steps(console, figures["step_ms"], [*VARIANTS, *(f"{name}{FUNCTIONS}" for name in WITH_OPERATORS)], source)
     _print_head(console, figures["step_ms"])
     figures["peak_memory"] = _peak_memory(bundles, rows, beams, source, max(steps), threads)
     _print_memory(console, figures["peak_memory"])
@@ -95,7 +96,7 @@ def main(
         output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def _bundle(checkpoint: Path, work: Path, variant: str, console: Console) -> Bundle:
+def bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> Bundle:
     folder = work / f"{checkpoint.name}-{variant}"
     if folder.exists():
         return Bundle.load(folder)
@@ -103,13 +104,13 @@ def _bundle(checkpoint: Path, work: Path, variant: str, console: Console) -> Bun
     return export_model(checkpoint, folder, variant=variant)
 
 
-def _check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
+def check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
     """All variants give the same tokens on one batch of two lengths, and each was compared with torch when exported."""
     found: dict[str, list[list[int]]] = {}
     for variant, bundle in bundles.items():
         if bundle.manifest.parity is None:
             raise typer.BadParameter(f"{bundle.path} was not compared with torch; export it without --no-check")
-        ids, mask = _source(bundle, 2, source)
+        ids, mask = random_source(bundle, 2, source)
         mask[1, source // 2 :] = 0
         runner = Runner.load(bundle.path, threads=threads, verify=False)
         settings = {"num_beams": 4, "min_new_tokens": 0, "max_new_tokens": NEW_TOKENS_FOR_PARITY}
@@ -119,7 +120,7 @@ def _check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) 
     return f"{', '.join(bundles)} give the same tokens"
 
 
-def _source(bundle: Bundle, batch: int, source: int) -> tuple[Array, Array]:
+def random_source(bundle: Bundle, batch: int, source: int) -> tuple[Array, Array]:
     ids = np.random.default_rng(0).integers(5, bundle.manifest.sizes.source_vocabulary, (batch, source))
     return ids, np.ones_like(ids)
 
@@ -130,15 +131,15 @@ def _time_encoder(
     engine = OnnxRuntimeEngine(bundle, threads)
     figures = []
     for batch in batches:
-        ids, mask = _source(bundle, batch, source)
+        ids, mask = random_source(bundle, batch, source)
         sizes = bundle.manifest.sizes
         shape = (batch, sizes.H, source, sizes.K)
-        floor = _Floor(bundle, bundle.manifest.encoder, batch * source, threads, shape)
+        floor = Floor(bundle, bundle.manifest.encoder, batch * source, threads, shape)
 
         def encode(ids: Array = ids, mask: Array = mask) -> None:
             engine.begin(ids, mask, 1, 1, 2)
 
-        medians = _in_turn({"floor": floor.run, "encoder": encode}, rounds)
+        medians = in_turn({"floor": floor.run, "encoder": encode}, rounds)
         figures.append({"batch": batch, **medians})
         del floor
     return figures
@@ -159,23 +160,23 @@ def _time_steps(
     figures = []
     for R in rows:
         batch = R // beams
-        floor = _Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, R, threads)
+        floor = Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, R, threads)
         any_bundle = bundles["dedup"]
         decodings = {}
         for variant, engine in engines.items():
-            ids, mask = _source(any_bundle, batch, source)
+            ids, mask = random_source(any_bundle, batch, source)
             decodings[variant] = engine.begin(ids, mask, beams, max(steps) + 1, 2 * beams)
         taken = 0
         for T in sorted(steps):
             work: dict[str, Callable[[], None]] = {"floor": floor.run}
             for variant, decoding in decodings.items():
-                work[variant] = _step_at(decoding, any_bundle, batch, beams, T)
+                work[variant] = step_at(decoding, any_bundle, batch, beams, T)
                 states = bundles[variant.removesuffix(FUNCTIONS)].manifest.cache_states
                 if any(state.kind == "append" for state in states):
                     for _ in range(T - 1 - taken):  # such a cache has the length of the steps taken
                         work[variant]()
             head = _SearchHead(R, beams, bundles["dedup"].manifest.sizes.vocabulary, T, threads)
-            medians = _in_turn({**work, **head.work}, rounds)
+            medians = in_turn({**work, **head.work}, rounds)
             taken = T + rounds
             caches = {variant: list(decoding.cache_bytes) for variant, decoding in decodings.items()}
             figures.append({"rows": R, "T": T, "ms": {k: 1e3 * v for k, v in medians.items()}, "cache_bytes": caches})
@@ -183,7 +184,7 @@ def _time_steps(
     return figures
 
 
-def _step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) -> Callable[[], None]:
+def step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) -> Callable[[], None]:
     """A step as it is after T tokens, with a random history, and the ancestry that random reorderings leave behind."""
     generator = np.random.default_rng(T)
     inputs = decoding.inputs
@@ -262,7 +263,7 @@ print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
 """Anonymous memory (packed weights, caches, scratch) and mapped files are sampled: each at its own highest."""
 
 
-class _Floor:
+class Floor:
     """A graph's products with weights alone, over the same weights file; each weight multiplies ``rows`` rows.
 
     ``attention``: [B, H, N, K] of the two products of each Attention node, which are added where it is given.
@@ -380,7 +381,7 @@ class _SearchHead:
         return lambda: session.run_with_iobinding(binding)
 
 
-def _in_turn(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+def in_turn(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Median seconds of each, measured in turn so that a slow moment of the machine meets all of them."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for call in work.values():
