@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -40,6 +41,16 @@ class PositionTable(nn.Module):
         self.offset = offset
         self.positions: Tensor | None = None
 
+    @contextmanager
+    def in_place_of(self, decoder: Any) -> Iterator[PositionTable]:
+        """Stands where the decoder embeds its positions, until the block is left."""
+        original = decoder.embed_positions
+        decoder.embed_positions = self
+        try:
+            yield self
+        finally:
+            decoder.embed_positions = original
+
     def forward(self, *_: Any, **__: Any) -> Tensor:
         assert self.positions is not None
         return nn.functional.embedding(self.positions + self.offset, self.weight)  # [R, 1, D]
@@ -58,9 +69,7 @@ class DecoderStep(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        own = DynamicCache()
-        for layer in range(len(past) // 2):
-            own.update(past[2 * layer], past[2 * layer + 1], layer)
+        caches = caches_of(past)
         R, T = past[0].shape[0], past[0].shape[2]
         everything = torch.ones((R, 1, 1, T + 1), dtype=torch.bool)  # one query at the end sees all positions
         self.positions.positions = positions
@@ -69,33 +78,43 @@ class DecoderStep(nn.Module):
             attention_mask=everything,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=attention_mask[:, None, None, :].to(torch.bool),
-            past_key_values=EncoderDecoderCache(own, DynamicCache()),
+            past_key_values=caches,
             use_cache=True,
         ).last_hidden_state  # [R, 1, D]
-        present = [tensor for keys, values in own_keys_and_values(own) for tensor in (keys, values)]
-        return (self.lm_head(states) + self.logits_bias, *present)
+        return (self.lm_head(states) + self.logits_bias, *present_of(caches))
 
 
-def own_keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
-    layers: list[Any] = cache.layers
-    return [(layer.keys, layer.values) for layer in layers]
+def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
+    """transformers' caches out of keys and values [R, H, T, K] by layer; that of cross-attention is empty."""
+    own = DynamicCache()
+    for layer in range(len(past) // 2):
+        own.update(past[2 * layer], past[2 * layer + 1], layer)
+    return EncoderDecoderCache(own, DynamicCache())
 
 
-def trace_encoder_decoder(model: Any, sizes: Sizes, positions: PositionTable) -> ModelGraphs:
-    """The canonical graphs of a model whose decoder looks its positions up in a table."""
-    graphs = ModelGraphs(_trace_encoder(model, sizes), _trace_decoder(model, sizes, positions), sizes)
+def present_of(caches: EncoderDecoderCache) -> list[Tensor]:
+    """The keys and values of self-attention after a step, by layer, as :func:`caches_of` takes them."""
+    layers: list[Any] = caches.self_attention_cache.layers
+    return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+
+
+def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) -> ModelGraphs:
+    """The canonical graphs of two steps: ``encoder`` takes and gives what :class:`EncoderStep` does, ``decoder`` what
+    :class:`DecoderStep` does."""
+    graphs = ModelGraphs(trace_encoder(encoder, sizes), trace_decoder(decoder, sizes), sizes)
     settle_attention(graphs)
     return graphs
 
 
-def _trace_encoder(model: Any, sizes: Sizes) -> gs.Graph:
+def trace_encoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
+    """``step(input_ids, attention_mask)``, both int64 [B, N], gives [B, N, D]."""
     B, N = 3, min(7, sizes.max_source)
     mask = torch.ones((B, N), dtype=torch.long)
     mask[1, N // 2 :] = 0
     args = (torch.arange(B * N).reshape(B, N) % sizes.source_vocabulary, mask)
     batch, source = Dim("B", min=1), Dim("N", min=1, max=sizes.max_source)
     return trace_module(
-        EncoderStep(model.get_encoder()),
+        step,
         args,
         ({0: batch, 1: source}, {0: batch, 1: source}),
         {"input_ids": ("B", "N"), "attention_mask": ("B", "N")},
@@ -103,7 +122,8 @@ def _trace_encoder(model: Any, sizes: Sizes) -> gs.Graph:
     )
 
 
-def _trace_decoder(model: Any, sizes: Sizes, positions: PositionTable) -> gs.Graph:
+def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
+    """``step(tokens, positions, encoder_hidden_states, attention_mask, *past)`` gives the logits and the new past."""
     R, N, T = 3, min(7, sizes.max_source), 5
     mask = torch.ones((R, N), dtype=torch.long)
     mask[1, N // 2 :] = 0
@@ -130,11 +150,4 @@ def _trace_decoder(model: Any, sizes: Sizes, positions: PositionTable) -> gs.Gra
     for name in names:
         inputs[f"past.{name}"] = ("R", sizes.H, "T", sizes.K)
         outputs[f"present.{name}"] = ("R", sizes.H, "T + 1", sizes.K)
-    decoder = model.get_decoder()
-    original = decoder.embed_positions
-    step = DecoderStep(model, positions)
-    decoder.embed_positions = positions
-    try:
-        return trace_module(step, args, dynamic, inputs, outputs)
-    finally:
-        decoder.embed_positions = original
+    return trace_module(step, args, dynamic, inputs, outputs)

@@ -114,7 +114,8 @@ class Projection:
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention."""
+    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention,
+    ``distance_bias`` [Y, H] what its scores get by the distance from the query back to a key."""
 
     node: gs.Node
     query: Projection
@@ -122,6 +123,7 @@ class AttentionBlock:
     value: Projection
     output: Projection
     past: tuple[gs.Tensor, gs.Tensor] | None
+    distance_bias: gs.Constant | None
 
     @property
     def scale(self) -> float:
@@ -141,7 +143,7 @@ CROSS, OWN = "cross", "self"
 def settle_attention(graphs: ModelGraphs) -> None:
     """Name the decoder's Attention nodes ``cross.<l>`` and ``self.<l>`` after their kind and layer, so that a pass
     finds its layers whatever others have been rewritten, and take the mask off self-attention, whose one query stands
-    at the end and sees every position. Raises PassError unless each layer has one of each."""
+    at the end and sees every position; of a mask with a bias by distance, the bias stays. Raises PassError unless each layer has one of each."""
     kinds: dict[str, list[gs.Node]] = {CROSS: [], OWN: []}
     inputs = {tensor.name for tensor in graphs.decoder.inputs}
     for block in attention_blocks(graphs.decoder, "trace"):
@@ -156,8 +158,29 @@ def settle_attention(graphs: ModelGraphs) -> None:
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
             if kind == OWN:
-                node.inputs = node.inputs[:3]
+                node.inputs = [*node.inputs[:3], *_bias_of_mask(node)]
     tidy(graphs.decoder)
+
+
+def _bias_of_mask(node: gs.Node) -> list[gs.Tensor]:
+    """The bias by distance behind an Attention's mask, Where(mask, bias, lowest), if there is one."""
+    if len(node.inputs) < 4 or not node.inputs[3].inputs or node.inputs[3].inputs[0].op != "Where":
+        return []
+    bias = node.inputs[3].inputs[0].inputs[1]
+    if _distance_table(bias) is None:
+        raise PassError(f"trace: what {node.name} adds to its scores is no table over a distance")
+    return [bias]
+
+
+def _distance_table(bias: gs.Tensor) -> gs.Constant | None:
+    """The constant [Y, H] that a bias [R, H, 1, T] is gathered from."""
+    while bias.inputs and bias.inputs[0].op in LAYOUT_OPS:
+        bias = bias.inputs[0].inputs[0]
+    gather = bias.inputs[0] if bias.inputs else None
+    if gather is None or gather.op != "Gather" or gather.attrs.get("axis", 0) != 0:
+        return None
+    table = gather.inputs[0]
+    return table if isinstance(table, gs.Constant) and len(table.shape) == 2 else None
 
 
 def cross_attention(
@@ -208,8 +231,9 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
     output = _projection_ahead(node.outputs[0])
     if output is None:
         raise PassError(f"{pass_name}: the output of {where} meets no MatMul by a weight")
+    bias = _distance_table(node.inputs[3]) if past is not None and len(node.inputs) > 3 else None
     return AttentionBlock(
-        node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past
+        node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past, bias
     )
 
 

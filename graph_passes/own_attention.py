@@ -25,13 +25,17 @@ from tightbeam.graph_passes.base import (
 from tightbeam.graph_passes.cache_bytes import generated_bytes
 
 
+NO_ROTATION = (gs.Variable.empty(),) * 3
+"""In place of the operators' optional inputs ``cosines``, ``sines`` and ``first_positions``."""
+
+
 @dataclass
 class OwnCaches:
     """The self-attentions of some layers, on their way from a past to caches that never move.
 
     Makes the decoder inputs ``ancestry`` int32 [B, M, T] and ``lengths`` int32 [B], and, with :meth:`cache`, inputs
     ``cache.<l>.<part>``, each followed by an output ``cache_out.<l>.<part>`` that belongs in the same buffer.
-    :meth:`finish` takes the pasts away.
+    :meth:`attend` adds the operator that reads a layer's caches, and :meth:`finish` takes the pasts away.
     """
 
     graphs: ModelGraphs
@@ -42,6 +46,7 @@ class OwnCaches:
     history: list[gs.Tensor] = field(init=False)
     states: list[CacheState] = field(init=False, default_factory=list)
     written: list[gs.Variable] = field(init=False, default_factory=list)
+    biases: dict[str, gs.Constant] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         decoder = self.graphs.decoder
@@ -59,6 +64,19 @@ class OwnCaches:
         self.written.append(written)
         return graph_input(self.graphs.decoder, state.input, np.float32, shape), written
 
+    def attend(self, op: str, layer: int, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> None:
+        """``op`` of our own over ``inputs``, the history, and the layer's bias by distance where it has one."""
+        block = self.blocks[layer]
+        bias = [] if block.distance_bias is None else [*NO_ROTATION, self._by_head(block.distance_bias)]
+        attributes = {"scale": block.scale, "window": 0}
+        self.build.operator(op, [*inputs, *self.history, *bias], attributes, outputs)
+
+    def _by_head(self, table: gs.Constant) -> gs.Constant:
+        """A bias [Y, H], which layers may share, as the operators take it, [H, Y]."""
+        if table.name not in self.biases:
+            self.biases[table.name] = self.build.constant(table.values.T, np.float32)
+        return self.biases[table.name]
+
     def finish(self) -> None:
         """Caches stand where pasts stood."""
         decoder = self.graphs.decoder
@@ -68,17 +86,25 @@ class OwnCaches:
         for block in self.blocks.values():
             assert block.past is not None
             for past in block.past:
-                self._count_rows_of(past)
+                self._read_elsewhere(past)
             remove_inputs(decoder, [past.name for past in block.past])
+        if not any(tensor.outputs for tensor in decoder.inputs if tensor.name == "positions"):
+            remove_inputs(decoder, ["positions"])
         self.graphs.states += tuple(self.states)
 
-    def _count_rows_of(self, past: gs.Tensor) -> None:
-        """What is left of a past are reads of its number of rows, which the tokens have too."""
-        tokens = next(tensor for tensor in self.graphs.decoder.inputs if tensor.name == "tokens")
+    def _read_elsewhere(self, past: gs.Tensor) -> None:
+        """What is left of a past are reads of its sizes. The tokens have its rows, and the pasts that other layers keep
+        its length, which their biases by distance read."""
+        inputs = self.graphs.decoder.inputs
+        gone = {past.name for block in self.blocks.values() for past in block.past or ()}
+        with_rows = [tensor for tensor in inputs if tensor.name == "tokens"]
+        with_length = [tensor for tensor in inputs if tensor.name.startswith("past.") and tensor.name not in gone]
         for node in list(past.outputs):
-            if node.op != "Shape" or node.attrs.get("start", 0) != 0 or node.attrs.get("end", 4) != 1:
+            axis = node.attrs.get("start", 0)
+            others = {0: with_rows, 2: with_length}.get(axis, [])
+            if node.op != "Shape" or node.attrs.get("end", 4) != axis + 1 or not others:
                 raise PassError(f"{self.pass_name}: {node.op} {node.name} reads {past.name} beside its attention")
-            node.inputs = [tokens]
+            node.inputs = [others[0]]
 
 
 def project_together(build: Builder, parts: Sequence[Projection], where: str) -> gs.Tensor:

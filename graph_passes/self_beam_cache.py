@@ -29,9 +29,7 @@ def self_beam_cache(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
         values, values_out = own.cache(layer, "value", sizes.G, sizes.V)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
-        attributes = {"scale": block.scale, "window": 0}
-        inputs = [projected, keys, values, *own.history]
-        build.operator("BeamAttention", inputs, attributes, [attended, keys_out, values_out])
+        own.attend("BeamAttention", layer, [projected, keys, values], [attended, keys_out, values_out])
         replace(block, build.positions(attended, sizes.H * sizes.V))
     own.finish()
     return PassResult(NAME, len(own.blocks), bytes_saved=generated_saved("kv", len(own.blocks), sizes))

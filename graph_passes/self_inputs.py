@@ -34,8 +34,7 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
         row = build.rows(block.key.source, sizes.D)
         inputs, inputs_out = own.cache(layer, "input", 1, sizes.D)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.D])
-        attributes = {"scale": block.scale, "window": 0}
-        build.operator("BeamLatentAttention", [query, row, inputs, *own.history], attributes, [attended, inputs_out])
+        own.attend("BeamLatentAttention", layer, [query, row, inputs], [attended, inputs_out])
         values = multiply_heads(build, attended, W_V, dtype)
         replace(block, build.positions(values, sizes.H * sizes.V))
     own.finish()

@@ -36,8 +36,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         build.add("Split", [projected, build.constant([queries, E])], {"axis": 1}, [query, row])
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
-        attributes = {"scale": block.scale, "window": 0}
-        build.operator("BeamLatentAttention", [query, row, keys, *own.history], attributes, [attended, keys_out])
+        own.attend("BeamLatentAttention", layer, [query, row, keys], [attended, keys_out])
         W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         values = multiply_heads(build, attended, W_KV, np.dtype(block.key.weight.dtype))
         replace(block, build.positions(values, sizes.H * sizes.V))

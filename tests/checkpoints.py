@@ -20,14 +20,23 @@ from transformers import (
     MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
 )
 
-STD = {"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 1.0, "k_proj": 1.0, "out_proj": 0.07, "fc2": 0.1}
+STD = {
+    **{"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 1.0, "k_proj": 1.0, "out_proj": 0.07, "fc2": 0.1},
+    **{"Attention.q": 0.15, "Attention.o": 0.07, "wo": 0.1, "relative_attention_bias": 2.0},
+}
 """Sharp attention and small branches, so that the tokens generated depend on the source and on one another."""
 
 CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
@@ -35,6 +44,9 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "pegasus": (PegasusConfig, PegasusForConditionalGeneration),
     "mbart": (MBartConfig, MBartForConditionalGeneration),
     "marian": (MarianConfig, MarianMTModel),
+    "t5": (T5Config, T5ForConditionalGeneration),
+    "mt5": (MT5Config, MT5ForConditionalGeneration),
+    "umt5": (UMT5Config, UMT5ForConditionalGeneration),
 }
 
 ODD_SIZES: dict[str, Any] = {
@@ -50,6 +62,21 @@ ODD_SIZES: dict[str, Any] = {
     "scale_embedding": True,
     "tie_word_embeddings": True,
 }
+T5_SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 36,
+    "d_kv": 12,
+    "num_heads": 3,
+    "num_layers": 3,  # generate needs at least as many as in the decoder
+    "num_decoder_layers": 3,
+    "d_ff": 44,
+    "n_positions": 16,
+    # Few, so that a short run meets buckets of many distances, and distances beyond the last.
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 13,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 2,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu"},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
@@ -63,6 +90,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eos_token_id": 0,
         "forced_eos_token_id": 0,
     },
+    "t5": {**T5_SIZES, "feed_forward_proj": "relu"},
+    "mt5": {**T5_SIZES, "feed_forward_proj": "gated-gelu", "d_kv": 16, "vocab_size": 97},
+    "umt5": {**T5_SIZES, "feed_forward_proj": "gated-silu", "num_heads": 4, "d_kv": 9, "num_decoder_layers": 2, "vocab_size": 103},
 }
 
 SENTENCES = (
@@ -88,11 +118,16 @@ def make_checkpoint(
     """
     folder.mkdir(parents=True, exist_ok=True)
     config_class, model_class = CLASSES[family]
-    config = config_class(**{**ODD_SIZES, **DEFAULTS[family], **config_overrides})
+    sizes = {} if family.endswith("t5") else ODD_SIZES
+    config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + zlib.crc32(family.encode()))
         model = model_class(config)
+        if family.endswith("t5") and config_overrides.get("tie_word_embeddings") is False:
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))  # T5Config always ties
         randomise(model)
+        if family in ("t5", "umt5"):  # whose logits are divided by the root of d_model
+            model.decoder.final_layer_norm.weight.data.mul_(config.d_model**0.5)
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -104,7 +139,8 @@ def make_checkpoint(
 @torch.no_grad()
 def randomise(model: PreTrainedModel) -> None:
     """Fills every weight, bias, norm and the final logits bias with random numbers; computed positions stay."""
-    for name, tensor in [*model.named_parameters(), ("final_logits_bias", model.final_logits_bias)]:
+    buffers = [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
+    for name, tensor in [*model.named_parameters(), *buffers]:
         if not tensor.requires_grad and name != "final_logits_bias":
             continue
         if "norm" in name and name.endswith("weight"):
@@ -112,7 +148,7 @@ def randomise(model: PreTrainedModel) -> None:
             tensor.normal_(1.0, 0.2).mul_(torch.randint(0, 2, tensor.shape) * 2 - 1)
         elif name.endswith("bias"):
             tensor.normal_(0.0, 0.3)
-        elif name.endswith("k_proj.weight"):
+        elif name.endswith(("k_proj.weight", "Attention.k.weight")):
             # As sharp as random numbers, with an inverse that adds nothing to the error: what K-only caches do where
             # there is none is test_guard.py's matter.
             torch.nn.init.orthogonal_(tensor, gain=STD["k_proj"] * max(tensor.shape) ** 0.5)
@@ -144,7 +180,7 @@ def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
-        model_max_length=config.max_position_embeddings,
+        model_max_length=getattr(config, "max_position_embeddings", None) or config.n_positions,
     )
 
 

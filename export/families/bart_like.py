@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from transformers.activations import ACT2FN
 
-from tightbeam.export.encoder_decoder import PositionTable, trace_encoder_decoder
+from tightbeam.export.encoder_decoder import DecoderStep, EncoderStep, PositionTable, trace_encoder_decoder
 from tightbeam.export.families.base import Family, size_faults
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
@@ -62,5 +61,6 @@ class BartLike(Family):
         )
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        table: nn.Embedding = model.get_decoder().embed_positions
-        return trace_encoder_decoder(model, sizes, PositionTable(table, self.position_offset))
+        decoder = model.get_decoder()
+        with PositionTable(decoder.embed_positions, self.position_offset).in_place_of(decoder) as positions:
+            return trace_encoder_decoder(EncoderStep(model.get_encoder()), DecoderStep(model, positions), sizes)

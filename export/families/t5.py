@@ -1,0 +1,136 @@
+"""T5 (Raffel et al. 2020), T5 1.1, Flan-T5, and the multilingual mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023).
+
+Positions are relative: a bias on the scores of self-attention by the distance of query and key, no embedding. Beyond
+`relative_attention_max_distance` all distances share one bucket, so the model runs at any length, and transformers sets
+no limit. A bundle needs one, since its buffers and tables have a size: ``TIMES_TRAINED`` times the length that the
+model was trained for, which is `n_positions` of config.json, or ``TRAINED`` where it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from tightbeam.export.encoder_decoder import EncoderStep, caches_of, present_of, trace_encoder_decoder
+from tightbeam.export.families.base import Family, size_faults
+from tightbeam.export.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
+from tightbeam.graph_passes import ModelGraphs, Sizes
+
+TRAINED = 512
+"""Tokens of a sequence in T5's training."""
+TIMES_TRAINED = 4
+SIZES = (
+    "d_model",
+    "d_kv",
+    "d_ff",
+    "num_layers",
+    "num_decoder_layers",
+    "num_heads",
+    "vocab_size",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Like(Family):
+    """The head is `model.lm_head`, without bias; what stands between it and the decoder is the model's own."""
+
+    def config_faults(self, config: Any) -> Iterator[str]:
+        faults = list(size_faults(config, SIZES))
+        yield from faults
+        if not faults:
+            buckets, reach = config.relative_attention_num_buckets, config.relative_attention_max_distance
+            if buckets < 4 or buckets % 2:
+                yield f"relative_attention_num_buckets is {buckets}; expected an even number of at least 4"
+            elif reach <= buckets // 2:
+                yield f"relative_attention_max_distance is {reach}; expected more than half of the {buckets} buckets"
+        if getattr(config, "n_positions", None) is not None:
+            yield from size_faults(config, ("n_positions",))
+        if config.dense_act_fn not in ACT2FN:
+            yield (
+                f"feed_forward_proj {config.feed_forward_proj!r} is unknown; expected relu, gated-gelu, or another of "
+                f"{', '.join(sorted(ACT2FN))}"
+            )
+        if not config.is_encoder_decoder:
+            yield f"is_encoder_decoder is false; {self.architecture} needs both halves"
+
+    def sizes(self, config: Any) -> Sizes:
+        H, K = int(config.num_heads), int(config.d_kv)
+        longest = TIMES_TRAINED * int(getattr(config, "n_positions", None) or TRAINED)
+        return Sizes(
+            D=int(config.d_model),
+            H=H,
+            G=H,
+            K=K,
+            V=K,
+            L=int(config.num_decoder_layers),
+            vocabulary=int(config.vocab_size),
+            source_vocabulary=int(config.vocab_size),
+            max_source=longest,
+            max_target=longest,
+        )
+
+    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        encoder, decoder = model.get_encoder(), model.get_decoder()
+        source = {attention: SourceBias(attention) for attention in attentions_with_bias(encoder)}
+        own = {attention: StepBias(attention, sizes.max_target) for attention in attentions_with_bias(decoder)}
+        with biases_from({**source, **own}):
+            return trace_encoder_decoder(EncoderStep(encoder), T5Step(model, list(own.values())), sizes)
+
+
+class T5Step(nn.Module):
+    """One decoder step over an explicit past, through the whole model: its head is scaled in some members."""
+
+    def __init__(self, model: Any, biases: list[StepBias]) -> None:
+        super().__init__()
+        self.model = model
+        self.biases = biases
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        for bias in self.biases:
+            bias.positions = positions
+        caches = caches_of(past)
+        R, T = past[0].shape[0], past[0].shape[2]
+        logits = self.model(
+            encoder_outputs=(encoder_hidden_states,),
+            attention_mask=attention_mask[:, None, None, :].bool(),
+            decoder_input_ids=tokens,
+            decoder_attention_mask=tokens.new_ones((R, 1, 1, T + 1)).bool(),  # one query at the end sees all positions
+            past_key_values=caches,
+            use_cache=True,
+        ).logits
+        return (logits, *present_of(caches))
+
+
+T5 = T5Like(
+    model_type="t5",
+    architecture="T5ForConditionalGeneration",
+    aliases={
+        "t5-small": "google-t5/t5-small",
+        "t5-base": "google-t5/t5-base",
+        "t5-large": "google-t5/t5-large",
+        "t5-3b": "google-t5/t5-3b",
+        "flan-t5-small": "google/flan-t5-small",
+        "flan-t5-base": "google/flan-t5-base",
+        "flan-t5-large": "google/flan-t5-large",
+        "flan-t5-xl": "google/flan-t5-xl",
+        "flan-t5-xxl": "google/flan-t5-xxl",
+    },
+)
+MT5 = T5Like(
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    aliases={f"mt5-{size}": f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
+)
+UMT5 = T5Like(
+    model_type="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    aliases={f"umt5-{size}": f"google/umt5-{size}" for size in ("small", "base", "xl", "xxl")},
+)
