@@ -1,4 +1,4 @@
-"""T5's relative positions as tables over the distance, in place of the formula that transformers evaluates in its graph.
+"""T5's relative positions as tables over the distance, in place of the formula that transformers traces to.
 
 The bucket of a distance is the floor of a logarithm (`T5Attention._relative_position_bucket`): two runtimes that round
 it differently would pick different buckets. So every table is filled by transformers' own function, once, in torch.

@@ -143,7 +143,8 @@ CROSS, OWN = "cross", "self"
 def settle_attention(graphs: ModelGraphs) -> None:
     """Name the decoder's Attention nodes ``cross.<l>`` and ``self.<l>`` after their kind and layer, so that a pass
     finds its layers whatever others have been rewritten, and take the mask off self-attention, whose one query stands
-    at the end and sees every position; of a mask with a bias by distance, the bias stays. Raises PassError unless each layer has one of each."""
+    at the end and sees every position; of a mask with a bias by distance, the bias stays. Raises PassError unless each
+    layer has one of each."""
     kinds: dict[str, list[gs.Node]] = {CROSS: [], OWN: []}
     inputs = {tensor.name for tensor in graphs.decoder.inputs}
     for block in attention_blocks(graphs.decoder, "trace"):

@@ -24,7 +24,6 @@ from tightbeam.graph_passes.base import (
 )
 from tightbeam.graph_passes.cache_bytes import generated_bytes
 
-
 NO_ROTATION = (gs.Variable.empty(),) * 3
 """In place of the operators' optional inputs ``cosines``, ``sines`` and ``first_positions``."""
 

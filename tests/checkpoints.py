@@ -90,9 +90,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eos_token_id": 0,
         "forced_eos_token_id": 0,
     },
-    "t5": {**T5_SIZES, "feed_forward_proj": "relu"},
+    "t5": {**T5_SIZES, "feed_forward_proj": "relu", "vocab_size": 95},
     "mt5": {**T5_SIZES, "feed_forward_proj": "gated-gelu", "d_kv": 16, "vocab_size": 97},
-    "umt5": {**T5_SIZES, "feed_forward_proj": "gated-silu", "num_heads": 4, "d_kv": 9, "num_decoder_layers": 2, "vocab_size": 103},
+    "umt5": {
+        **T5_SIZES,
+        "feed_forward_proj": "gated-silu",
+        "num_heads": 4,
+        "d_kv": 9,
+        "num_decoder_layers": 2,
+        "vocab_size": 103,
+    },
 }
 
 SENTENCES = (
