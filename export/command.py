@@ -66,10 +66,17 @@ def export_model(
     # Imported here, so that --help does not wait for torch.
     from tightbeam.deploy.bundle import BundleError
     from tightbeam.export.errors import ExportError
-    from tightbeam.export.exporter import STEPS
-    from tightbeam.export.exporter import export_model as export
-    from tightbeam.export.workload import Workload, parse_bytes
-    from tightbeam.graph_passes import PassError
+
+    try:
+        from tightbeam.export.exporter import STEPS
+        from tightbeam.export.exporter import export_model as export
+        from tightbeam.export.workload import Workload, parse_bytes
+        from tightbeam.graph_passes import PassError
+    except ModuleNotFoundError as error:
+        _say(
+            f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'"
+        )
+        raise typer.Exit(1) from None
 
     try:
         with _progress(STEPS) as show:

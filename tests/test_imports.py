@@ -31,7 +31,7 @@ import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {BUILD_ONLY!r}:
-            raise ImportError("blocked by the test: " + name)
+            raise ModuleNotFoundError("blocked by the test: " + name, name=name)
 sys.meta_path.insert(0, Blocker())
 """
 
@@ -163,6 +163,15 @@ def test_run_model_help_without_the_build_machine_s_packages() -> None:
     result = run_python(BLOCKED_START + help_text)
     assert result.returncode == 0, result.stderr
     assert "--num-beams" in result.stdout
+
+
+def test_export_model_says_what_a_serving_machine_lacks() -> None:
+    export = "from tightbeam.export.command import main\nsys.argv = ['export-model', 'demo']\nmain()"
+    result = run_python(BLOCKED_START + export)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: exporting needs the package ")
+    assert line.endswith("pip install 'tightbeam[export]'")
 
 
 def test_deploy_imports_in_under_one_and_a_half_seconds() -> None:
