@@ -23,6 +23,7 @@ from tightbeam.graph_passes.base import (
     tidy,
 )
 from tightbeam.graph_passes.cache_bytes import generated_bytes
+from tightbeam.graph_passes.prior import prior_of, share_query
 
 
 @dataclass
@@ -58,6 +59,29 @@ class OwnCaches:
         self.states.append(state)
         self.written.append(written)
         return graph_input(self.graphs.decoder, state.input, np.float32, shape), written
+
+    def projected(self, block: AttentionBlock) -> gs.Tensor:
+        """The new token's queries, keys and values side by side, [R, H K + G (K + V)]."""
+        sizes = self.graphs.sizes
+        widths = [sizes.H * sizes.K, sizes.G * sizes.K, sizes.G * sizes.V]
+        if block.between:
+            assert block.new is not None
+            parts = zip((block.node.inputs[0], *block.new), widths, strict=True)
+            return self.build.add("Concat", [self.build.rows(*part) for part in parts], {"axis": 1})
+        parts_of_one = (block.query, block.key, block.value)
+        together = self.build.rows(project_together(self.build, parts_of_one, block.node.name), sum(widths))
+        if sizes.decoder_only:
+            query, rest = (gs.Variable(f"{block.node.name}.{part}") for part in ("query", "rest"))
+            self.build.add("Split", [together, self.build.constant([widths[0], sum(widths[1:])])], {"axis": 1}, [query, rest])
+            share_query(block, query)
+        return together
+
+    def prior(self, layer: int, block: AttentionBlock, space: str) -> list[gs.Tensor]:
+        """The last inputs of BeamAttention and its like: what the prompt gave this layer, where there is one."""
+        if not self.graphs.sizes.decoder_only:
+            return []
+        missing = [gs.Variable.empty() for _ in range(4)]
+        return missing + prior_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)
 
     def finish(self) -> None:
         """Caches stand where pasts stood."""

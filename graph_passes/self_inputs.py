@@ -15,6 +15,7 @@ from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
 from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_no_bias, value_heads
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved
+from tightbeam.graph_passes.prior import INPUTS
 
 NAME = "self_inputs"
 
@@ -26,6 +27,7 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     require_no_bias(own.blocks, NAME)
     build = own.build
     for layer, block in own.blocks.items():
+        prior = own.prior(layer, block, INPUTS)
         dtype = block.key.weight.dtype
         W_K = key_heads(block.key.weight.values, sizes.H, sizes.K)  # [H, K, D]
         W_V = value_heads(block.value.weight.values, sizes.H, sizes.V)  # [H, D, V]
@@ -34,8 +36,9 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
         row = build.rows(block.key.source, sizes.D)
         inputs, inputs_out = own.cache(layer, "input", 1, sizes.D)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.D])
-        attributes = {"scale": block.scale, "window": 0}
-        build.operator("BeamLatentAttention", [query, row, inputs, *own.history], attributes, [attended, inputs_out])
+        attributes = {"scale": block.scale, "window": graphs.window(layer)}
+        given = [query, row, inputs, *own.history, *prior]
+        build.operator("BeamLatentAttention", given, attributes, [attended, inputs_out])
         values = multiply_heads(build, attended, W_V, dtype)
         replace(block, build.positions(values, sizes.H * sizes.V))
     own.finish()

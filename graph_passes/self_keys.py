@@ -18,6 +18,7 @@ from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
 from tightbeam.graph_passes.key_algebra import multiply_heads, require_no_bias, require_wide_keys, undo, value_heads
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved, project_together
+from tightbeam.graph_passes.prior import KEYS, share_query
 
 NAME = "self_keys"
 
@@ -34,10 +35,13 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         projected = build.rows(project_together(build, (block.query, block.key), block.node.name), queries + E)
         query, row = gs.Variable(f"{NAME}.query_{layer}"), gs.Variable(f"{NAME}.row_{layer}")
         build.add("Split", [projected, build.constant([queries, E])], {"axis": 1}, [query, row])
+        if sizes.decoder_only:
+            share_query(block, query)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
-        attributes = {"scale": block.scale, "window": 0}
-        build.operator("BeamLatentAttention", [query, row, keys, *own.history], attributes, [attended, keys_out])
+        attributes = {"scale": block.scale, "window": graphs.window(layer)}
+        given = [query, row, keys, *own.history, *own.prior(layer, block, KEYS)]
+        build.operator("BeamLatentAttention", given, attributes, [attended, keys_out])
         W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         values = multiply_heads(build, attended, W_KV, np.dtype(block.key.weight.dtype))
         replace(block, build.positions(values, sizes.H * sizes.V))

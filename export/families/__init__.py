@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tightbeam.export.families.bart import BART
 from tightbeam.export.families.base import Family
+from tightbeam.export.families.gpt2 import GPT2
+from tightbeam.export.families.llama import LLAMA
 from tightbeam.export.families.marian import MARIAN
 from tightbeam.export.families.mbart import MBART
 from tightbeam.export.families.pegasus import PEGASUS
 
-FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN)
+FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, GPT2, LLAMA)
 
 __all__ = ["FAMILIES", "Family"]
