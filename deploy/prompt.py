@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tightbeam.deploy.engine import Array
 from tightbeam.deploy.generation import GenerationOptions
 
-__all__ = ["Prompt", "left_pad", "mask_of_padding"]
+__all__ = ["Prompt", "banned_by_padding", "left_pad", "mask_of_padding", "unbroken"]
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,22 @@ class Prompt:
     The decoder is fed a prompt's last token first; all before it is the source, kept once a sample.
 
     Attributes:
-        tokens: int64 [B, P], padded on the left: what the sequences of each sample begin with, padding included, as in
-            ``model.generate``, whose penalties and lengths count it too.
+        tokens: int64 [B, P], padded on the left: what the sequences of each sample begin with.
+        padding: int64 [B], how many of them are padding.
         source_ids: int64 [B, N], all but the last token of each, padded on the right; N is 1 at least.
         source_mask: int64 [B, N]; all 0 for a prompt of one token.
         first_positions: int32 [B], the position of each prompt's last token; padding has no position.
     """
 
     tokens: npt.NDArray[np.int64]
+    padding: npt.NDArray[np.int64]
     source_ids: npt.NDArray[np.int64]
     source_mask: npt.NDArray[np.int64]
     first_positions: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, input_ids: Array, attention_mask: Array) -> Prompt:
-        """From ids and mask, both int64 [B, N], wherever the padding stands; one token at least counts in each row."""
+        """From ids and mask, both int64 [B, N]; what counts in a row, one token at least, stands together."""
         last = np.argsort(attention_mask, axis=1, kind="stable")  # what counts comes last
         first = np.argsort(-attention_mask, axis=1, kind="stable")
         counts = attention_mask.sum(axis=1)  # [B]
@@ -43,10 +44,35 @@ class Prompt:
         mask = (np.arange(N) < counts[:, None] - 1).astype(np.int64)
         return cls(
             tokens=np.take_along_axis(input_ids, last, axis=1),
+            padding=input_ids.shape[1] - counts,
             source_ids=np.take_along_axis(input_ids, first, axis=1)[:, :N] * mask,
             source_mask=mask,
             first_positions=(counts - 1).astype(np.int32),
         )
+
+
+def unbroken(attention_mask: Array) -> npt.NDArray[np.bool_]:
+    """Whether what counts in each row of a mask [B, N] stands together, bool [B]."""
+    starts = np.diff(attention_mask, axis=1, prepend=0) == 1
+    together: npt.NDArray[np.bool_] = starts.sum(axis=1) <= 1
+    return together
+
+
+def banned_by_padding(history: Array, padding: Array, size: int) -> npt.NDArray[np.int64]:
+    """Tokens int64 [B, M, X] that may not follow ``history`` [B, M, T], since an n-gram of ``size`` that begins in a
+    row's ``padding`` [B] would come again; -1 marks an unused entry.
+
+    `NoRepeatNGramLogitsProcessor` of transformers takes padding for text. The graph sees none of it.
+    """
+    B, M, T = history.shape
+    starts = np.arange(min(int(padding.max()), T + 1 - size))
+    if not size or not len(starts):
+        return np.zeros((B, M, 0), np.int64)
+    newest = history[:, :, T + 1 - size :]  # [B, M, size - 1]
+    grams = history[:, :, starts[:, None] + np.arange(size)]  # [B, M, X, size]
+    again = (grams[..., :-1] == newest[:, :, None]).all(axis=3) & (starts < padding[:, None, None])
+    found = again.any(axis=(0, 1))
+    return np.where(again, grams[..., -1], -1)[:, :, found]
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_token_id: int | None) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from tightbeam.deploy.bundle import Bundle, Manifest
 from tightbeam.deploy.engine import Array, Engine
 from tightbeam.deploy.generation import GenerationOptions, resolve_options
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
-from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding
+from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding, unbroken
 from tightbeam.deploy.search import SearchResult, search
 from tightbeam.deploy.text import InputError, TextCodec, load_codec
 
@@ -94,7 +94,7 @@ class Runner:
 
         Of a decoder-only model the sequences begin with the prompt, [B, N] as it was given; prompts padded on the
         right come back padded on the left, and give what ``generate`` gives for that. Without a mask pad tokens do not
-        count, as in transformers. Lengths and penalties look at the whole row, padding included, as there.
+        count, as in transformers. Lengths count the whole row, padding included, as there.
 
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
@@ -217,6 +217,11 @@ class Runner:
         empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
         if empty.size:
             raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
+        broken = np.flatnonzero(~unbroken(mask.astype(np.int64))) if self.decoder_only else np.zeros(0, np.int64)
+        if broken.size:
+            raise InputError(
+                f"attention_mask has a gap in sample {int(broken[0])}; expected a prompt in one piece, padded on a side"
+            )
         return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
 
 
