@@ -153,7 +153,11 @@ Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ModelSizes(_Entry):
-    """The model's sizes in DESIGN's letters; the longest source and target in tokens."""
+    """The model's sizes in DESIGN's letters; the longest source and target in tokens.
+
+    ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries and
+    keys (RoPE).
+    """
 
     D: Size
     H: Size
@@ -165,6 +169,8 @@ class ModelSizes(_Entry):
     source_vocabulary: Size
     max_source: Size
     max_target: Size
+    decoder_only: bool = False
+    rotary: bool = False
 
 
 class Manifest(_Entry):

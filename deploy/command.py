@@ -54,8 +54,8 @@ def run_model(
     num_return_sequences: Annotated[int | None, typer.Option(help="Sequences returned for each input.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens.")] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Fewest new tokens.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Most tokens, the start token included.")] = None,
-    min_length: Annotated[int | None, typer.Option(help="Fewest tokens, the start token included.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Most tokens, start token or prompt included.")] = None,
+    min_length: Annotated[int | None, typer.Option(help="Fewest tokens, start token or prompt included.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours longer sequences.")] = None,
     early_stopping: Annotated[str | None, typer.Option(help="true, false or never.")] = None,
     no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No n-gram of this size occurs twice.")] = None,
@@ -68,7 +68,8 @@ def run_model(
 ) -> None:
     """Generate for every line of FILE with a bundle, and print one line for each.
 
-    Settings that are not given are the checkpoint's own.
+    Settings that are not given are the checkpoint's own. With --json, "tokens" are the generated ids from the start token
+    on; a decoder-only model's begin after the prompt, and so does the text.
     """
     console = _console()
     given = {

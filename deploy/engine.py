@@ -25,9 +25,11 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "tokens": (np.int64, ("R", 1)),
     "positions": (np.int64, ("R", 1)),
     "lengths": (np.int32, ("B",)),
+    "first_positions": (np.int32, ("B",)),
     "ancestry": (np.int32, ("B", "M", "T_max")),
     "beam_index": (np.int64, ("R",)),
-    "history": (np.int64, ("R", "T_max")),
+    "history": (np.int64, ("R", "T_history")),
+    "history_lengths": (np.int32, ("B",)),
     "beam_scores": (np.float32, ("B", "M")),
     "banned": (np.int64, ("R", "P")),
     "normalize": (np.bool_, ()),
@@ -36,7 +38,9 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "candidates": (np.int64, (1,)),
 }
 """The decoder inputs that the host writes, with their types and shapes. ``ancestry`` and ``history`` have room for the
-whole run; ``lengths`` says how much of them counts, and the rest holds 0, which is a valid slot and a valid token."""
+whole run; ``lengths`` and ``history_lengths`` say how much of them counts, and the rest holds 0, which is a valid slot
+and a valid token. ``first_positions``: the position of the first token that the decoder is fed, the last one of a
+prompt; 0 where there is none."""
 
 
 class Decoding(Protocol):
@@ -77,14 +81,23 @@ class Engine(Protocol):
     """Runs a bundle's two graphs on one device."""
 
     def begin(
-        self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
+        self,
+        input_ids: Array,
+        attention_mask: Array,
+        num_beams: int,
+        positions: int,
+        candidates: int,
+        prompt_length: int = 1,
     ) -> Decoding:
-        """Encode a batch, both int64 [B, N]; make room for ``positions`` generated positions and C ``candidates``."""
+        """Encode a batch, both int64 [B, N]; make room for ``positions`` generated positions and C ``candidates``.
+
+        ``prompt_length``: P, the tokens that each row's history begins with; the decoder is fed the last of them first.
+        """
         ...
 
 
 def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
-    """New buffers, all zero, of ``SMALL_INPUTS``; ``sizes`` gives B, M, R, T_max and P."""
+    """New buffers, all zero, of ``SMALL_INPUTS``; ``sizes`` gives B, M, R, T_max, T_history and P."""
     return {
         name: np.zeros([sizes[size] if isinstance(size, str) else size for size in shape], dtype)
         for name, (dtype, shape) in SMALL_INPUTS.items()

@@ -100,7 +100,7 @@ class GenerationError(ValueError):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The resolved settings of one generation. Lengths count all tokens of a row, the start token included.
+    """The resolved settings of one generation. Lengths count all tokens of a row, the start token or the prompt included.
 
     Attributes:
         vocab_size: number of tokens the model scores.
@@ -113,11 +113,11 @@ class GenerationOptions:
         max_length: the length at which every row ends.
         no_repeat_ngram_size: no n-gram of this size occurs twice in a row; 0 is off.
         repetition_penalty: factor on the scores of tokens already in the row; 1.0 is off.
-        forced_bos_token_id: the token right after the start token, or None.
+        forced_bos_token_id: the token right after a row's first one, or None.
         forced_eos_token_ids: one of these is the last token at ``max_length``; empty is off.
         eos_token_ids: the tokens that end a sequence; empty: all rows run to ``max_length``.
         pad_token_id: fills rows that have ended; None only without end-of-sequence token.
-        decoder_start_token_id: the first token of every row.
+        decoder_start_token_id: the first token of every row; None where rows begin with a prompt.
         bad_words_ids: token sequences that must not occur.
         suppress_tokens: tokens that must not occur.
     """
@@ -135,7 +135,7 @@ class GenerationOptions:
     forced_eos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
-    decoder_start_token_id: int
+    decoder_start_token_id: int | None
     bad_words_ids: tuple[tuple[int, ...], ...]
     suppress_tokens: tuple[int, ...]
 
@@ -156,13 +156,19 @@ class GenerationOptions:
 
 
 def resolve_options(
-    defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, vocab_size: int, max_positions: int
+    defaults: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    max_positions: int,
+    prompt_length: int | None = None,
 ) -> GenerationOptions:
     """Merge what the checkpoint sets (``defaults``) with what the caller sets (``overrides``), as transformers does.
 
     Both map transformers' field names to values; None is "not set", and in ``overrides`` it unsets all but `NEEDED`.
     ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
-    for. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
+    for, ``prompt_length`` the tokens that every row of a decoder-only model begins with, padding included; None where
+    rows begin with a start token. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
     without any maximum, 20 new tokens are made. Raises `GenerationError`.
     """
     fields = _Fields(defaults, overrides, vocab_size)
@@ -171,16 +177,19 @@ def resolve_options(
     eos = fields.tokens("eos_token_id", may_be_one=True)
     bos, pad, start = (fields.token(name) for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"))
     start = bos if start is None else start
-    if start is None:
+    if prompt_length is not None:
+        start = None
+    elif start is None:
         raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
-    max_length = _max_length(fields, max_positions)
+    beginning = 1 if prompt_length is None else prompt_length
+    max_length = _max_length(fields, max_positions, beginning)
     options = GenerationOptions(
         vocab_size=vocab_size,
         num_beams=num_beams,
         num_return_sequences=fields.integer("num_return_sequences", 1, minimum=1),
         length_penalty=fields.real("length_penalty", 1.0),
         early_stopping=_early_stopping(fields),
-        min_length=_min_length(fields),
+        min_length=_min_length(fields, beginning),
         max_length=max_length,
         no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, minimum=0),
         repetition_penalty=fields.real("repetition_penalty", 1.0),
@@ -196,26 +205,36 @@ def resolve_options(
     return options
 
 
-def _max_length(fields: _Fields, max_positions: int) -> int:
-    """The total length, from max_new_tokens, else max_length, else 20 new tokens as far as the positions go."""
+def _max_length(fields: _Fields, max_positions: int, beginning: int) -> int:
+    """The total length of rows that begin with so many tokens, from max_new_tokens, else max_length, else 20 new tokens
+    as far as the positions go."""
+    if beginning > 1 and beginning >= max_positions:
+        raise GenerationError(
+            f"prompts of {beginning} tokens leave none of the model's {max_positions} positions; shorten them"
+        )
     name, start = "max_length", 0
     length = fields.integer("max_length", 0, minimum=1)
     if "max_new_tokens" in fields:
-        name, start = "max_new_tokens", 1
+        name, start = "max_new_tokens", beginning
         length = start + fields.integer("max_new_tokens", 0, minimum=1)
     elif "max_length" not in fields:
-        length = min(1 + 20, max_positions)
+        length = min(beginning + 20, max_positions)
     if length > max_positions:
         problem = f"makes sequences of {length} tokens, the model has {max_positions} positions"
         raise fields.error(name, problem, f"pass {name}={max_positions - start} or less")
-    if length <= 1:
-        raise fields.error("max_length", "leaves no room for a new token, it counts the start token", "pass 2 or more")
+    if length <= beginning:
+        counted = "the start token" if beginning == 1 else f"the {beginning} tokens of the prompt"
+        raise fields.error(
+            "max_length",
+            f"leaves no room for a new token, it counts {counted}",
+            f"pass {beginning + 1} or more" if beginning == 1 else f"pass {beginning + 1} or more, or max_new_tokens",
+        )
     return length
 
 
-def _min_length(fields: _Fields) -> int:
+def _min_length(fields: _Fields, beginning: int) -> int:
     length = fields.integer("min_length", 0, minimum=0)
-    return 1 + fields.integer("min_new_tokens", 0, minimum=0) if "min_new_tokens" in fields else length
+    return beginning + fields.integer("min_new_tokens", 0, minimum=0) if "min_new_tokens" in fields else length
 
 
 def _early_stopping(fields: _Fields) -> EarlyStopping:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.deploy.runner import Runner, right_pad
+from tightbeam.deploy.generation import GenerationError, GenerationOptions
+from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text import InputError
 
 __all__ = ["LineResult", "run_lines"]
@@ -27,6 +28,7 @@ class LineResult:
     returned: int = 1
     """sequences asked for"""
     sequences: list[list[int]] = field(default_factory=list)
+    """from the start token on; of a decoder-only model, what comes after the prompt"""
     scores: list[float] | None = None
     texts: list[str] | None = None
     truncated: bool = False
@@ -89,11 +91,12 @@ def run_lines(
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
                 tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate)
+                runner.options_for(len(tokens), settings)  # a prompt may be too long for them
                 rows.append((result, tokens))
-            except InputError as error:
+            except (InputError, GenerationError) as error:
                 result.error = str(error)
         if rows:
-            _generate(runner, rows, not ids, options.eos_token_ids, settings)
+            _generate(runner, rows, not ids, options, settings)
         yield from results
 
 
@@ -127,21 +130,24 @@ def _generate(
     runner: Runner,
     rows: list[tuple[LineResult, list[int]]],
     as_text: bool,
-    ends: tuple[int, ...],
+    options: GenerationOptions,
     settings: dict[str, Any],
 ) -> None:
-    batch, mask = right_pad([tokens for _, tokens in rows])
+    batch, mask = runner.pad([tokens for _, tokens in rows], options)
+    prompt = batch.shape[1] if runner.decoder_only else 0
     found = runner.generate(batch, mask, **settings)
     for index, (result, _) in enumerate(rows):
         own = slice(index * result.returned, (index + 1) * result.returned)
-        result.sequences = [_without_padding(row, ends) for row in found.sequences[own].tolist()]
+        new = found.sequences[own, prompt:].tolist()
+        given = 0 if runner.decoder_only else 1  # the start token may be an end token too
+        result.sequences = [_without_padding(row, options.eos_token_ids, given) for row in new]
         if found.scores is not None:
             result.scores = [float(np.float32(score)) for score in found.scores[own]]
         if as_text:
             result.texts = [runner.decode(row) for row in result.sequences]
 
 
-def _without_padding(row: list[int], ends: tuple[int, ...]) -> list[int]:
-    """A sequence up to its end token; what follows is there for longer neighbours. The start token may be the same."""
-    end = next((index for index, token in enumerate(row) if index and token in ends), len(row) - 1)
+def _without_padding(row: list[int], ends: tuple[int, ...], given: int) -> list[int]:
+    """A sequence up to its end token, sought after the ``given`` ones; what follows is there for longer neighbours."""
+    end = next((index for index, token in enumerate(row) if index >= given and token in ends), len(row) - 1)
     return row[: end + 1]

@@ -62,10 +62,17 @@ class OnnxRuntimeEngine:
         self._spare: tuple[tuple[int, int], dict[str, Array]] | None = None
 
     def begin(
-        self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
+        self,
+        input_ids: Array,
+        attention_mask: Array,
+        num_beams: int,
+        positions: int,
+        candidates: int,
+        prompt_length: int = 1,
     ) -> OnnxRuntimeDecoding:
         B, N = input_ids.shape
         sizes = {"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0}
+        sizes["T_history"] = prompt_length - 1 + positions
         try:
             source = self._encode(input_ids, attention_mask, sizes)
             return OnnxRuntimeDecoding(self, source, sizes, candidates)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tightbeam.deploy.bundle import Bundle, Manifest
 from tightbeam.deploy.engine import Array, Engine
 from tightbeam.deploy.generation import GenerationOptions, resolve_options
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
+from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding, unbroken
 from tightbeam.deploy.search import SearchResult, search
 from tightbeam.deploy.text import InputError, TextCodec, load_codec
 
@@ -63,12 +64,26 @@ class Runner:
     def options(self, **settings: Any) -> GenerationOptions:
         """The bundle's generation defaults with ``settings`` on top, under the names of ``model.generate``.
 
-        Raises GenerationError for a setting that is unknown, not supported, or impossible for this model.
+        Raises GenerationError for a setting that is unknown, not supported, or impossible for this model; of a
+        decoder-only model, with a prompt of one token.
         """
+        return self.options_for(1, settings)
+
+    def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
+        """As ``options``, for prompts of so many tokens, padding included; with an encoder it does not matter."""
         sizes = self.manifest.sizes
         return resolve_options(
-            self.manifest.generation, settings, vocab_size=sizes.vocabulary, max_positions=sizes.max_target
+            self.manifest.generation,
+            settings,
+            vocab_size=sizes.vocabulary,
+            max_positions=sizes.max_target,
+            prompt_length=prompt_length if self.decoder_only else None,
         )
+
+    @property
+    def decoder_only(self) -> bool:
+        """Whether sequences begin with the prompt, rather than with a start token."""
+        return self.manifest.sizes.decoder_only
 
     def generate(self, input_ids: Array, attention_mask: Array | None = None, **settings: Any) -> SearchResult:
         """What ``model.generate(input_ids, attention_mask=..., **settings)`` returns, from the bundle.
@@ -77,23 +92,38 @@ class Runner:
         counts, as in transformers. Returns sequences int64 [B x num_return_sequences, T], each from the
         start token on, and for beam search scores float32 [B x num_return_sequences].
 
+        Of a decoder-only model the sequences begin with the prompt, [B, N] as it was given; prompts padded on the
+        right come back padded on the left, and give what ``generate`` gives for that. Without a mask pad tokens do not
+        count, as in transformers. Lengths count the whole row, padding included, as there.
+
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
         options = self.options(**settings)
-        ids, mask = self._check_inputs(input_ids, attention_mask)
-        B = ids.shape[0]
-        positions = options.max_length - 1  # the last token is never fed back
+        ids, mask = self._check_inputs(input_ids, attention_mask, options)
+        B, prompt = ids.shape[0], None
+        if self.decoder_only:
+            options = self.options_for(ids.shape[1], settings)
+            prompt = Prompt.of(ids, mask)
+            ids, mask = prompt.source_ids, prompt.source_mask
+        P = 1 if prompt is None else prompt.tokens.shape[1]
+        positions = options.max_length - P  # the last token is never fed back
         with self._turn:
-            decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates)
-            result = search(BeamStepper(decoding, options), options, B)
+            decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates, P)
+            beginnings = None if prompt is None else prompt.tokens
+            result = search(BeamStepper(decoding, options, prompt), options, B, beginnings)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result
 
+    def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
+        """Rows of token ids as int64 [B, N] and their mask, padded on the side on which this model expects it."""
+        return left_pad(rows, options.pad_token_id) if self.decoder_only else right_pad(rows)
+
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
     ) -> list[str]:
-        """Generate for each text; ``num_return_sequences`` texts for each, one after the other.
+        """Generate for each text; ``num_return_sequences`` texts for each, one after the other. Of a decoder-only model
+        they are what comes after the prompt.
 
         ``truncate``: cut a text that is longer than the model's positions, which is an error otherwise.
         Raises InputError, naming the text's index, before anything is generated; and GenerationError.
@@ -102,7 +132,7 @@ class Runner:
             raise InputError("texts is one string, expected a list of strings; pass [text]")
         if not (_is_integer(batch_size) and batch_size >= 1):
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
-        self.options(**settings)
+        options = self.options(**settings)
         encoded = []
         for index, text in enumerate(texts):
             try:
@@ -111,8 +141,9 @@ class Runner:
                 raise InputError(f"text {index}: {error}") from None
         results: list[str] = []
         for start in range(0, len(encoded), batch_size):
-            ids, mask = right_pad(encoded[start : start + batch_size])
-            results += [self.decode(row) for row in self.generate(ids, mask, **settings).sequences]
+            ids, mask = self.pad(encoded[start : start + batch_size], options)
+            prompt = ids.shape[1] if self.decoder_only else 0
+            results += [self.decode(row[prompt:]) for row in self.generate(ids, mask, **settings).sequences]
         return results
 
     def encode(self, text: str, *, truncate: bool = False) -> tuple[list[int], bool]:
@@ -156,7 +187,9 @@ class Runner:
             )
         return self._codec
 
-    def _check_inputs(self, input_ids: Array, attention_mask: Array | None) -> tuple[Array, Array]:
+    def _check_inputs(
+        self, input_ids: Array, attention_mask: Array | None, options: GenerationOptions
+    ) -> tuple[Array, Array]:
         sizes = self.manifest.sizes
         ids = _as_array("input_ids", input_ids)
         if ids.size == 0:
@@ -174,7 +207,7 @@ class Runner:
                 f"expected 0 to {sizes.source_vocabulary - 1}"
             )
         if attention_mask is None:
-            mask = np.ones_like(ids)
+            mask = mask_of_padding(ids, options) if self.decoder_only else np.ones_like(ids)
         else:
             mask = _as_array("attention_mask", attention_mask)
             if mask.shape != ids.shape:
@@ -184,6 +217,11 @@ class Runner:
         empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
         if empty.size:
             raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
+        broken = np.flatnonzero(~unbroken(mask.astype(np.int64))) if self.decoder_only else np.zeros(0, np.int64)
+        if broken.size:
+            raise InputError(
+                f"attention_mask has a gap in sample {int(broken[0])}; expected a prompt in one piece, padded on a side"
+            )
         return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
 
 

@@ -94,7 +94,12 @@ def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
 
 def present_of(caches: EncoderDecoderCache) -> list[Tensor]:
     """The keys and values of self-attention after a step, by layer, as :func:`caches_of` takes them."""
-    layers: list[Any] = caches.self_attention_cache.layers
+    return keys_and_values(caches.self_attention_cache)
+
+
+def keys_and_values(cache: DynamicCache) -> list[Tensor]:
+    """What a cache holds, by layer: keys, values."""
+    layers: list[Any] = cache.layers
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 

@@ -8,7 +8,8 @@ from functools import partial
 from tightbeam.graph_passes.base import CacheState, Job, ModelGraphs, Pass, PassError, PassResult, Sizes
 from tightbeam.graph_passes.fold_biases import fold_biases
 from tightbeam.graph_passes.fold_residuals import fold_residuals
-from tightbeam.graph_passes.plan import GENERATED, PRESETS, SOURCE, LayerPlan, Preset, plan_bytes, same_for_all
+from tightbeam.graph_passes.plan import GENERATED, PRESETS, PROMPT, SOURCE, LayerPlan, Preset, plan_bytes, same_for_all
+from tightbeam.graph_passes.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.step_rows import step_rows
 from tightbeam.graph_passes.tie_embeddings import tie_embeddings
@@ -16,6 +17,7 @@ from tightbeam.graph_passes.tie_embeddings import tie_embeddings
 __all__ = [
     "GENERATED",
     "PRESETS",
+    "PROMPT",
     "SOURCE",
     "CacheState",
     "Job",
@@ -34,17 +36,24 @@ __all__ = [
 
 FIRST: tuple[Pass, ...] = (tie_embeddings, fold_biases)
 LAST: tuple[Pass, ...] = (search_head, step_rows, fold_residuals)
+PROMPT_LAST: tuple[Pass, ...] = (prompt_outputs,)
+"""What comes before ``LAST`` for a decoder-only model."""
 
 
-def passes_of(plan: Sequence[LayerPlan]) -> list[Pass]:
-    """The passes that make a plan so, in order."""
+def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False) -> list[Pass]:
+    """The passes that make a plan so, in order. Raises PassError for a kind of cache that there is not."""
     attention: list[Pass] = []
-    for kinds, wanted in ((SOURCE, [layer.source for layer in plan]), (GENERATED, [layer.generated for layer in plan])):
+    source = PROMPT if decoder_only else SOURCE
+    for kinds, wanted in ((source, [layer.source for layer in plan]), (GENERATED, [layer.generated for layer in plan])):
+        unknown = sorted(set(wanted) - kinds.keys())
+        if unknown:
+            model = "a decoder-only model" if decoder_only else "this model"
+            raise PassError(f"{model} has no cache {unknown[0]!r}; expected one of {', '.join(kinds)}")
         for kind, apply in kinds.items():
             layers = [layer for layer, chosen in enumerate(wanted) if chosen == kind]
             if layers:
                 attention.append(partial(apply, layers=layers))
-    return [*FIRST, *attention, *LAST]
+    return [*FIRST, *attention, *(PROMPT_LAST if decoder_only else ()), *LAST]
 
 
 def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGraphs, list[PassResult]]:
@@ -56,7 +65,7 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
         raise PassError(f"the plan is for {len(plan)} layers, the model has {canonical.sizes.L}")
     graphs = canonical.copy()
     results: list[PassResult] = []
-    for apply in passes_of(plan):
+    for apply in passes_of(plan, decoder_only=canonical.sizes.decoder_only):
         try:
             results.append(apply(graphs))
         except PassError as error:

@@ -36,6 +36,10 @@ class Sizes:
     source_vocabulary: int
     max_source: int
     max_target: int
+    decoder_only: bool = False
+    """no encoder: the source is the prompt, and self-attention sees both parts at once"""
+    rotary: bool = False
+    """positions turn queries and keys (RoPE)"""
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,22 @@ class Job:
 
 @dataclass
 class ModelGraphs:
-    """Encoder and decoder of one model, and the caches that a pass has given the decoder."""
+    """Encoder and decoder of one model, and the caches that a pass has given the decoder. The encoder of a decoder-only
+    model is what its layers make of the prompt."""
 
     encoder: gs.Graph
     decoder: gs.Graph
     sizes: Sizes
     states: tuple[CacheState, ...] = ()
+    windows: tuple[int, ...] = ()
+    """newest positions that each layer's self-attention sees, 0 where it sees all; empty where all layers see all"""
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
 
     def copy(self) -> ModelGraphs:
         """A copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
-        return ModelGraphs(self.encoder.copy(), self.decoder.copy(), self.sizes, self.states)
+        return ModelGraphs(self.encoder.copy(), self.decoder.copy(), self.sizes, self.states, self.windows)
 
 
 @dataclass(frozen=True)
@@ -103,19 +113,22 @@ class LayerPass(Protocol):
 
 @dataclass(frozen=True)
 class Projection:
-    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads."""
+    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads. ``between``:
+    the operators, beside changes of layout, that stand between ``output`` and the attention."""
 
     source: gs.Tensor
     weight: gs.Constant
     bias: gs.Constant | None
     output: gs.Tensor
     matmul: gs.Node
+    between: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention,
-    ``distance_bias`` [Y, H] what its scores get by the distance from the query back to a key."""
+    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention, ``new`` the
+    new token's, as they follow the past, ``distance_bias`` [Y, H] what its scores get by the distance from the query back
+    to a key."""
 
     node: gs.Node
     query: Projection
@@ -123,11 +136,17 @@ class AttentionBlock:
     value: Projection
     output: Projection
     past: tuple[gs.Tensor, gs.Tensor] | None
+    new: tuple[gs.Tensor, gs.Tensor] | None
     distance_bias: gs.Constant | None
 
     @property
     def scale(self) -> float:
         return float(self.node.attrs["scale"])
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """What stands between the projections of query and key and their scores."""
+        return self.query.between + self.key.between
 
 
 def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
@@ -137,7 +156,7 @@ def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
     return [_attention_block(node, pass_name) for node in nodes]
 
 
-CROSS, OWN = "cross", "self"
+CROSS, OWN, PROMPT = "cross", "self", "prompt"
 
 
 def settle_attention(graphs: ModelGraphs) -> None:
@@ -189,7 +208,9 @@ def cross_attention(
 ) -> dict[int, AttentionBlock]:
     """The cross-attention of each of the decoder's ``layers``, all by default: keys and values projected from
     ``encoder_hidden_states``. Raises PassError for a layer that has none left."""
-    return _named_blocks(graphs, pass_name, CROSS, layers)
+    if graphs.sizes.decoder_only:
+        raise PassError(f"{pass_name}: a decoder-only model has no cross-attention; its source is the prompt")
+    return _named_blocks(graphs.decoder, graphs.sizes, pass_name, CROSS, layers)
 
 
 def self_attention(
@@ -197,15 +218,23 @@ def self_attention(
 ) -> dict[int, AttentionBlock]:
     """The self-attention of each of the decoder's ``layers``, all by default: a past that is a graph input, followed by
     the new token. Raises PassError for a layer that has none left."""
-    return _named_blocks(graphs, pass_name, OWN, layers)
+    return _named_blocks(graphs.decoder, graphs.sizes, pass_name, OWN, layers)
+
+
+def prompt_attention(
+    graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None
+) -> dict[int, AttentionBlock]:
+    """The causal self-attention of a decoder-only model's ``layers`` over the prompt, all by default: in the encoder
+    graph."""
+    return _named_blocks(graphs.encoder, graphs.sizes, pass_name, PROMPT, layers)
 
 
 def _named_blocks(
-    graphs: ModelGraphs, pass_name: str, kind: str, layers: Sequence[int] | None
+    graph: gs.Graph, sizes: Sizes, pass_name: str, kind: str, layers: Sequence[int] | None
 ) -> dict[int, AttentionBlock]:
-    nodes = {node.name: node for node in graphs.decoder.nodes if node.op == "Attention"}
+    nodes = {node.name: node for node in graph.nodes if node.op == "Attention"}
     found = {}
-    for layer in range(graphs.sizes.L) if layers is None else layers:
+    for layer in range(sizes.L) if layers is None else layers:
         node = nodes.get(f"{kind}.{layer}")
         if node is None:
             raise PassError(f"{pass_name}: layer {layer} has no {kind}-attention that is as it was traced")
@@ -215,7 +244,8 @@ def _named_blocks(
 
 def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
     where = node.name or node.outputs[0].name
-    if "scale" not in node.attrs or node.attrs.get("softcap", 0) or node.attrs.get("is_causal", 0):
+    causal = node.attrs.get("is_causal", 0) and not where.startswith(PROMPT)
+    if "scale" not in node.attrs or node.attrs.get("softcap", 0) or causal:
         raise PassError(f"{pass_name}: {where} needs a scale, no softcap and no causal mask, it has {dict(node.attrs)}")
 
     def projection(tensor: gs.Tensor, role: str) -> Projection:
@@ -225,26 +255,38 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
         return found
 
     query, key, value = node.inputs[:3]
-    past = None
-    if [tensor.inputs[0].op for tensor in (key, value) if tensor.inputs] == ["Concat", "Concat"]:
-        past = (key.inputs[0].inputs[0], value.inputs[0].inputs[0])
-        key, value = key.inputs[0].inputs[1], value.inputs[0].inputs[1]
+    past, new = None, None
+    concats = [own_concat(tensor) for tensor in (key, value)]
+    if concats[0] is not None and concats[1] is not None:
+        past = (concats[0].inputs[0], concats[1].inputs[0])
+        new = key, value = concats[0].inputs[1], concats[1].inputs[1]
     output = _projection_ahead(node.outputs[0])
     if output is None:
         raise PassError(f"{pass_name}: the output of {where} meets no MatMul by a weight")
     bias = _distance_table(node.inputs[3]) if past is not None and len(node.inputs) > 3 else None
     return AttentionBlock(
-        node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past, bias
+        node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past, new, bias
     )
 
 
+def own_concat(tensor: gs.Tensor) -> gs.Node | None:
+    """The Concat that puts the new token's keys or values behind the past, in what an attention reads; a prompt may stand
+    in front."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    if node is None or node.op != "Concat":
+        return None
+    last = node.inputs[1]
+    return last.inputs[0] if last.inputs and last.inputs[0].op == "Concat" else node
+
+
 LAYOUT_OPS = ("Reshape", "Transpose")
+BETWEEN_OPS = ("RotaryEmbedding", "RMSNormalization", "LayerNormalization")
+"""What a model may do to queries and keys after their projection."""
 
 
 def _projection_behind(tensor: gs.Tensor) -> Projection | None:
-    """Walk up through layout changes to ``source x weight (+ bias)``."""
-    while tensor.inputs and tensor.inputs[0].op in LAYOUT_OPS:
-        tensor = tensor.inputs[0].inputs[0]
+    """Walk up through layout changes and ``BETWEEN_OPS`` to ``source x weight (+ bias)``."""
+    tensor, between = behind_attention(tensor)
     output, bias = tensor, None
     if tensor.inputs and tensor.inputs[0].op == "Add":
         constant = [operand for operand in tensor.inputs[0].inputs if isinstance(operand, gs.Constant)]
@@ -255,7 +297,17 @@ def _projection_behind(tensor: gs.Tensor) -> Projection | None:
     if not tensor.inputs or tensor.inputs[0].op != "MatMul" or not isinstance(tensor.inputs[0].inputs[1], gs.Constant):
         return None
     matmul = tensor.inputs[0]
-    return Projection(matmul.inputs[0], matmul.inputs[1], bias, output, matmul)
+    return Projection(matmul.inputs[0], matmul.inputs[1], bias, output, matmul, between)
+
+
+def behind_attention(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[str, ...]]:
+    """The projection that an attention reads ``tensor`` from, and what of ``BETWEEN_OPS`` stands between the two."""
+    between: list[str] = []
+    while tensor.inputs and tensor.inputs[0].op in (*LAYOUT_OPS, *BETWEEN_OPS):
+        node = tensor.inputs[0]
+        between += [node.op] if node.op in BETWEEN_OPS else []
+        tensor = node.inputs[0]
+    return tensor, tuple(between)
 
 
 def _projection_ahead(tensor: gs.Tensor) -> Projection | None:

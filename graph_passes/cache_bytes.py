@@ -10,12 +10,17 @@ from tightbeam.graph_passes.base import Job, Sizes
 def source_bytes(kinds: Sequence[str], sizes: Sizes, job: Job) -> int:
     """Bytes kept for the source of a whole batch; ``kinds``: the source cache of each layer.
 
-    ``states`` and ``first-k`` keep one matrix for all layers that read it. Raises KeyError for another kind.
+    ``states`` and ``first-k`` keep one matrix for all layers that read it; of a decoder-only model, whose layers read
+    different ones, ``states`` keeps one a layer, and there is no ``first-k``. Raises KeyError for another kind.
     """
     E = sizes.G * sizes.K
     keys_and_values = sizes.G * (sizes.K + sizes.V)
     each = {"kv-per-beam": job.M * keys_and_values, "kv": keys_and_values, "k": E, "states": 0, "first-k": 0}
     once = {"states": sizes.D, "first-k": E}
+    if sizes.decoder_only:
+        once = {}
+        each = {**each, "states": sizes.D}
+        del each["first-k"]
     numbers = sum(each[kind] for kind in kinds) + sum(once[kind] for kind in set(kinds) & once.keys())
     return job.B * job.N * numbers * job.itemsize
 

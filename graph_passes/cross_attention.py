@@ -92,6 +92,17 @@ def mask_per_beam(graphs: ModelGraphs, build: Builder) -> tuple[gs.Tensor, gs.Te
     return build.add("Expand", [flags, shape]), samples
 
 
+def repeat_for_beams(build: Builder, tensor: gs.Tensor, num_beams: gs.Tensor) -> gs.Tensor:
+    """Keys or values [B, G, N, K] as [R, G, N, K], each sample's M times; ``num_beams`` int64 [1]."""
+    one_more = build.add("Unsqueeze", [tensor, build.constant([1])])  # [B, 1, G, N, K]
+    ones = build.constant([1])
+    shape = build.add("Concat", [ones, num_beams, ones, ones, ones], {"axis": 0})
+    repeated = build.add("Expand", [one_more, shape])  # [B, M, G, N, K]
+    tail = build.add("Shape", [tensor], {"start": 1})
+    rows_shape = build.add("Concat", [build.constant([-1]), tail], {"axis": 0})
+    return build.add("Reshape", [repeated, rows_shape])
+
+
 def attend_states(
     build: Builder,
     block: AttentionBlock,

@@ -16,6 +16,7 @@ from tightbeam.graph_passes.cross_attention import (
     drop_encoder_states,
     mask_per_beam,
     project_in_encoder,
+    repeat_for_beams,
     replace,
     source_tensor,
 )
@@ -37,13 +38,7 @@ def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
         sources = []
         widths = {"key": sizes.K, "value": sizes.V}
         for tensor, (part, width) in zip(project_in_encoder(graphs, block, layer), widths.items(), strict=True):
-            one_more = encoder.add("Unsqueeze", [tensor, encoder.constant([1])])  # [B, 1, G, N, K]
-            ones = encoder.constant([1])
-            shape = encoder.add("Concat", [ones, num_beams, ones, ones, ones], {"axis": 0})
-            repeated = encoder.add("Expand", [one_more, shape])  # [B, M, G, N, K]
-            tail = encoder.add("Shape", [tensor], {"start": 1})
-            rows_shape = encoder.add("Concat", [encoder.constant([-1]), tail], {"axis": 0})
-            rows = encoder.add("Reshape", [repeated, rows_shape])  # [R, G, N, K]
+            rows = repeat_for_beams(encoder, tensor, num_beams)  # [R, G, N, K]
             sources.append(source_tensor(graphs, rows, f"source.{layer}.{part}", ["R", sizes.G, "N", width]))
         attended = decoder.add("Attention", [block.node.inputs[0], *sources, mask], {"scale": block.scale})
         attended = decoder.transpose(attended, [0, 2, 1, 3])  # [R, 1, H, V]

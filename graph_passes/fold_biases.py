@@ -1,11 +1,10 @@
 """Fold the biases of keys and values away, in every attention of both graphs.
 
 Softmax weights sum to one, so b_V passes through the attention and folds into the output bias:
-c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it; that holds because nothing
-position-dependent (such as RoPE) stands between the projection and the scores in these graphs.
+c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it, unless something that depends on
+the position (RoPE) or on the key itself (a norm) stands between projection and scores: then the key's bias stays.
 
-Needs: an Attention node fed by ``x W (+ b)`` through layout changes alone. The check of that also shows that no
-position rotation stands in between.
+Needs: an Attention node fed by ``x W (+ b)``.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
     for graph in (graphs.encoder, graphs.decoder):
         build = Builder(graph, NAME)
         for block in attention_blocks(graph, NAME):
-            for projection in (block.key, block.value):
+            gone = (block.value,) if block.between else (block.key, block.value)
+            for projection in gone:
                 if projection.bias is not None:
                     saved += int(projection.bias.values.nbytes)
                     folded += 1
             if block.value.bias is not None:
                 _fold_value_bias(build, block, graphs.sizes.V)
-            for projection in (block.key, block.value):
+            for projection in gone:
                 if projection.bias is not None:
                     read_instead(projection.output, projection.matmul.outputs[0])
         tidy(graph)

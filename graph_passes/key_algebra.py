@@ -65,6 +65,12 @@ def multiply_heads(build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any
 def require_no_bias(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
     """Raise PassError for a key or value bias, which keys and inputs that stand in for others cannot carry."""
     for layer, block in blocks.items():
+        if block.between:
+            ops = " and ".join(sorted(set(block.between)))
+            raise PassError(
+                f"{pass_name}: {ops} stands between keys and scores of layer {layer} (RoPE, or a norm of queries and keys),"
+                " where nothing can stand in for keys; keep kv for both parts (--variant dedup)"
+            )
         if block.key.bias is not None or block.value.bias is not None:
             raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")
         if block.key.source is not block.value.source:

@@ -23,6 +23,7 @@ from tightbeam.graph_passes.base import (
     tidy,
 )
 from tightbeam.graph_passes.cache_bytes import generated_bytes
+from tightbeam.graph_passes.prior import prior_of, share_query
 
 NO_ROTATION = (gs.Variable.empty(),) * 3
 """In place of the operators' optional inputs ``cosines``, ``sines`` and ``first_positions``."""
@@ -63,18 +64,46 @@ class OwnCaches:
         self.written.append(written)
         return graph_input(self.graphs.decoder, state.input, np.float32, shape), written
 
-    def attend(self, op: str, layer: int, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> None:
-        """``op`` of our own over ``inputs``, the history, and the layer's bias by distance where it has one."""
+    def attend(
+        self, op: str, layer: int, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], space: str
+    ) -> None:
+        """``op`` of our own over ``inputs`` and the history, with the layer's bias by distance, and with what the prompt
+        gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``)."""
         block = self.blocks[layer]
-        bias = [] if block.distance_bias is None else [*NO_ROTATION, self._by_head(block.distance_bias)]
-        attributes = {"scale": block.scale, "window": 0}
-        self.build.operator(op, [*inputs, *self.history, *bias], attributes, outputs)
+        empty = gs.Variable.empty()
+        bias = empty if block.distance_bias is None else self._by_head(block.distance_bias)
+        optional = [*NO_ROTATION, bias, *self._prior(layer, block, space)]
+        while optional and optional[-1] is empty:
+            optional.pop()
+        attributes = {"scale": block.scale, "window": self.graphs.window(layer)}
+        self.build.operator(op, [*inputs, *self.history, *optional], attributes, outputs)
 
     def _by_head(self, table: gs.Constant) -> gs.Constant:
         """A bias [Y, H], which layers may share, as the operators take it, [H, Y]."""
         if table.name not in self.biases:
             self.biases[table.name] = self.build.constant(table.values.T, np.float32)
         return self.biases[table.name]
+
+    def _prior(self, layer: int, block: AttentionBlock, space: str) -> list[gs.Tensor]:
+        if not self.graphs.sizes.decoder_only:
+            return []
+        return prior_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)
+
+    def projected(self, block: AttentionBlock) -> gs.Tensor:
+        """The new token's queries, keys and values side by side, [R, H K + G (K + V)]."""
+        sizes = self.graphs.sizes
+        widths = [sizes.H * sizes.K, sizes.G * sizes.K, sizes.G * sizes.V]
+        if block.between:
+            assert block.new is not None
+            parts = zip((block.node.inputs[0], *block.new), widths, strict=True)
+            return self.build.add("Concat", [self.build.rows(*part) for part in parts], {"axis": 1})
+        parts_of_one = (block.query, block.key, block.value)
+        together = self.build.rows(project_together(self.build, parts_of_one, block.node.name), sum(widths))
+        if sizes.decoder_only:
+            query, rest = (gs.Variable(f"{block.node.name}.{part}") for part in ("query", "rest"))
+            self.build.add("Split", [together, self.build.constant([widths[0], sum(widths[1:])])], {"axis": 1}, [query, rest])
+            share_query(block, query)
+        return together
 
     def finish(self) -> None:
         """Caches stand where pasts stood."""

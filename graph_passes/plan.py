@@ -12,12 +12,16 @@ from tightbeam.graph_passes.cross_keys import cross_keys
 from tightbeam.graph_passes.cross_latent import cross_latent
 from tightbeam.graph_passes.cross_per_beam import cross_per_beam
 from tightbeam.graph_passes.cross_shared import cross_shared
+from tightbeam.graph_passes.prompt_inputs import prompt_inputs
+from tightbeam.graph_passes.prompt_keys import prompt_keys
+from tightbeam.graph_passes.prompt_per_beam import prompt_per_beam
+from tightbeam.graph_passes.prompt_shared import prompt_shared
 from tightbeam.graph_passes.self_beam_cache import self_beam_cache
 from tightbeam.graph_passes.self_inputs import self_inputs
 from tightbeam.graph_passes.self_keys import self_keys
 from tightbeam.graph_passes.self_reordered import self_reordered
 
-__all__ = ["GENERATED", "PRESETS", "SOURCE", "LayerPlan", "Preset", "plan_bytes", "same_for_all"]
+__all__ = ["GENERATED", "PRESETS", "PROMPT", "SOURCE", "LayerPlan", "Preset", "plan_bytes", "same_for_all"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ SOURCE: Mapping[str, LayerPass] = {
     "states": cross_latent,
 }
 """Kinds of source cache, in the order in which their passes run."""
+
+PROMPT: Mapping[str, LayerPass] = {
+    "kv-per-beam": prompt_per_beam,
+    "kv": prompt_shared,
+    "k": prompt_keys,
+    "states": prompt_inputs,
+}
+"""Kinds of source cache of a decoder-only model, whose source is the prompt, likewise. There is no ``first-k``: its layers
+do not read one source."""
 
 GENERATED: Mapping[str, LayerPass] = {
     "kv-reordered": self_reordered,

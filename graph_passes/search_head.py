@@ -32,14 +32,16 @@ OUTPUTS: tuple[tuple[str, type], ...] = (
 
 
 def search_head(graphs: ModelGraphs) -> PassResult:
-    """Decoder: BeamTopK's inputs become graph inputs, its outputs stand where the logits stood."""
+    """Decoder: BeamTopK's inputs become graph inputs, its outputs stand where the logits stood. The history of a
+    decoder-only model holds the prompt too, which its caches do not: ``history_lengths`` int32 [B] are its own."""
     decoder = graphs.decoder
     logits = decoder.outputs[0]
     if logits.name != "logits":
         raise PassError(f"{NAME}: the decoder's first output is {logits.name}, expected logits")
     vocabulary = graphs.sizes.vocabulary
     build = Builder(decoder, NAME)
-    inputs = [graph_input(decoder, name, dtype, shape) for name, dtype, shape in INPUTS]
+    names = {"lengths": "history_lengths"} if graphs.sizes.decoder_only else {}
+    inputs = [graph_input(decoder, names.get(name, name), dtype, shape) for name, dtype, shape in INPUTS]
     outputs = [gs.Variable(name, dtype=np.dtype(dtype), shape=["B", "candidates"]) for name, dtype in OUTPUTS]
     build.operator("BeamTopK", [build.rows(logits, vocabulary), *inputs], {}, outputs)
     logits.dtype, logits.shape = None, None

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
-from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved, project_together
+from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved
+from tightbeam.graph_passes.prior import VALUES
 
 NAME = "self_beam_cache"
 
@@ -24,12 +25,11 @@ def self_beam_cache(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
     own = OwnCaches(graphs, NAME, layers)
     build = own.build
     for layer, block in own.blocks.items():
-        together = project_together(build, (block.query, block.key, block.value), block.node.name)
-        projected = build.rows(together, sizes.H * sizes.K + sizes.G * (sizes.K + sizes.V))
+        projected = own.projected(block)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
         values, values_out = own.cache(layer, "value", sizes.G, sizes.V)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
-        own.attend("BeamAttention", layer, [projected, keys, values], [attended, keys_out, values_out])
+        own.attend("BeamAttention", layer, [projected, keys, values], [attended, keys_out, values_out], VALUES)
         replace(block, build.positions(attended, sizes.H * sizes.V))
     own.finish()
     return PassResult(NAME, len(own.blocks), bytes_saved=generated_saved("kv", len(own.blocks), sizes))

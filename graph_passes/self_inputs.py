@@ -15,6 +15,7 @@ from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
 from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_no_bias, value_heads
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved
+from tightbeam.graph_passes.prior import INPUTS
 
 NAME = "self_inputs"
 
@@ -34,7 +35,7 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
         row = build.rows(block.key.source, sizes.D)
         inputs, inputs_out = own.cache(layer, "input", 1, sizes.D)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.D])
-        own.attend("BeamLatentAttention", layer, [query, row, inputs], [attended, inputs_out])
+        own.attend("BeamLatentAttention", layer, [query, row, inputs], [attended, inputs_out], INPUTS)
         values = multiply_heads(build, attended, W_V, dtype)
         replace(block, build.positions(values, sizes.H * sizes.V))
     own.finish()

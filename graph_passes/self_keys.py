@@ -18,6 +18,7 @@ from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
 from tightbeam.graph_passes.key_algebra import multiply_heads, require_no_bias, require_wide_keys, undo, value_heads
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved, project_together
+from tightbeam.graph_passes.prior import KEYS, share_query
 
 NAME = "self_keys"
 
@@ -34,9 +35,11 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         projected = build.rows(project_together(build, (block.query, block.key), block.node.name), queries + E)
         query, row = gs.Variable(f"{NAME}.query_{layer}"), gs.Variable(f"{NAME}.row_{layer}")
         build.add("Split", [projected, build.constant([queries, E])], {"axis": 1}, [query, row])
+        if sizes.decoder_only:
+            share_query(block, query)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
-        own.attend("BeamLatentAttention", layer, [query, row, keys], [attended, keys_out])
+        own.attend("BeamLatentAttention", layer, [query, row, keys], [attended, keys_out], KEYS)
         W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         values = multiply_heads(build, attended, W_KV, np.dtype(block.key.weight.dtype))
         replace(block, build.positions(values, sizes.H * sizes.V))

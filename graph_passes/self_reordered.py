@@ -16,9 +16,12 @@ from tightbeam.graph_passes.base import (
     ModelGraphs,
     PassResult,
     graph_input,
+    own_concat,
     self_attention,
     tidy,
 )
+
+from tightbeam.graph_passes.prior import require_prompt_per_beam
 
 NAME = "self_reordered"
 
@@ -33,7 +36,9 @@ def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
     states = []
     for layer, block in blocks.items():
         assert block.past is not None
-        for past, concat in zip(block.past, (node.inputs[0] for node in block.node.inputs[1:3]), strict=True):
+        require_prompt_per_beam(graphs, NAME, layer, block)
+        for past, concat in zip(block.past, map(own_concat, block.node.inputs[1:3]), strict=True):
+            assert concat is not None
             concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})
         for part, width in (("key", sizes.K), ("value", sizes.V)):
             shape = ("R", sizes.G, "T", width)

@@ -17,14 +17,19 @@ NAME = "step_rows"
 ROW_BY_ROW = frozenset({"Add", "Mul", "MatMul", "Gemm", "LayerNormalization", "RMSNormalization", "Gelu"})
 """Standard operators that give rows where they are given rows."""
 
+LOOKED_UP = frozenset({"Gather", "Add"})
+"""What reads tokens, and positions that stand in a table."""
+
 
 def step_rows(graphs: ModelGraphs) -> PassResult:
-    """Decoder: ``tokens`` and ``positions`` are read as [R]; what made rows of positions, and the reverse, is gone."""
+    """Decoder: ``tokens``, and ``positions`` that are looked up, are read as [R]; what made rows of positions, and the reverse, is gone."""
     decoder = graphs.decoder
     if any(node.op == "Attention" for node in decoder.nodes):
         return PassResult(NAME, 0, "an attention of the decoder is no operator of ours")
     build = Builder(decoder, NAME)
     for tensor in [tensor for tensor in decoder.inputs if tensor.name in ("tokens", "positions")]:
+        if any(reader.op not in LOOKED_UP for reader in tensor.outputs):
+            continue  # angles of rotations, which stay [R, 1, X]
         flat = build.variable(tensor.name, ["R"], np.int64)
         read_instead(tensor, flat)
         build.add("Reshape", [tensor, build.constant([-1])], outputs=[flat])

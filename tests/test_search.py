@@ -404,7 +404,7 @@ def test_when_a_sample_can_still_improve(
     options = options_with(
         num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty, max_length=max_length
     )
-    finished = Finished(1, options)
+    finished = Finished(np.array([[options.decoder_start_token_id]]), options)
     running_scores = np.array([[-16.0, -17.0]], np.float32)
     assert not finished.final(running_scores, length=2).any()  # with a place to fill there is always hope
     finished.scores = np.array([[-0.1, worst]], np.float32)

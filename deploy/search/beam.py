@@ -17,24 +17,25 @@ OUT = np.float32(-1e9)
 IN = np.float32(0)
 
 
-def beam_search(step: Step, options: GenerationOptions, batch_size: int) -> SearchResult:
+def beam_search(step: Step, options: GenerationOptions, beginnings: Ints) -> SearchResult:
     """The ``num_return_sequences`` best sequences of each sample, int64 [B * num_return_sequences, T], and the scores.
+    They continue ``beginnings`` int64 [B, P].
 
     Each step takes the C best continuations of a sample. Those that end (by an end-of-sequence token, or all of them
     at ``max_length``) are offered to the finished pool if they are among the first M; the M best of the others run on.
     A sample leaves when its pool is final, which `_beam_search`, whose batch stops as a whole, would keep running.
     Rows shorter than the longest returned one end in ``options.fill_token_id``.
     """
-    B, M = batch_size, options.num_beams
+    (B, P), M = beginnings.shape, options.num_beams
     eos = np.array(options.eos_token_ids, np.int64)
     bans = Bans(options)
-    step.history[:, :, 0] = options.decoder_start_token_id
+    step.history[:, :, :P] = beginnings[:, None]
     scores = np.full((B, M), OUT)  # [B, M]; all beams start equal, so only the first one counts
     scores[:, 0] = 0
     parents = np.tile(np.arange(M), (B, 1))  # [B, M]
-    finished = Finished(B, options)
+    finished = Finished(beginnings, options)
 
-    for length in range(1, options.max_length):
+    for length in range(P, options.max_length):
         running = step.history  # [B', M, T_max], the samples still there
         samples = np.arange(len(running))[:, None]
         history = running[:, :, :length]
@@ -56,7 +57,7 @@ def beam_search(step: Step, options: GenerationOptions, batch_size: int) -> Sear
         history[:] = history[samples, parents]
         running[:, :, length] = candidates.tokens[samples, chosen]
 
-        final = finished.final(scores, length)
+        final = finished.final(scores, length + 1 - P)
         if final.all():
             break
         if final.any():
@@ -81,12 +82,12 @@ class Finished:
     long it runs on after that changes nothing, not even the padding, which the returned sequences alone decide.
     """
 
-    def __init__(self, batch_size: int, options: GenerationOptions) -> None:
-        B, M = batch_size, options.num_beams
+    def __init__(self, beginnings: Ints, options: GenerationOptions) -> None:
+        (B, self.P), M = beginnings.shape, options.num_beams
         self.options = options
         self.sequences = np.full((B, M, options.max_length), options.fill_token_id, np.int64)  # [B, M, T]
-        self.sequences[:, :, 0] = options.decoder_start_token_id
-        self.lengths = np.zeros((B, M), np.int64)  # tokens after the start token
+        self.sequences[:, :, : self.P] = beginnings[:, None]
+        self.lengths = np.zeros((B, M), np.int64)  # new tokens
         self.scores = np.full((B, M), OUT)
         self.taken = np.zeros((B, M), np.bool_)
         self.running = np.arange(B)
@@ -96,7 +97,8 @@ class Finished:
         M, length = self.options.num_beams, history.shape[2]
         taken = ends.copy()
         taken[:, M:] = False  # the candidates after the first M are only there to keep M beams running
-        scores = candidates.scores / np.float32(length**self.options.length_penalty)  # [B', C]
+        new = length + 1 - self.P
+        scores = candidates.scores / np.float32(new**self.options.length_penalty)  # [B', C]
         scores = scores + np.where(taken, IN, OUT)
 
         merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', M + C]
@@ -105,13 +107,13 @@ class Finished:
             return  # nothing came in
         places = np.arange(len(chosen))[:, None]
         samples = self.running[:, None]
-        kept, old, new = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [B', M]
+        kept, old, came = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [B', M]
         arrivals = np.full((*chosen.shape, self.options.max_length), self.options.fill_token_id, np.int64)
-        arrivals[:, :, :length] = history[places, candidates.beams[places, new]]
-        arrivals[:, :, length] = candidates.tokens[places, new]
+        arrivals[:, :, :length] = history[places, candidates.beams[places, came]]
+        arrivals[:, :, length] = candidates.tokens[places, came]
         merged_taken = np.concatenate([self.taken[self.running], taken], axis=1)
         self.sequences[self.running] = np.where(kept[:, :, None], self.sequences[samples, old], arrivals)
-        self.lengths[self.running] = np.where(kept, self.lengths[samples, old], length)
+        self.lengths[self.running] = np.where(kept, self.lengths[samples, old], new)
         self.scores[self.running] = merged[places, chosen]
         self.taken[self.running] = merged_taken[places, chosen]
 
@@ -123,7 +125,7 @@ class Finished:
         """
         options = self.options
         if options.early_stopping == "never" and options.length_penalty > 0:
-            length = options.max_length - 1
+            length = options.max_length - self.P
         scores, taken = self.scores[self.running], self.taken[self.running]  # [B', M]
         reachable = running_scores[:, :1] / np.float32(length**options.length_penalty)  # [B', 1]
         to_beat = np.where(taken, scores.min(axis=1, keepdims=True), OUT)  # [B', M]
@@ -135,6 +137,6 @@ class Finished:
     def result(self) -> SearchResult:
         """The first ``num_return_sequences`` of each sample, cut to the longest of them."""
         count = self.options.num_return_sequences
-        longest = 1 + int(self.lengths[:, :count].max())
+        longest = self.P + int(self.lengths[:, :count].max())
         sequences = self.sequences[:, :count, :longest].reshape(-1, longest)
         return SearchResult(sequences, self.scores[:, :count].reshape(-1))

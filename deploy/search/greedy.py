@@ -10,24 +10,25 @@ import numpy as np
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
-from tightbeam.deploy.search.step import SearchResult, Step, StepInputs
+from tightbeam.deploy.search.step import Ints, SearchResult, Step, StepInputs
 
 
-def greedy_search(step: Step, options: GenerationOptions, batch_size: int) -> SearchResult:
-    """The sequences int64 [B, T] that take the best token at each position; scores are None.
+def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints) -> SearchResult:
+    """The sequences int64 [B, T] that continue ``beginnings`` [B, P] by the best token at each position; scores are None.
 
     A sample leaves with its end-of-sequence token: all that `_sample` adds to it later is padding. The sequences are as
     long as the longest of them, at most ``max_length``.
     """
+    batch_size, P = beginnings.shape
     eos = np.array(options.eos_token_ids, np.int64)
     bans = Bans(options)
     # Without a pad token there is no end-of-sequence token, and every row runs to the end.
     sequences = np.full((batch_size, options.max_length), options.pad_token_id or 0, np.int64)  # [B, T]
-    sequences[:, 0] = options.decoder_start_token_id
+    sequences[:, :P] = beginnings
     samples = np.arange(batch_size)  # [B'], those still running, by place
-    step.history[:, :, 0] = options.decoder_start_token_id
+    step.history[:, 0, :P] = beginnings
 
-    for length in range(1, options.max_length):
+    for length in range(P, options.max_length):
         history = step.history[:, :, :length]  # [B', M = 1, length]
         scores = np.zeros((len(samples), 1), np.float32)
         parents = np.zeros((len(samples), 1), np.int64)

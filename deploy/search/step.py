@@ -21,7 +21,7 @@ class StepInputs:
 
     Attributes:
         tokens: int64 [B, M], the last token of each row.
-        history: int64 [B, M, T], all tokens of each row so far, the start token first and ``tokens`` last; a view of
+        history: int64 [B, M, T], all tokens of each row so far, the start token or the prompt first and ``tokens`` last; a view of
             the beginning of ``Step.history``.
         parents: int64 [B, M], which beam of the previous step each row continues; the identity on the first step.
         beam_scores: float32 [B, M], the sum of the log-probabilities of each row; zeros for greedy search.
@@ -76,7 +76,8 @@ class SearchResult:
     """What a search returns.
 
     Attributes:
-        sequences: int64 [B * num_return_sequences, T], the start token first, the best of a sample first.
+        sequences: int64 [B * num_return_sequences, T], the start token or the prompt first, the best of a
+            sample first.
         scores: float32 [B * num_return_sequences], or None for greedy search.
     """
 

@@ -5,14 +5,15 @@ input                     type, shape         meaning
 ========================  ==================  ==========================================================
 ``query``                 float [R, H, K]     R = B x M rows, in the space of the states' heads
 ``states``                float [B, N, G K]   what is attended to, keys and values at once, for all beams
-``mask``                  bool [B, N]         True where a position counts; one at least per sample
+``mask``                  bool [B, N]         True where a position counts
 attribute ``scale``       float               factor on the scores
 output ``output``         float [R, H, G K]   each head's weights over whole rows of the states
 ``lse``, optional         float32 [R, H]      log of the sum of the exponentials of the scores
 ========================  ==================  ==========================================================
 
 EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
-part of the row. All M x H queries of a sample multiply one matrix, which is read once.
+part of the row. All M x H queries of a sample multiply one matrix, which is read once. Where nothing counts, ``output``
+is 0 and ``lse`` -inf.
 """
 
 from __future__ import annotations
@@ -48,16 +49,23 @@ BODY = """
     factor = Constant <value_float: float = @scale> ()
     factor_like = CastLike (factor, products)
     plain_scores = Mul (products, factor_like)
+    zero_level = Constant <value = float {0}> ()
+    one_float = Constant <value = float {1}> ()
     lowest = Constant <value = float {-inf}> ()
     lowest_like = CastLike (lowest, plain_scores)
     axes12 = Constant <value = int64[2] {1, 2}> ()
     mask_cube = Unsqueeze (mask, axes12)
     scores = Where (mask_cube, plain_scores, lowest_like)
     highest = ReduceMax <keepdims = 1> (scores, minus_one)
-    shifted = Sub (scores, highest)
+    nothing = Equal (highest, lowest_like)
+    level = CastLike (zero_level, highest)
+    safe_highest = Where (nothing, level, highest)
+    shifted = Sub (scores, safe_highest)
     exponentials = Exp (shifted)
     total = ReduceSum <keepdims = 1> (exponentials, minus_one)
-    weights = Div (exponentials, total)
+    one_level = CastLike (one_float, total)
+    safe_total = Where (nothing, one_level, total)
+    weights = Div (exponentials, safe_total)
 
     weights_shape = Concat <axis = 0> (B, GMQ, N)
     weights_by_sample = Reshape (weights, weights_shape)

@@ -6,13 +6,13 @@ input                     type, shape            meaning
 ``query``                 float [R, H K]         R = B x M rows
 ``key``                   float [B, G, N, K]     once a sample, for all its beams
 ``value``                 float [B, G, N, V]     as the keys
-``mask``                  bool [B, N]            True where a position counts; one at least per sample
+``mask``                  bool [B, N]            True where a position counts; one at least a sample, or ``lse``
 attribute ``scale``       float                  factor on the scores
 output ``output``         float [R, H V]
 ``lse``, optional         float32 [R, H]         log of the sum of the exponentials of the scores
 ========================  =====================  ==========================================================
 
-Head h reads key head h G / H. ``lse`` lets another attention join in the same softmax: the prior of BeamAttention.
+Head h reads key head h G / H. Where nothing counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another attention join in the same softmax: the prior of BeamAttention.
 """
 
 from __future__ import annotations
@@ -61,16 +61,23 @@ WITH_LSE = """
     factor = Constant <value_float: float = @scale> ()
     factor_like = CastLike (factor, products)
     plain_scores = Mul (products, factor_like)
+    zero_level = Constant <value = float {0}> ()
+    one_float = Constant <value = float {1}> ()
     lowest = Constant <value = float {-inf}> ()
     lowest_like = CastLike (lowest, plain_scores)
     axes12 = Constant <value = int64[2] {1, 2}> ()
     mask_cube = Unsqueeze (mask, axes12)
     scores = Where (mask_cube, plain_scores, lowest_like)
     highest = ReduceMax <keepdims = 1> (scores, minus_one)
-    shifted = Sub (scores, highest)
+    nothing = Equal (highest, lowest_like)
+    level = CastLike (zero_level, highest)
+    safe_highest = Where (nothing, level, highest)
+    shifted = Sub (scores, safe_highest)
     exponentials = Exp (shifted)
     total = ReduceSum <keepdims = 1> (exponentials, minus_one)
-    weights = Div (exponentials, total)
+    one_level = CastLike (one_float, total)
+    safe_total = Where (nothing, one_level, total)
+    weights = Div (exponentials, safe_total)
     grouped_output = MatMul (weights, value)
     output_by_head_shape = Concat <axis = 0> (B, H, M, V)
     output_by_head = Reshape (grouped_output, output_by_head_shape)

@@ -1,0 +1,80 @@
+"""Decoder-only models as transformers writes most of them: embeddings, layers of self-attention, a head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.activations import ACT2FN
+
+from tightbeam.export.causal import trace_causal
+from tightbeam.export.families.base import Family, size_faults
+from tightbeam.graph_passes import ModelGraphs, Sizes
+
+__all__ = ["Causal"]
+
+ANGLES_OF_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotation whose angles change with the length of the sequence, so that cached keys would be wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causal(Family):
+    """Names of the config's fields; the model is ``base_model`` and ``lm_head`` and uses the attention interface."""
+
+    width: str = "hidden_size"
+    layers: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    positions: str = "max_position_embeddings"
+    activation: str = "hidden_act"
+    rotary: bool = True
+
+    def config_faults(self, config: Any) -> Iterator[str]:
+        names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
+        faults = list(size_faults(config, names))
+        yield from faults
+        if faults:
+            return
+        D, H, G = getattr(config, self.width), getattr(config, self.heads), self.key_heads(config)
+        if getattr(config, "head_dim", None) is None and D % H:
+            yield f"{self.width} {D} is not divisible by {self.heads} {H}; correct one of them"
+        if not isinstance(G, int) or G < 1 or H % G:
+            yield f"{self.heads} {H} is not divisible by the {G!r} key heads; correct one of them"
+        if getattr(config, self.positions) < 2:
+            yield f"{self.positions} is 1; expected room for a prompt and a new token"
+        if getattr(config, self.activation) not in ACT2FN:
+            yield (
+                f"{self.activation} {getattr(config, self.activation)!r} is unknown; "
+                f"transformers has {', '.join(sorted(ACT2FN))}"
+            )
+        if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+            yield f"cross-attention is switched on; expected {self.architecture} alone"
+        kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if self.rotary and kind in ANGLES_OF_LENGTH:
+            yield f"rope_type {kind!r} changes its angles with the length; supported are those that do not, e.g. default"
+
+    def key_heads(self, config: Any) -> Any:
+        """G."""
+        return getattr(config, "num_key_value_heads", None) or getattr(config, self.heads)
+
+    def sizes(self, config: Any) -> Sizes:
+        D, H = int(getattr(config, self.width)), int(getattr(config, self.heads))
+        K = int(getattr(config, "head_dim", None) or D // H)
+        positions = int(getattr(config, self.positions))
+        return Sizes(
+            D=D,
+            H=H,
+            G=int(self.key_heads(config)),
+            K=K,
+            V=K,
+            L=int(getattr(config, self.layers)),
+            vocabulary=int(config.vocab_size),
+            source_vocabulary=int(config.vocab_size),
+            max_source=positions - 1,
+            max_target=positions,
+            decoder_only=True,
+            rotary=self.rotary,
+        )
+
+    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        return trace_causal(model, sizes)

@@ -1,0 +1,37 @@
+"""Source cache ``k`` of a decoder-only model: the prompt's keys of every layer once a sample, and no values (Slim
+attention, option 2).
+
+The values are a linear function of the keys, V = k W_KV with W_KV = W_K^-1 W_V, applied after the softmax. Needs:
+self-attentions over ``past.<l>.key`` and ``past.<l>.value`` whose key and value biases are folded (``fold_biases``),
+nothing between keys and scores, and key heads that are together as wide as the model, E >= D. Half of ``kv``: L N E
+numbers a sample. Exact in algebra; how exact in floating point depends on W_K, so an export measures it.
+Operator: ``plugins/latent_attention``; the generated part joins its softmax (``prior``). Algebra: ``key_algebra``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
+from tightbeam.graph_passes.cross_attention import source_saved
+from tightbeam.graph_passes.key_algebra import require_no_bias, require_wide_keys
+from tightbeam.graph_passes.prior import KEYS, query_rows
+from tightbeam.graph_passes.prompt_latent import PromptLatents
+
+NAME = "prompt_keys"
+
+
+def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
+    """Decoder: inputs ``source.<l>.key`` [B, N, G K], outputs of the prompt graph in place of those of that name."""
+    sizes = graphs.sizes
+    blocks = self_attention(graphs, NAME, layers)
+    require_no_bias(blocks, NAME)
+    require_wide_keys(blocks, NAME)
+    prompt = prompt_attention(graphs, NAME, layers)
+    build = Builder(graphs.decoder, NAME)
+    latents = PromptLatents(graphs, build, KEYS)
+    for layer, block in blocks.items():
+        queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
+        name = f"source.{layer}.key"
+        latents.attend(layer, block, queries, prompt[layer].key.matmul.outputs[0], name, sizes.G * sizes.K)
+    return PassResult(NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))
