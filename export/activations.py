@@ -38,15 +38,21 @@ class Seen:
 def decoder_activations(
     checkpoint: Checkpoint, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> tuple[list[Seen], list[Seen]]:
-    """Of each decoder layer, its cross-attention and its self-attention, over ``sources`` (token ids) and the
-    ``targets`` that were generated from them, start token included. Padding is masked.
+    """Of each decoder layer, its attention over the source and over the generated part, while the model reads
+    ``sources`` (token ids) and the ``targets`` that were generated from them, start token or prompt included. Padding is
+    masked. In a decoder-only model both are one attention, over prompt and generated part together.
 
     Raises ExportError for a model whose attention does not go through transformers' attention interface.
     """
-    source, source_mask = _pad(sources)
-    target, target_mask = _pad([list(row)[: checkpoint.sizes.max_target] for row in targets])
-    model = checkpoint.model
+    model, sizes = checkpoint.model, checkpoint.sizes
+    target, target_mask = _pad([list(row)[: sizes.max_target] for row in targets])
     with torch.no_grad(), quiet_transformers():
+        if sizes.decoder_only:
+            with _recorded(model) as seen:
+                model(input_ids=target, attention_mask=target_mask, use_cache=False)
+            both = [_checked(seen, sizes.L)] * 2
+            return both[0], both[1]
+        source, source_mask = _pad(sources)
         states = model.get_encoder()(input_ids=source, attention_mask=source_mask).last_hidden_state
         with _recorded(model.get_decoder()) as seen:
             model(
@@ -56,13 +62,17 @@ def decoder_activations(
                 decoder_attention_mask=target_mask,
                 use_cache=False,
             )
-    own, cross = seen[::2], seen[1::2]
-    if len(own) != checkpoint.sizes.L or len(cross) != checkpoint.sizes.L:
+    _checked(seen, 2 * sizes.L)
+    return seen[1::2], seen[::2]
+
+
+def _checked(seen: list[Seen], expected: int) -> list[Seen]:
+    if len(seen) != expected:
         raise ExportError(
-            f"saw {len(seen)} attentions in the decoder, expected two in each of {checkpoint.sizes.L} layers; "
+            f"saw {len(seen)} attentions in the decoder, expected {expected}; "
             "please report this with the checkpoint's config.json"
         )
-    return cross, own
+    return seen
 
 
 def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -68,12 +68,13 @@ def guard(
 ) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
     """The plan with safer kinds where the wanted ones are not exact enough, and what was measured.
 
-    ``activations``: of the layers' cross-attentions and self-attentions. ``first-k`` is for all layers or none: beside
+    ``activations``: of the layers' attentions over the source and over the generated part. ``first-k`` is for all layers or none: beside
     the states, it would save nothing.
     """
     cross, own = activations
-    blocks = cross_attention(canonical, "guard"), self_attention(canonical, "guard")
-    parts = {"source": _Part("source", blocks[0], cross), "generated": _Part("generated", blocks[1], own)}
+    own_blocks = self_attention(canonical, "guard")
+    source_blocks = own_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
+    parts = {"source": _Part("source", source_blocks, cross), "generated": _Part("generated", own_blocks, own)}
     wanted = {"source": [layer.source for layer in plan], "generated": [layer.generated for layer in plan]}
     measured: list[Measured] = []
     for name, part in parts.items():
