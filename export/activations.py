@@ -39,14 +39,14 @@ def decoder_activations(
     checkpoint: Checkpoint, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> tuple[list[Seen], list[Seen]]:
     """Of each decoder layer, its attention over the source and over the generated part, while the model reads
-    ``sources`` (token ids) and the ``targets`` that were generated from them, start token or prompt included. Padding is
-    masked. In a decoder-only model both are one attention, over prompt and generated part together.
+    ``sources`` (token ids) and the ``targets`` that were generated from them, start token or prompt included. Padding
+    is masked. In a decoder-only model both are one attention, over prompt and generated part together.
 
     Raises ExportError for a model whose attention does not go through transformers' attention interface.
     """
     model, sizes = checkpoint.model, checkpoint.sizes
     target, target_mask = _pad([list(row)[: sizes.max_target] for row in targets])
-    with torch.no_grad(), quiet_transformers():
+    with torch.no_grad(), quiet_transformers(), checkpoint.family.measurable(model):
         if sizes.decoder_only:
             with _recorded(model) as seen:
                 model(input_ids=target, attention_mask=target_mask, use_cache=False)
@@ -91,12 +91,10 @@ def _recorded(part: nn.Module) -> Iterator[list[Seen]]:
     inputs: list[Tensor] = []
 
     def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states = kwargs.get("key_value_states")
-        if states is None:
-            states = kwargs.get("encoder_hidden_states")
-        if states is None:
-            states = args[0] if args else kwargs["hidden_states"]
-        inputs.append(states)
+        named = [kwargs.get(name) for name in ("key_value_states", "encoder_hidden_states")]
+        states = next((tensor for tensor in (*named, *args, kwargs.get("hidden_states")) if tensor is not None), None)
+        if states is not None:
+            inputs.append(states)
 
     original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
 
@@ -106,7 +104,8 @@ def _recorded(part: nn.Module) -> Iterator[list[Seen]]:
         scale = kwargs.get("scaling")
         mask = _added(query, key, attention_mask, kwargs.get("position_bias"))
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        seen.append(Seen(inputs[-1], query, key, value, mask, scale))
+        given = kwargs.pop("attended_inputs", None)
+        seen.append(Seen(inputs[-1] if given is None else given, query, key, value, mask, scale))
         result: tuple[Tensor, Tensor | None] = original(module, query, key, value, attention_mask, **kwargs)
         return result
 

@@ -44,6 +44,7 @@ TOKENIZER_SETS: tuple[tuple[str, ...], ...] = (
     ("tokenizer.json",),
     ("vocab.json", "merges.txt"),
     ("vocab.json", "source.spm", "target.spm"),
+    ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
     ("spiece.model",),
     ("sentencepiece.bpe.model",),
     ("sentencepiece.model",),
@@ -81,7 +82,7 @@ BOOKKEEPING = re.compile(r"(^|\.)(encoder|decoder)\.version$")
 class Checkpoint:
     """A checkpoint that was read and checked.
 
-    `model` is the family's transformers class in eval mode, float32, with `attn_implementation="sdpa"`; `config` is its
+    `model` is the family's transformers class in eval mode, float32, with SDPA attention if it has any; `config` is its
     config, and `sizes` what that says in DESIGN's letters. `generation_config` holds the fields that the checkpoint
     sets, as JSON values, also those that an old checkpoint sets in config.json; it is what `model.generate` starts
     from. `tokenizer` is None where the checkpoint ships none.
@@ -320,7 +321,7 @@ def _load_model(family: Family, config: Any, folder: Path) -> Any:
             folder,
             config=config,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa" if model_class._supports_sdpa else "eager",
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import ModelGraphs
+from tightbeam.graph_passes.base import read_instead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ def trace_module(
             ) from error
     assert program is not None
     graph = _to_graphsurgeon(program.model)
+    _drop_transposes_there_and_back(graph)
     for tensors, declared in ((graph.inputs, inputs), (graph.outputs, outputs)):
         _check_dynamic(tensors, declared)
         for tensor in tensors:
@@ -118,6 +120,18 @@ def _to_graphsurgeon(model: ir.Model) -> gs.Graph:
         if isinstance(tensor, gs.Constant):
             tensor.data_location = None
     return graph.cleanup().toposort()
+
+
+def _drop_transposes_there_and_back(graph: gs.Graph) -> None:
+    """Two Transposes in a row that undo each other are none, which a pass that looks for a projection need not know."""
+    for node in [node for node in graph.nodes if node.op == "Transpose"]:
+        before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
+        if before is None or before.op != "Transpose" or node.outputs[0] in graph.outputs:
+            continue
+        perm = node.attrs["perm"]
+        if [before.attrs["perm"][axis] for axis in perm] == list(range(len(perm))):
+            read_instead(node.outputs[0], before.inputs[0])
+    graph.cleanup().toposort()
 
 
 @contextmanager

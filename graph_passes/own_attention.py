@@ -25,8 +25,9 @@ from tightbeam.graph_passes.base import (
 from tightbeam.graph_passes.cache_bytes import generated_bytes
 from tightbeam.graph_passes.prior import prior_of, share_query
 
-NO_ROTATION = (gs.Variable.empty(),) * 3
-"""In place of the operators' optional inputs ``cosines``, ``sines`` and ``first_positions``."""
+MISSING = gs.Variable.empty()
+"""In place of an optional input of an operator, the first three of which are ``cosines``, ``sines`` and
+``first_positions``."""
 
 
 @dataclass
@@ -70,10 +71,9 @@ class OwnCaches:
         """``op`` of our own over ``inputs`` and the history, with the layer's bias by distance, and with what the prompt
         gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``)."""
         block = self.blocks[layer]
-        empty = gs.Variable.empty()
-        bias = empty if block.distance_bias is None else self._by_head(block.distance_bias)
-        optional = [*NO_ROTATION, bias, *self._prior(layer, block, space)]
-        while optional and optional[-1] is empty:
+        bias = MISSING if block.distance_bias is None else self._by_head(block.distance_bias)
+        optional = [MISSING, MISSING, MISSING, bias, *self._prior(layer, block, space)]
+        while optional and optional[-1] is MISSING:
             optional.pop()
         attributes = {"scale": block.scale, "window": self.graphs.window(layer)}
         self.build.operator(op, [*inputs, *self.history, *optional], attributes, outputs)

@@ -17,7 +17,7 @@ NAME = "step_rows"
 ROW_BY_ROW = frozenset({"Add", "Mul", "MatMul", "Gemm", "LayerNormalization", "RMSNormalization", "Gelu"})
 """Standard operators that give rows where they are given rows."""
 
-LOOKED_UP = frozenset({"Gather", "Add"})
+LOOKED_UP = frozenset({"Gather", "Add", "Equal"})
 """What reads tokens, and positions that stand in a table."""
 
 

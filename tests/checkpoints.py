@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     MBartConfig,
@@ -44,6 +46,7 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "pegasus": (PegasusConfig, PegasusForConditionalGeneration),
     "mbart": (MBartConfig, MBartForConditionalGeneration),
     "marian": (MarianConfig, MarianMTModel),
+    "fsmt": (FSMTConfig, FSMTForConditionalGeneration),
     "t5": (T5Config, T5ForConditionalGeneration),
     "mt5": (MT5Config, MT5ForConditionalGeneration),
     "umt5": (UMT5Config, UMT5ForConditionalGeneration),
@@ -81,6 +84,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu"},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
     "mbart": {"activation_function": "gelu_new", "vocab_size": 103, "decoder_start_token_id": 2},
+    "fsmt": {"src_vocab_size": 95, "tgt_vocab_size": 91, "vocab_size": 91, "tie_word_embeddings": False},
     "marian": {
         "activation_function": "swish",
         "vocab_size": 99,
@@ -148,7 +152,8 @@ def randomise(model: PreTrainedModel) -> None:
     """Fills every weight, bias, norm and the final logits bias with random numbers; computed positions stay."""
     buffers = [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
     for name, tensor in [*model.named_parameters(), *buffers]:
-        if not tensor.requires_grad and name != "final_logits_bias":
+        computed = not tensor.requires_grad or ("embed_positions" in name and model.config.model_type == "fsmt")
+        if computed and name != "final_logits_bias":
             continue
         if "norm" in name and name.endswith("weight"):
             # Random signs: else tied embeddings make every token predict itself.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightbeam.export.families.bart import BART
 from tightbeam.export.families.base import Family
+from tightbeam.export.families.fsmt import FSMT
 from tightbeam.export.families.gpt2 import GPT2
 from tightbeam.export.families.llama import LLAMA
 from tightbeam.export.families.marian import MARIAN
@@ -11,6 +12,6 @@ from tightbeam.export.families.mbart import MBART
 from tightbeam.export.families.pegasus import PEGASUS
 from tightbeam.export.families.t5 import MT5, T5, UMT5
 
-FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, T5, MT5, UMT5, GPT2, LLAMA)
+FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, T5, MT5, UMT5, FSMT, GPT2, LLAMA)
 
 __all__ = ["FAMILIES", "Family"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,10 @@ class Family:
     def sizes(self, config: Any) -> Sizes:
         """DESIGN's letters; of the decoder where the model has two halves."""
         raise NotImplementedError
+
+    def measurable(self, model: Any) -> AbstractContextManager[None]:
+        """While it lasts, the model's attention goes through transformers' attention interface."""
+        return nullcontext()
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         """The canonical graphs of a model in eval mode, weights included (they share memory with the model's).

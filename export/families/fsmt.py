@@ -1,0 +1,168 @@
+"""FSMT (Ng et al. 2019), fairseq's WMT19 translators: two vocabularies, computed positions, attention of its own.
+
+transformers has no attention interface for it: the formula stands in its `Attention`, positions first. While the model
+is traced or measured, that is an attention as the other families have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_graphsurgeon as gs
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.fsmt.modeling_fsmt import Attention
+
+from tightbeam.export.encoder_decoder import caches_of, present_of, trace_decoder, trace_encoder
+from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
+from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.base import read_instead, settle_attention, tidy
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsmtLike(BartLike):
+    """As BART, but for its attention, its positions, and its head, which is part of the decoder."""
+
+    def sizes(self, config: Any) -> Sizes:
+        H, D = int(config.decoder_attention_heads), int(config.d_model)
+        positions = int(config.max_position_embeddings)
+        return Sizes(
+            D=D,
+            H=H,
+            G=H,
+            K=D // H,
+            V=D // H,
+            L=int(config.decoder_layers),
+            vocabulary=int(config.tgt_vocab_size),
+            source_vocabulary=int(config.src_vocab_size),
+            max_source=positions,
+            max_target=positions,
+        )
+
+    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        decoder = model.get_decoder()
+        positions = FsmtPositions(decoder.embed_positions)
+        original, decoder.embed_positions = decoder.embed_positions, positions
+        try:
+            with self.measurable(model):
+                encoder = trace_encoder(FsmtEncoder(model.get_encoder()), sizes)
+                step = trace_decoder(FsmtStep(decoder, positions), sizes)
+        finally:
+            decoder.embed_positions = original
+        _samples_first(step)
+        graphs = ModelGraphs(encoder, step, sizes)
+        settle_attention(graphs)
+        return graphs
+
+    @contextmanager
+    def measurable(self, model: Any) -> Iterator[None]:
+        original = Attention.forward
+        Attention.forward = _attend
+        try:
+            yield
+        finally:
+            Attention.forward = original
+
+
+def _attend(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    key_padding_mask: Tensor | None = None,
+    layer_state: Any = None,
+    attn_mask: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`Attention.forward`, [T, B, D] to [T, B, D]. ``key_padding_mask`` [B, N]: which positions do not count."""
+    inputs = (key if self.encoder_decoder_attention else query).transpose(0, 1)  # [B, N, D]
+
+    def heads(projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # [B, H, ., K]
+
+    keys, values = heads(self.k_proj(inputs)), heads(self.v_proj(inputs))
+    if layer_state is not None and not self.encoder_decoder_attention:
+        keys, values = layer_state.self_attention_cache.update(keys, values, self.layer_idx)
+    mask = attn_mask
+    if key_padding_mask is not None:
+        mask = ~key_padding_mask.bool()[:, None, None, :].expand(-1, 1, query.shape[0], -1)
+    elif attn_mask is not None:
+        mask = attn_mask.expand(query.shape[1], 1, -1, -1)
+    queries = heads(self.q_proj(query.transpose(0, 1)))
+    attended, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
+        self, queries, keys, values, mask, scaling=self.scaling, is_causal=False, attended_inputs=inputs
+    )
+    return self.out_proj(attended.flatten(2)).transpose(0, 1), None
+
+
+def _samples_first(step: gs.Graph) -> None:
+    """Positions first or samples first is the same for one position, so the changes between them go."""
+    for node in [node for node in step.nodes if node.op == "Transpose" and node.attrs["perm"] == [1, 0, 2]]:
+        read_instead(node.outputs[0], node.inputs[0])
+    tidy(step)
+
+
+class FsmtPositions(nn.Module):
+    """Positions looked up by a graph input. A pad token has none of its own, as in `SinusoidalPositionalEmbedding`: it
+    stands where the token before it stood."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        assert table.padding_idx is not None
+        self.weight, self.padding_idx = table.weight, table.padding_idx
+        self.positions: Tensor | None = None
+
+    def forward(self, tokens: Tensor, **_: Any) -> Tensor:
+        assert self.positions is not None
+        rows = self.positions + self.padding_idx + tokens.ne(self.padding_idx).long()
+        return nn.functional.embedding(rows, self.weight)  # [R, 1, D]
+
+
+class FsmtEncoder(nn.Module):
+    """The encoder, which takes the mask as it is."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states: Tensor = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return states  # [B, N, D]
+
+
+class FsmtStep(nn.Module):
+    """One decoder step over an explicit past; its result is the logits."""
+
+    def __init__(self, decoder: nn.Module, positions: FsmtPositions) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.positions = positions
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        self.positions.positions = positions
+        caches = caches_of(past)
+        R, T = past[0].shape[0], past[0].shape[2]
+        logits = self.decoder(
+            tokens,
+            encoder_hidden_states,
+            attention_mask,
+            None,
+            torch.zeros((R, 1, 1, T + 1)),  # one query at the end sees all positions
+            past_key_values=caches,
+            use_cache=True,
+        ).last_hidden_state
+        return (logits, *present_of(caches))
+
+
+FSMT = FsmtLike(
+    model_type="fsmt",
+    architecture="FSMTForConditionalGeneration",
+    position_offset=2,
+    computed_weights=SINUSOIDAL_TABLES,
+    aliases={f"wmt19-{pair}": f"facebook/wmt19-{pair}" for pair in ("en-de", "de-en", "en-ru", "ru-en")},
+)
