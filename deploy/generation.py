@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 SUPPORTED = frozenset(
     """num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
-    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens""".split()
+    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens""".split()
 )
 
 INERT = frozenset(
@@ -73,7 +73,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "renormalize_logits": (False,),
     "remove_invalid_values": (False,),
     "exponential_decay_length_penalty": (),
-    "begin_suppress_tokens": ([],),
     "sequence_bias": (),
     "token_healing": (False,),
     "guidance_scale": (1.0,),
@@ -90,6 +89,8 @@ NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".sp
 """Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
 
 FLOAT32 = np.finfo(np.float32)
+CHOSEN = -1
+"""In a prompt: the token that the model itself finds best, among some."""
 CHECKPOINT = "the checkpoint's generation config"
 CALL = "the call"
 
@@ -100,7 +101,7 @@ class GenerationError(ValueError):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The resolved settings of one generation. Lengths count all tokens of a row, the start token included.
+    """The resolved settings of one generation. Lengths count all tokens of a row, those of the prompt included.
 
     Attributes:
         vocab_size: number of tokens the model scores.
@@ -117,9 +118,11 @@ class GenerationOptions:
         forced_eos_token_ids: one of these is the last token at ``max_length``; empty is off.
         eos_token_ids: the tokens that end a sequence; empty: all rows run to ``max_length``.
         pad_token_id: fills rows that have ended; None only without end-of-sequence token.
-        decoder_start_token_id: the first token of every row.
+        prompt: the tokens that every row begins with, the start token first; `CHOSEN` where the model decides.
+        choices: the tokens among which it decides there.
         bad_words_ids: token sequences that must not occur.
         suppress_tokens: tokens that must not occur.
+        begin_suppress_tokens: tokens that must not come first, at ``begin``.
     """
 
     vocab_size: int
@@ -135,14 +138,21 @@ class GenerationOptions:
     forced_eos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
-    decoder_start_token_id: int
+    prompt: tuple[int, ...]
+    choices: tuple[int, ...]
     bad_words_ids: tuple[tuple[int, ...], ...]
     suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
 
     @property
     def candidates(self) -> int:
         """C, the continuations needed of each sample: enough that M stay open if every end-of-sequence token wins."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
+
+    @property
+    def begin(self) -> int:
+        """The length before the first token that is not forced, which ``begin_suppress_tokens`` are about."""
+        return len(self.prompt) + (len(self.prompt) == 1 and self.forced_bos_token_id is not None)
 
     @property
     def normalize(self) -> bool:
@@ -156,14 +166,21 @@ class GenerationOptions:
 
 
 def resolve_options(
-    defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, vocab_size: int, max_positions: int
+    defaults: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    max_positions: int,
+    after_start: Sequence[int] = (),
+    choices: Sequence[int] = (),
 ) -> GenerationOptions:
     """Merge what the checkpoint sets (``defaults``) with what the caller sets (``overrides``), as transformers does.
 
     Both map transformers' field names to values; None is "not set", and in ``overrides`` it unsets all but `NEEDED`.
     ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
-    for. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
-    without any maximum, 20 new tokens are made. Raises `GenerationError`.
+    for, ``after_start`` the rest of a prompt, with ``choices`` for its entry `CHOSEN`. ``max_new_tokens`` and
+    ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from; without any maximum, 20 new
+    tokens are made. Raises `GenerationError`.
     """
     fields = _Fields(defaults, overrides, vocab_size)
     fields.refuse_what_is_not_supported()
@@ -173,14 +190,15 @@ def resolve_options(
     start = bos if start is None else start
     if start is None:
         raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
-    max_length = _max_length(fields, max_positions)
+    prompt = (start, *after_start)
+    max_length = _max_length(fields, max_positions, len(prompt))
     options = GenerationOptions(
         vocab_size=vocab_size,
         num_beams=num_beams,
         num_return_sequences=fields.integer("num_return_sequences", 1, minimum=1),
         length_penalty=fields.real("length_penalty", 1.0),
         early_stopping=_early_stopping(fields),
-        min_length=_min_length(fields),
+        min_length=_min_length(fields, len(prompt)),
         max_length=max_length,
         no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, minimum=0),
         repetition_penalty=fields.real("repetition_penalty", 1.0),
@@ -188,34 +206,39 @@ def resolve_options(
         forced_eos_token_ids=fields.tokens("forced_eos_token_id", may_be_one=True),
         eos_token_ids=eos,
         pad_token_id=eos[0] if pad is None and eos else pad,
-        decoder_start_token_id=start,
+        prompt=prompt,
+        choices=tuple(choices),
         bad_words_ids=_bad_words(fields, eos),
         suppress_tokens=fields.tokens("suppress_tokens", may_be_empty=True),
+        begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
     )
     _check_together(fields, options)
     return options
 
 
-def _max_length(fields: _Fields, max_positions: int) -> int:
+def _max_length(fields: _Fields, max_positions: int, prompt: int) -> int:
     """The total length, from max_new_tokens, else max_length, else 20 new tokens as far as the positions go."""
     name, start = "max_length", 0
     length = fields.integer("max_length", 0, minimum=1)
     if "max_new_tokens" in fields:
-        name, start = "max_new_tokens", 1
+        name, start = "max_new_tokens", prompt
         length = start + fields.integer("max_new_tokens", 0, minimum=1)
     elif "max_length" not in fields:
-        length = min(1 + 20, max_positions)
+        length = min(prompt + 20, max_positions)
     if length > max_positions:
         problem = f"makes sequences of {length} tokens, the model has {max_positions} positions"
         raise fields.error(name, problem, f"pass {name}={max_positions - start} or less")
-    if length <= 1:
-        raise fields.error("max_length", "leaves no room for a new token, it counts the start token", "pass 2 or more")
+    if length <= prompt:
+        counted = "the start token" if prompt == 1 else f"the {prompt} tokens of the prompt"
+        raise fields.error(
+            "max_length", f"leaves no room for a new token, it counts {counted}", f"pass {prompt + 1} or more"
+        )
     return length
 
 
-def _min_length(fields: _Fields) -> int:
+def _min_length(fields: _Fields, prompt: int) -> int:
     length = fields.integer("min_length", 0, minimum=0)
-    return 1 + fields.integer("min_new_tokens", 0, minimum=0) if "min_new_tokens" in fields else length
+    return prompt + fields.integer("min_new_tokens", 0, minimum=0) if "min_new_tokens" in fields else length
 
 
 def _early_stopping(fields: _Fields) -> EarlyStopping:

@@ -34,7 +34,8 @@ ENCODED_TOGETHER = 1024
 """Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
 grows with them."""
 
-
+LARGE_ROOM = 1024
+"""Banned tokens of a row from which on room that is not needed is given back."""
 ALIGNMENT = 64
 """Bytes; of a cache line and of the widest register."""
 
@@ -193,8 +194,8 @@ class OnnxRuntimeDecoding:
 
     def make_room_for_banned(self, count: int) -> None:
         rows, room = self._inputs["banned"].shape
-        if count > room:
-            self._inputs["banned"] = np.full((rows, 1 << (count - 1).bit_length()), -1, np.int64)
+        if count > room or room > max(4 * count, LARGE_ROOM):  # a choice among a few bans all the others, once
+            self._inputs["banned"] = np.full((rows, 1 << (count - 1).bit_length() if count else 0), -1, np.int64)
             self._binding = None
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
+from tightbeam.deploy.search.prompt import begin
 from tightbeam.deploy.search.step import Bools, Candidates, Floats, Ints, SearchResult, Step, StepInputs, best
 
 OUT = np.float32(-1e9)
@@ -28,13 +29,13 @@ def beam_search(step: Step, options: GenerationOptions, batch_size: int) -> Sear
     B, M = batch_size, options.num_beams
     eos = np.array(options.eos_token_ids, np.int64)
     bans = Bans(options)
-    step.history[:, :, 0] = options.decoder_start_token_id
+    start = begin(step, options, B)
     scores = np.full((B, M), OUT)  # [B, M]; all beams start equal, so only the first one counts
     scores[:, 0] = 0
     parents = np.tile(np.arange(M), (B, 1))  # [B, M]
-    finished = Finished(B, options)
+    finished = Finished(step.history[:, 0, :start], options)
 
-    for length in range(1, options.max_length):
+    for length in range(start, options.max_length):
         running = step.history  # [B', M, T_max], the samples still there
         samples = np.arange(len(running))[:, None]
         history = running[:, :, :length]
@@ -81,12 +82,13 @@ class Finished:
     long it runs on after that changes nothing, not even the padding, which the returned sequences alone decide.
     """
 
-    def __init__(self, batch_size: int, options: GenerationOptions) -> None:
-        B, M = batch_size, options.num_beams
+    def __init__(self, prompts: Ints, options: GenerationOptions) -> None:
+        (B, P), M = prompts.shape, options.num_beams
         self.options = options
         self.sequences = np.full((B, M, options.max_length), options.fill_token_id, np.int64)  # [B, M, T]
-        self.sequences[:, :, 0] = options.decoder_start_token_id
-        self.lengths = np.zeros((B, M), np.int64)  # tokens after the start token
+        self.sequences[:, :, :P] = prompts[:, None]
+        self.before = P - 1  # tokens after the start token that are not new
+        self.lengths = np.full((B, M), self.before)  # tokens after the start token
         self.scores = np.full((B, M), OUT)
         self.taken = np.zeros((B, M), np.bool_)
         self.running = np.arange(B)
@@ -96,7 +98,7 @@ class Finished:
         M, length = self.options.num_beams, history.shape[2]
         taken = ends.copy()
         taken[:, M:] = False  # the candidates after the first M are only there to keep M beams running
-        scores = candidates.scores / np.float32(length**self.options.length_penalty)  # [B', C]
+        scores = candidates.scores / np.float32((length - self.before) ** self.options.length_penalty)  # [B', C]
         scores = scores + np.where(taken, IN, OUT)
 
         merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', M + C]
@@ -116,8 +118,8 @@ class Finished:
         self.taken[self.running] = merged_taken[places, chosen]
 
     def final(self, running_scores: Floats, length: int) -> Bools:
-        """Which samples [B'] are through: their best running beam, of ``length`` new tokens, cannot beat the worst
-        finished one, or early stopping wants no more than a full pool.
+        """Which samples [B'] are through: their best running beam, of ``length`` tokens after the first, cannot beat
+        the worst finished one, or early stopping wants no more than a full pool.
 
         The bound is exact only for "never"; else it takes the present length for the final one.
         """
@@ -125,7 +127,7 @@ class Finished:
         if options.early_stopping == "never" and options.length_penalty > 0:
             length = options.max_length - 1
         scores, taken = self.scores[self.running], self.taken[self.running]  # [B', M]
-        reachable = running_scores[:, :1] / np.float32(length**options.length_penalty)  # [B', 1]
+        reachable = running_scores[:, :1] / np.float32((length - self.before) ** options.length_penalty)  # [B', 1]
         to_beat = np.where(taken, scores.min(axis=1, keepdims=True), OUT)  # [B', M]
         hopeful = (reachable > to_beat).any(axis=1, keepdims=True)  # [B', 1]
         full = taken.all(axis=1, keepdims=True) & (options.early_stopping is True)

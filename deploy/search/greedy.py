@@ -10,6 +10,7 @@ import numpy as np
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
+from tightbeam.deploy.search.prompt import begin
 from tightbeam.deploy.search.step import SearchResult, Step, StepInputs
 
 
@@ -23,11 +24,11 @@ def greedy_search(step: Step, options: GenerationOptions, batch_size: int) -> Se
     bans = Bans(options)
     # Without a pad token there is no end-of-sequence token, and every row runs to the end.
     sequences = np.full((batch_size, options.max_length), options.pad_token_id or 0, np.int64)  # [B, T]
-    sequences[:, 0] = options.decoder_start_token_id
     samples = np.arange(batch_size)  # [B'], those still running, by place
-    step.history[:, :, 0] = options.decoder_start_token_id
+    start = begin(step, options, batch_size)
+    sequences[:, :start] = step.history[:, 0, :start]
 
-    for length in range(1, options.max_length):
+    for length in range(start, options.max_length):
         history = step.history[:, :, :length]  # [B', M = 1, length]
         scores = np.zeros((len(samples), 1), np.float32)
         parents = np.zeros((len(samples), 1), np.int64)
