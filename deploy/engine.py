@@ -76,10 +76,10 @@ class Decoding(Protocol):
 class Engine(Protocol):
     """Runs a bundle's two graphs on one device."""
 
-    def begin(
-        self, input_ids: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int
-    ) -> Decoding:
-        """Encode a batch, both int64 [B, N]; make room for ``positions`` generated positions and C ``candidates``."""
+    def begin(self, source: Array, attention_mask: Array, num_beams: int, positions: int, candidates: int) -> Decoding:
+        """Encode a batch: token ids int64 [B, N], or a spectrogram's features float32 [B, mels, frames], with
+        ``attention_mask`` int64 [B, N] over the positions that the encoder makes of it. Make room for ``positions``
+        generated positions and C ``candidates``."""
         ...
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tightbeam.deploy.runner import Runner, right_pad
 from tightbeam.deploy.text import InputError
 
-__all__ = ["LineResult", "run_lines"]
+__all__ = ["LineResult", "run_lines", "without_padding"]
 
 
 @dataclass
@@ -134,14 +134,14 @@ def _generate(
     found = runner.generate(batch, mask, **settings)
     for index, (result, _) in enumerate(rows):
         own = slice(index * result.returned, (index + 1) * result.returned)
-        result.sequences = [_without_padding(row, ends) for row in found.sequences[own].tolist()]
+        result.sequences = [without_padding(row, ends) for row in found.sequences[own].tolist()]
         if found.scores is not None:
             result.scores = [float(np.float32(score)) for score in found.scores[own]]
         if as_text:
             result.texts = [runner.decode(row) for row in result.sequences]
 
 
-def _without_padding(row: list[int], ends: tuple[int, ...]) -> list[int]:
+def without_padding(row: list[int], ends: tuple[int, ...]) -> list[int]:
     """A sequence up to its end token; what follows is there for longer neighbours. The start token may be the same."""
     end = next((index for index, token in enumerate(row) if index and token in ends), len(row) - 1)
     return row[: end + 1]

@@ -8,7 +8,8 @@ from tightbeam.export.families.marian import MARIAN
 from tightbeam.export.families.mbart import MBART
 from tightbeam.export.families.pegasus import PEGASUS
 from tightbeam.export.families.t5 import MT5, T5, UMT5
+from tightbeam.export.families.whisper import WHISPER
 
-FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, T5, MT5, UMT5)
+FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, T5, MT5, UMT5, WHISPER)
 
 __all__ = ["FAMILIES", "Family"]
