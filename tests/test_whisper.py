@@ -140,9 +140,10 @@ def test_a_sound_file_is_heard(bundles: BundleCache, tmp_path: Path) -> None:
     arguments = {"generation": WHISPER_GENERATION, "tokenizer": True}
     folder = bundles("dedup", "whisper", **arguments)
     runner = Runner.load(folder, threads=1)
-    sound = chirp(2.5)
-    soundfile.write(tmp_path / "a.wav", sound, RATE_HZ, subtype="PCM_16")
-    soundfile.write(tmp_path / "a.flac", np.stack([sound, sound], axis=1), RATE_HZ, subtype="PCM_16")
+    steps = np.round(chirp(2.5) * 32768).astype(np.int16)
+    sound = steps.astype(np.float32) / 32768
+    soundfile.write(tmp_path / "a.wav", steps, RATE_HZ)
+    soundfile.write(tmp_path / "a.flac", np.stack([steps, steps], axis=1), RATE_HZ)
     features = hear(runner, str(tmp_path / "a.wav"))
     assert features.shape == (3, 9, 100)
     np.testing.assert_array_equal(features, hear(runner, str(tmp_path / "a.flac")))
