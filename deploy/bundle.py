@@ -174,7 +174,7 @@ class ModelSizes(_Entry):
 
 
 class Manifest(_Entry):
-    """``bundle.json``."""
+    """``bundle.json``. ``speech``: where the encoder takes ``input_features``, the file that says how to make them."""
 
     format_version: int
     made_by: str
@@ -191,12 +191,14 @@ class Manifest(_Entry):
     cache_states: tuple[CacheStateEntry, ...]
     weights: FileEntry
     tokenizer: TokenizerEntry | None
+    speech: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
 
     def files(self) -> tuple[FileEntry, ...]:
         """Every file the bundle has beside ``bundle.json``."""
-        return (self.encoder, self.decoder, self.weights, *(self.tokenizer.files if self.tokenizer else ()))
+        speech = (self.speech,) if self.speech else ()
+        return (self.encoder, self.decoder, self.weights, *speech, *(self.tokenizer.files if self.tokenizer else ()))
 
 
 @dataclass(frozen=True)

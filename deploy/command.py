@@ -17,7 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tightbeam.deploy.bundle import BundleError
 from tightbeam.deploy.generation import GenerationError
 from tightbeam.deploy.lines import LineResult, run_lines
+from tightbeam.deploy.recordings import run_recordings
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.sound import is_sound
 from tightbeam.deploy.text import InputError
 
 __all__ = ["main"]
@@ -43,7 +45,13 @@ def main() -> None:
 @app.command()
 def run_model(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
-    source: Annotated[str, typer.Argument(metavar="FILE", help="Input, one text a line; - is standard input.")] = "-",
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Input, one text a line; - is standard input. For Whisper a sound file, or a list of them.",
+        ),
+    ] = "-",
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     ids: Annotated[bool, typer.Option("--ids", help="Each line is a JSON list of token ids.")] = False,
     document: Annotated[bool, typer.Option("--document", help="The whole input is one text.")] = False,
@@ -57,6 +65,8 @@ def run_model(
     max_length: Annotated[int | None, typer.Option(help="Most tokens, start token or prompt included.")] = None,
     min_length: Annotated[int | None, typer.Option(help="Fewest tokens, start token or prompt included.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours longer sequences.")] = None,
+    language: Annotated[str | None, typer.Option(help="Whisper: the language spoken, by its code (en).")] = None,
+    task: Annotated[str | None, typer.Option(help="Whisper: transcribe, or translate into English.")] = None,
     early_stopping: Annotated[str | None, typer.Option(help="true, false or never.")] = None,
     no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No n-gram of this size occurs twice.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 disfavours tokens seen before.")] = None,
@@ -80,6 +90,8 @@ def run_model(
         "max_length": max_length,
         "min_length": min_length,
         "length_penalty": length_penalty,
+        "language": language,
+        "task": task,
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "repetition_penalty": repetition_penalty,
@@ -90,15 +102,23 @@ def run_model(
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
-        lines, count = _lines(source, document)
+        lines, count = ([os.fsencode(source)], 1) if is_sound(source) else _lines(source, document)
         runner = Runner.load(bundle, threads=threads)
+        if runner.log_mel is None and is_sound(source):
+            raise InputError(f"{source} is sound, and this model reads text; pass a text file")
+        if runner.log_mel is not None and (ids or truncate or document):
+            raise InputError("--ids, --truncate and --document are for text, this model hears; leave them out")
         runner.options(**settings)
         bad = 0
         with _progress(console) as progress:
-            task = progress.add_task("generating", total=count)
-            for result in run_lines(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings):
+            bar = progress.add_task("generating", total=count)
+            if runner.log_mel is None:
+                results = run_lines(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
+            else:
+                results = run_recordings(runner, lines, batch_size=batch_size, **settings)
+            for result in results:
                 bad += _report(result, console, source, json_lines)
-                progress.advance(task)
+                progress.advance(bar)
     except (BundleError, GenerationError, InputError) as error:
         _say(console, f"error: {error}")
         raise typer.Exit(1) from None

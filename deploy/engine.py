@@ -82,16 +82,18 @@ class Engine(Protocol):
 
     def begin(
         self,
-        input_ids: Array,
+        source: Array,
         attention_mask: Array,
         num_beams: int,
         positions: int,
         candidates: int,
         prompt_length: int = 1,
     ) -> Decoding:
-        """Encode a batch, both int64 [B, N]; make room for ``positions`` generated positions and C ``candidates``.
+        """Encode a batch: token ids int64 [B, N], or a spectrogram's features float32 [B, mels, frames], with
+        ``attention_mask`` int64 [B, N] over the positions that the encoder makes of it. Make room for ``positions``
+        positions of the decoder and C ``candidates``.
 
-        ``prompt_length``: P, the tokens that each row's history begins with; the decoder is fed the last of them first.
+        ``prompt_length``: P, the tokens that each row's history begins with before the decoder is fed the last of them.
         """
         ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 SUPPORTED = frozenset(
     """num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
-    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens""".split()
+    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens""".split()
 )
 
 INERT = frozenset(
@@ -73,7 +73,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "renormalize_logits": (False,),
     "remove_invalid_values": (False,),
     "exponential_decay_length_penalty": (),
-    "begin_suppress_tokens": ([],),
     "sequence_bias": (),
     "token_healing": (False,),
     "guidance_scale": (1.0,),
@@ -90,6 +89,8 @@ NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".sp
 """Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
 
 FLOAT32 = np.finfo(np.float32)
+CHOSEN = -1
+"""In a prompt: the token that the model itself finds best, among some."""
 CHECKPOINT = "the checkpoint's generation config"
 CALL = "the call"
 
@@ -100,7 +101,7 @@ class GenerationError(ValueError):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The resolved settings of one generation. Lengths count all tokens of a row, the start token or the prompt included.
+    """The resolved settings of one generation. Lengths count all tokens of a row, those it begins with included.
 
     Attributes:
         vocab_size: number of tokens the model scores.
@@ -117,9 +118,13 @@ class GenerationOptions:
         forced_eos_token_ids: one of these is the last token at ``max_length``; empty is off.
         eos_token_ids: the tokens that end a sequence; empty: all rows run to ``max_length``.
         pad_token_id: fills rows that have ended; None only without end-of-sequence token.
-        decoder_start_token_id: the first token of every row; None where rows begin with a prompt.
+        beginning: P, how many tokens every row begins with.
+        prompt: these tokens, the start token first, `CHOSEN` where the model decides; empty where rows begin with
+            prompts of their own.
+        choices: the tokens among which it decides there.
         bad_words_ids: token sequences that must not occur.
         suppress_tokens: tokens that must not occur.
+        begin_suppress_tokens: tokens that must not come first, at ``begin``.
     """
 
     vocab_size: int
@@ -135,14 +140,22 @@ class GenerationOptions:
     forced_eos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
-    decoder_start_token_id: int | None
+    beginning: int
+    prompt: tuple[int, ...]
+    choices: tuple[int, ...]
     bad_words_ids: tuple[tuple[int, ...], ...]
     suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
 
     @property
     def candidates(self) -> int:
         """C, the continuations needed of each sample: enough that M stay open if every end-of-sequence token wins."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
+
+    @property
+    def begin(self) -> int:
+        """The length before the first token that is not forced, which ``begin_suppress_tokens`` are about."""
+        return self.beginning + (self.beginning == 1 and self.forced_bos_token_id is not None)
 
     @property
     def normalize(self) -> bool:
@@ -162,14 +175,17 @@ def resolve_options(
     vocab_size: int,
     max_positions: int,
     prompt_length: int | None = None,
+    after_start: Sequence[int] = (),
+    choices: Sequence[int] = (),
 ) -> GenerationOptions:
     """Merge what the checkpoint sets (``defaults``) with what the caller sets (``overrides``), as transformers does.
 
     Both map transformers' field names to values; None is "not set", and in ``overrides`` it unsets all but `NEEDED`.
     ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
     for, ``prompt_length`` the tokens that every row of a decoder-only model begins with, padding included; None where
-    rows begin with a start token. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
-    without any maximum, 20 new tokens are made. Raises `GenerationError`.
+    rows begin with a start token, followed by ``after_start``, with ``choices`` for its entry `CHOSEN`.
+    ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from; without
+    any maximum, 20 new tokens are made. Raises `GenerationError`.
     """
     fields = _Fields(defaults, overrides, vocab_size)
     fields.refuse_what_is_not_supported()
@@ -181,7 +197,8 @@ def resolve_options(
         start = None
     elif start is None:
         raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
-    beginning = 1 if prompt_length is None else prompt_length
+    prompt = (*(() if start is None else (start,)), *after_start)
+    beginning = len(prompt) if prompt_length is None else prompt_length
     max_length = _max_length(fields, max_positions, beginning)
     options = GenerationOptions(
         vocab_size=vocab_size,
@@ -197,9 +214,12 @@ def resolve_options(
         forced_eos_token_ids=fields.tokens("forced_eos_token_id", may_be_one=True),
         eos_token_ids=eos,
         pad_token_id=eos[0] if pad is None and eos else pad,
-        decoder_start_token_id=start,
+        beginning=beginning,
+        prompt=prompt,
+        choices=tuple(choices),
         bad_words_ids=_bad_words(fields, eos),
         suppress_tokens=fields.tokens("suppress_tokens", may_be_empty=True),
+        begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
     )
     _check_together(fields, options)
     return options

@@ -16,7 +16,7 @@ from tightbeam.deploy.generation import GenerationError, GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text import InputError
 
-__all__ = ["LineResult", "run_lines"]
+__all__ = ["LineResult", "run_lines", "without_padding"]
 
 
 @dataclass
@@ -140,14 +140,14 @@ def _generate(
         own = slice(index * result.returned, (index + 1) * result.returned)
         new = found.sequences[own, prompt:].tolist()
         given = 0 if runner.decoder_only else 1  # the start token may be an end token too
-        result.sequences = [_without_padding(row, options.eos_token_ids, given) for row in new]
+        result.sequences = [without_padding(row, options.eos_token_ids, given) for row in new]
         if found.scores is not None:
             result.scores = [float(np.float32(score)) for score in found.scores[own]]
         if as_text:
             result.texts = [runner.decode(row) for row in result.sequences]
 
 
-def _without_padding(row: list[int], ends: tuple[int, ...], given: int) -> list[int]:
+def without_padding(row: list[int], ends: tuple[int, ...], given: int = 1) -> list[int]:
     """A sequence up to its end token, sought after the ``given`` ones; what follows is there for longer neighbours."""
     end = next((index for index, token in enumerate(row) if index >= given and token in ends), len(row) - 1)
     return row[: end + 1]

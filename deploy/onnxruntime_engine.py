@@ -20,7 +20,7 @@ __all__ = ["OnnxRuntimeEngine", "session_options"]
 CANDIDATE_OUTPUTS = {"candidate_scores": np.float32, "candidate_beams": np.int64, "candidate_tokens": np.int64}
 QUIET = 4
 """Log severity: fatal only, since every error is raised and told in one line."""
-ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "num_beams"})
+ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
 TYPES: dict[str, type[np.generic]] = {
@@ -34,7 +34,8 @@ ENCODED_TOGETHER = 1024
 """Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
 grows with them."""
 
-
+LARGE_ROOM = 1024
+"""Banned tokens of a row from which on room that is not needed is given back."""
 ALIGNMENT = 64
 """Bytes; of a cache line and of the widest register."""
 
@@ -63,46 +64,47 @@ class OnnxRuntimeEngine:
 
     def begin(
         self,
-        input_ids: Array,
+        source: Array,
         attention_mask: Array,
         num_beams: int,
         positions: int,
         candidates: int,
         prompt_length: int = 1,
     ) -> OnnxRuntimeDecoding:
-        B, N = input_ids.shape
+        B, N = attention_mask.shape
         sizes = {"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0}
         sizes["T_history"] = prompt_length - 1 + positions
         try:
-            source = self._encode(input_ids, attention_mask, sizes)
-            return OnnxRuntimeDecoding(self, source, sizes, candidates)
+            encoded = self._encode(source, attention_mask, sizes)
+            return OnnxRuntimeDecoding(self, encoded, sizes, candidates)
         except MemoryError as error:
             raise BundleError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
-    def _encode(self, input_ids: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
+    def _encode(self, source: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        source = self._together(names, sizes)
+        encoded = self._together(names, sizes)
         count = max(1, ENCODED_TOGETHER // N)
         for start in range(0, B, count):
             samples = slice(start, start + count)
             rows = slice(start * M, (start + count) * M)
             inputs = {
-                "input_ids": input_ids[samples],
+                "input_ids": source[samples],
+                "input_features": source[samples],
                 "attention_mask": attention_mask[samples],
                 "num_beams": np.array([M], dtype=np.int64),
             }
             binding = self.encoder.io_binding()
             for tensor in self.manifest.encoder.inputs:
                 binding.bind_cpu_input(tensor.name, inputs[tensor.name])
-            for name, array in source.items():
+            for name, array in encoded.items():
                 part = array[rows if self.shapes[name][0] == "R" else samples]
                 binding.bind_ortvalue_output(name, _value(part))
             _run(self.encoder, binding, "encoder")
             self._tied.let_go()
-        source["attention_mask"] = attention_mask.copy()  # the caller's own stays as it is when samples move
-        return source
+        encoded["attention_mask"] = attention_mask.copy()  # the caller's own stays as it is when samples move
+        return encoded
 
     def caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Cache buffers by decoder input: those that the last decoding of this shape gave back, else new ones.
@@ -200,8 +202,8 @@ class OnnxRuntimeDecoding:
 
     def make_room_for_banned(self, count: int) -> None:
         rows, room = self._inputs["banned"].shape
-        if count > room:
-            self._inputs["banned"] = np.full((rows, 1 << (count - 1).bit_length()), -1, np.int64)
+        if count > room or room > max(4 * count, LARGE_ROOM):  # a choice among a few bans all the others, once
+            self._inputs["banned"] = np.full((rows, 1 << (count - 1).bit_length() if count else 0), -1, np.int64)
             self._binding = None
 
     def close(self) -> None:

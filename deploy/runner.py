@@ -16,9 +16,11 @@ from tightbeam.deploy.beams import BeamStepper
 from tightbeam.deploy.bundle import Bundle, Manifest
 from tightbeam.deploy.engine import Array, Engine
 from tightbeam.deploy.generation import GenerationOptions, resolve_options
+from tightbeam.deploy.log_mel import LogMel
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding, unbroken
 from tightbeam.deploy.search import SearchResult, search
+from tightbeam.deploy.speech import speech_options
 from tightbeam.deploy.text import InputError, TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
@@ -35,6 +37,9 @@ class Runner:
         self.bundle = bundle
         self._engine = engine
         self._codec = codec
+        speech = bundle.manifest.speech
+        self.log_mel = LogMel.read(bundle.file(speech)) if speech else None
+        """How a model that hears makes features of sound; None for one that reads."""
         self._turn = threading.Lock()
         self.cache_bytes = (0, 0)
         """Bytes of the source cache and of the generated cache in the last batch."""
@@ -72,6 +77,10 @@ class Runner:
     def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
         """As ``options``, for prompts of so many tokens, padding included; with an encoder it does not matter."""
         sizes = self.manifest.sizes
+        if self.log_mel:
+            return speech_options(
+                self.manifest.generation, settings, vocab_size=sizes.vocabulary, max_positions=sizes.max_target
+            )
         return resolve_options(
             self.manifest.generation,
             settings,
@@ -98,19 +107,45 @@ class Runner:
 
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
+        if self.log_mel:
+            raise InputError("this model hears, it takes no token ids; pass sound (Runner.transcribe, or a sound file)")
         options = self.options(**settings)
+        if self.log_mel:
+            raise InputError("this model hears, it takes no token ids; pass sound (Runner.transcribe, or a sound file)")
         ids, mask = self._check_inputs(input_ids, attention_mask, options)
-        B, prompt = ids.shape[0], None
-        if self.decoder_only:
-            options = self.options_for(ids.shape[1], settings)
-            prompt = Prompt.of(ids, mask)
-            ids, mask = prompt.source_ids, prompt.source_mask
+        if not self.decoder_only:
+            return self._run(ids, mask, options)
+        options, prompt = self.options_for(ids.shape[1], settings), Prompt.of(ids, mask)
+        return self._run(prompt.source_ids, prompt.source_mask, options, prompt)
+
+    def generate_from_features(self, input_features: Array, **settings: Any) -> SearchResult:
+        """What ``model.generate(input_features, return_dict_in_generate=True, **settings)`` returns, from the bundle of
+        a model that hears: sequences with their prompt.
+
+        ``input_features``: float32 [B, mels, frames], of whole windows. Raises GenerationError for a setting,
+        InputError for features that cannot be run.
+        """
+        options = self.options(**settings)
+        features = _as_array("input_features", input_features)
+        mels, frames = (self.log_mel.mels, self.log_mel.frames) if self.log_mel else (0, 0)
+        if not self.log_mel:
+            raise InputError("this model reads, it takes no sound; pass texts or token ids")
+        if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
+            raise InputError(f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]")
+        if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):
+            raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
+        mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
+        return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options)
+
+    def _run(
+        self, source: Array, mask: Array, options: GenerationOptions, prompt: Prompt | None = None
+    ) -> SearchResult:
         P = 1 if prompt is None else prompt.tokens.shape[1]
         positions = options.max_length - P  # the last token is never fed back
         with self._turn:
-            decoding = self._engine.begin(ids, mask, options.num_beams, positions, options.candidates, P)
+            decoding = self._engine.begin(source, mask, options.num_beams, positions, options.candidates, P)
             beginnings = None if prompt is None else prompt.tokens
-            result = search(BeamStepper(decoding, options, prompt), options, B, beginnings)
+            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result
@@ -146,10 +181,24 @@ class Runner:
             results += [self.decode(row[prompt:]) for row in self.generate(ids, mask, **settings).sequences]
         return results
 
+    def transcribe(self, paths: Sequence[str], *, batch_size: int = 8, **settings: Any) -> list[str]:
+        """The text of each sound file (WAV, FLAC), heard window by window and joined.
+
+        Raises InputError, naming the file, for one that cannot be heard; and GenerationError.
+        """
+        from tightbeam.deploy.recordings import hear, transcribe
+
+        if isinstance(paths, str):
+            raise InputError("paths is one string, expected a list of file names; pass [path]")
+        self.options(**settings)
+        return [transcribe(self, hear(self, path), batch_size=batch_size, **settings).text for path in paths]
+
     def encode(self, text: str, *, truncate: bool = False) -> tuple[list[int], bool]:
         """Token ids of a source text, and whether it was cut. Raises InputError for a text that cannot be run."""
         if not isinstance(text, str):
             raise InputError(f"a text is {type(text).__name__}, expected str")
+        if self.log_mel:
+            raise InputError("this model hears, it takes no text; pass sound (Runner.transcribe, or a sound file)")
         codec = self._require_codec()
         if not text.strip():
             raise InputError("empty text; expected at least one word")
@@ -178,6 +227,10 @@ class Runner:
     def decode(self, sequence: Array | Sequence[int]) -> str:
         """The text of one generated sequence, without special tokens."""
         return self._require_codec().decode([int(token) for token in sequence])
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._codec is not None
 
     def _require_codec(self) -> TextCodec:
         if self._codec is None:

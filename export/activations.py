@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,11 +36,11 @@ class Seen:
 
 
 def decoder_activations(
-    checkpoint: Checkpoint, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    checkpoint: Checkpoint, source: Mapping[str, Tensor], targets: Sequence[Sequence[int]]
 ) -> tuple[list[Seen], list[Seen]]:
     """Of each decoder layer, its attention over the source and over the generated part, while the model reads
-    ``sources`` (token ids) and the ``targets`` that were generated from them, start token or prompt included. Padding
-    is masked. In a decoder-only model both are one attention, over prompt and generated part together.
+    ``source``, what ``model.generate`` was given, and the ``targets`` that it generated from that, start token or
+    prompt included. In a decoder-only model both are one attention, over prompt and generated part together.
 
     Raises ExportError for a model whose attention does not go through transformers' attention interface.
     """
@@ -52,12 +52,13 @@ def decoder_activations(
                 model(input_ids=target, attention_mask=target_mask, use_cache=False)
             both = [_checked(seen, sizes.L)] * 2
             return both[0], both[1]
-        source, source_mask = _pad(sources)
-        states = model.get_encoder()(input_ids=source, attention_mask=source_mask).last_hidden_state
+        mask = source.get("attention_mask")
+        given = {"input_ids" if name == "inputs" else name: tensor for name, tensor in source.items()}
+        states = model.get_encoder()(**given).last_hidden_state
         with _recorded(model.get_decoder()) as seen:
             model(
                 encoder_outputs=(states,),
-                attention_mask=source_mask,
+                attention_mask=mask,
                 decoder_input_ids=target,
                 decoder_attention_mask=target_mask,
                 use_cache=False,

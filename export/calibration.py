@@ -8,7 +8,7 @@ from pathlib import Path
 from tightbeam.export.activations import Seen, decoder_activations
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.parity import greedy, sample_rows
+from tightbeam.export.parity import greedy, samples_of
 from tightbeam.export.sample_texts import SAMPLE_TEXTS
 
 __all__ = ["MAX_TEXTS", "calibrate", "read_calibration"]
@@ -38,5 +38,7 @@ def calibrate(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> tuple[li
     """
     if texts is not None and checkpoint.tokenizer is None:
         raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
-    rows = [ids for _, ids in sample_rows(checkpoint, SAMPLE_TEXTS if texts is None else texts)]
-    return decoder_activations(checkpoint, rows, greedy(checkpoint, rows))
+    if texts is not None and checkpoint.family.source_files:
+        raise ExportError("this model hears, and is measured on sounds of the export's own; leave --calibration out")
+    samples = samples_of(checkpoint, SAMPLE_TEXTS if texts is None else texts)
+    return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), greedy(checkpoint, samples))

@@ -109,6 +109,8 @@ def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
     config_json = _read_json(folder / CONFIG_FILE)
     family = _family_of(config_json, folder)
     _check_weight_files(folder)
+    for name in family.source_files:
+        _read_json(folder / name)
     if (folder / GENERATION_FILE).exists():  # transformers would pass over a broken one in silence
         _read_json(folder / GENERATION_FILE)
     with quiet_transformers():
@@ -372,6 +374,8 @@ def _generation_settings(model: Any, folder: Path, vocabulary: int) -> dict[str,
         for name, value in _read_json(source).items():  # it drops names that it does not know; the runner must see them
             if value is not None and name not in METADATA_FIELDS:
                 settings.setdefault(name, value)
+    if getattr(model.config, "forced_decoder_ids", None):  # Whisper's prompt, where old checkpoints have it
+        settings.setdefault("forced_decoder_ids", model.config.forced_decoder_ids)
     _check_special_ids(source, settings, vocabulary)
     return {name: value for name, value in settings.items() if name not in NOT_ABOUT_TOKENS}
 

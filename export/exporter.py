@@ -36,6 +36,7 @@ from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
 from tightbeam.export.ranking import best_of, rank, ranking_table
+from tightbeam.export.speech_files import check_speech, write_speech
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
 from tightbeam.export.workload import Workload
@@ -95,6 +96,7 @@ def export_model(
 
     on_step(STEPS[0])
     checkpoint = load_checkpoint(model)
+    check_speech(checkpoint)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
     reference = None
@@ -215,6 +217,7 @@ def write_files(
         cache_states=tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states),
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint, folder),
+        speech=write_speech(checkpoint, folder),
         generation=checkpoint.generation_config,
         parity=None,
     )

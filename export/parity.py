@@ -22,6 +22,7 @@ from tightbeam.deploy.bundle import Manifest, ParityReport
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint, quiet_transformers
 from tightbeam.export.errors import ExportError
 from tightbeam.export.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.speech_files import SpeechSamples, speech_samples
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},  # the checkpoint's own
@@ -51,25 +52,49 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """Input lines for the command, and what ``model.generate`` makes of them."""
+class TextSamples:
+    """Lines of text, or of token ids, with the ids of each."""
 
-    checkpoint: Path
-    lines: tuple[str, ...]
+    texts: tuple[str, ...]
     rows: tuple[list[int], ...]
     as_ids: bool
+
+    def lines(self, folder: Path) -> tuple[str, ...]:
+        """Input for the command; ``folder`` is room for files that it names."""
+        return self.texts
+
+    def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """The same input for ``model.generate``."""
+        ids = torch.zeros((len(self.rows), max(map(len, self.rows))), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(self.rows):
+            ids[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        return {"inputs": ids, "attention_mask": mask}
+
+    def shown(self, text: str) -> str:
+        """A decoded text as the command shows it."""
+        return text
+
+
+Samples = TextSamples | SpeechSamples
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Inputs, and what ``model.generate`` makes of them."""
+
+    checkpoint: Path
+    samples: Samples
     generations: tuple[Generation, ...]
 
 
 def make_reference(checkpoint: Checkpoint) -> Reference:
-    """Generate with torch, on short texts where there is a tokenizer, else on random token ids."""
-    rows = sample_rows(checkpoint)
-    as_ids = not all(isinstance(line, str) for line, _ in rows)
-    lines = tuple(line if isinstance(line, str) else json.dumps(line) for line, _ in rows)
-    ids = tuple(ids for _, ids in rows)
+    """Generate with torch, on short texts where there is a tokenizer, else on random token ids; or on sounds."""
+    samples = samples_of(checkpoint)
     with _errors_as_ours():
-        generations = tuple(_generate(checkpoint, ids, settings, as_ids) for settings in _settings(checkpoint))
-    return Reference(checkpoint.path, lines, ids, as_ids, generations)
+        generations = tuple(_generate(checkpoint, samples, settings) for settings in _settings(checkpoint))
+    return Reference(checkpoint.path, samples, generations)
 
 
 def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityReport:
@@ -86,11 +111,11 @@ def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityRep
                 ties += 1
                 continue
             tokens += len(expected.sequences[index])
-            error = max(error, _compare_one(record, expected, index, reference.as_ids))
+            error = max(error, _compare_one(record, expected, index, reference.samples.as_ids))
     if not tokens:
         raise ExportError("rounding alone picks all that this checkpoint generates: nothing to compare; use --no-check")
     return ParityReport(
-        samples=len(reference.lines),
+        samples=len(reference.samples.rows),
         settings=len(reference.generations),
         tokens=tokens,
         ties=ties,
@@ -106,7 +131,7 @@ def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], 
             return True
     checkpoint = load_checkpoint(reference.checkpoint)
     checkpoint.model.double()
-    exact = _generate(checkpoint, reference.rows, expected.settings, reference.as_ids)
+    exact = _generate(checkpoint, reference.samples, expected.settings)
     return record.get("tokens") == exact.sequences[index]
 
 
@@ -133,13 +158,14 @@ def _compare_one(record: dict[str, Any], expected: Generation, index: int, as_id
 
 
 def _run(folder: Path, reference: Reference, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    samples = reference.samples
     with tempfile.TemporaryDirectory() as scratch:
         config = Path(scratch) / "settings.json"
         config.write_text(json.dumps(settings), encoding="utf-8")
         command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder), "-", "--json"]
-        command += ["--generation-config", str(config), "--batch-size", str(len(reference.lines))]
-        command += ["--ids"] if reference.as_ids else []
-        text = "".join(f"{line}\n" for line in reference.lines)
+        command += ["--generation-config", str(config), "--batch-size", str(len(samples.rows))]
+        command += ["--ids"] if isinstance(samples, TextSamples) and samples.as_ids else []
+        text = "".join(f"{line}\n" for line in samples.lines(Path(scratch)))
         done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
@@ -164,23 +190,17 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
         yield {**settings, **limits, **alone}
 
 
-def _generate(checkpoint: Checkpoint, rows: Sequence[list[int]], settings: dict[str, Any], as_ids: bool) -> Generation:
-    ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
+def _generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -> Generation:
+    arguments = samples.arguments(checkpoint.model.dtype)
     with torch.no_grad(), quiet_transformers():
-        out = checkpoint.model.generate(
-            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **settings
-        )
+        out = checkpoint.model.generate(**arguments, return_dict_in_generate=True, output_scores=True, **settings)
     scores = getattr(out, "sequences_scores", None)
-    returned = out.sequences.shape[0] // len(rows)
+    returned = out.sequences.shape[0] // len(samples.rows)
     ends = settings.get("eos_token_id", checkpoint.model.generation_config.eos_token_id)
     sequences = [_without_padding(row, ends) for row in out.sequences[::returned].tolist()]
     texts = None
-    if not as_ids and checkpoint.tokenizer is not None:
-        texts = [checkpoint.tokenizer.decode(row, skip_special_tokens=True) for row in sequences]
+    if not samples.as_ids and checkpoint.tokenizer is not None:
+        texts = [samples.shown(checkpoint.tokenizer.decode(row, skip_special_tokens=True)) for row in sequences]
     return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
 
 
@@ -191,24 +211,29 @@ def _without_padding(row: list[int], ends: int | list[int] | None) -> list[int]:
     return row[: end + 1]
 
 
-def greedy(checkpoint: Checkpoint, rows: Sequence[list[int]]) -> list[list[int]]:
-    """What ``model.generate`` makes of token ids by greedy search, at the length of the comparison."""
+def greedy(checkpoint: Checkpoint, samples: Samples) -> list[list[int]]:
+    """What ``model.generate`` makes of samples by greedy search, at the length of the comparison."""
     settings = next(settings for settings in _settings(checkpoint) if settings.get("num_beams") == 1)
     with _errors_as_ours():
-        return _generate(checkpoint, rows, settings, as_ids=True).sequences
+        return _generate(checkpoint, samples, settings).sequences
 
 
-def sample_rows(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> list[tuple[str | list[int], list[int]]]:
-    """Lines for the command, each with its token ids for torch: texts, cut, or random ids without a tokenizer."""
+def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
+    """Sounds for a model that hears; else ``texts`` where the tokenizer cuts them short enough, else random ids."""
+    return speech_samples(checkpoint) if checkpoint.family.source_files else _text_samples(checkpoint, texts)
+
+
+def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
     limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
     if checkpoint.tokenizer is not None:
         cut = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
-        if all(ids is not None for _, ids in cut):
-            return [(text, ids) for text, ids in cut if ids is not None]
+        rows = [ids for _, ids in cut if ids is not None]
+        if len(rows) == len(cut):
+            return TextSamples(tuple(text for text, _ in cut), tuple(rows), as_ids=False)
     vocabulary = checkpoint.sizes.source_vocabulary
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
-    return [(row, row) for row in rows]
+    return TextSamples(tuple(json.dumps(row) for row in rows), tuple(rows), as_ids=True)
 
 
 def _cut(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:

@@ -62,7 +62,9 @@ def prior_of(
     H = sizes.H
     if kind == space:
         return [output, lse]
-    weights = {part: block.key.weight.values if part == "key" else block.value.weight.values for part in ("key", "value")}
+    weights = {
+        part: block.key.weight.values if part == "key" else block.value.weight.values for part in ("key", "value")
+    }
     if space == VALUES:
         W = weights["value"] if kind == INPUTS else undo(weights["key"], weights["value"])
         values = multiply_heads(build, output, value_heads(W, H, sizes.V), block.value.weight.dtype)
@@ -117,6 +119,8 @@ class PromptFlags:
         mask = next(tensor for tensor in decoder.inputs if tensor.name == "attention_mask")
         N = build.add("Squeeze", [build.add("Shape", [mask], {"start": 1, "end": 2})])
         positions = build.add("Range", [build.constant(0), N, build.constant(1)])
-        ages = build.add("Sub", [build.add("Unsqueeze", [after_newest, build.constant([1])]), positions])  # [B, N], from 1
+        ages = build.add(
+            "Sub", [build.add("Unsqueeze", [after_newest, build.constant([1])]), positions]
+        )  # [B, N], from 1
         inside = build.add("LessOrEqual", [ages, build.constant(window)])
         return build.add("And", [self.by_window[0], inside])

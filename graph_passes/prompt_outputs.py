@@ -19,10 +19,15 @@ def prompt_outputs(graphs: ModelGraphs) -> PassResult:
     outputs = {tensor.name for tensor in encoder.outputs}
     for block in prompt_attention(graphs, NAME).values():
         parts = (block.query, block.key, block.value)
-        if block.between or any(part.output.name in outputs or part.matmul.outputs[0].name in outputs for part in parts):
+        if block.between or any(
+            part.output.name in outputs or part.matmul.outputs[0].name in outputs for part in parts
+        ):
             continue
         together = project_together(build, parts, block.node.name)
-        pieces = [build.variable(f"{block.node.name}.{index}", ["B", "N", part.weight.shape[1]]) for index, part in enumerate(parts)]
+        pieces = [
+            build.variable(f"{block.node.name}.{index}", ["B", "N", part.weight.shape[1]])
+            for index, part in enumerate(parts)
+        ]
         build.add("Split", [together, build.constant([part.weight.shape[1] for part in parts])], {"axis": 2}, pieces)
         for part, piece in zip(parts, pieces, strict=True):
             read_instead(part.output, piece)

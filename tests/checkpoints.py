@@ -33,6 +33,9 @@ from transformers import (
     T5ForConditionalGeneration,
     UMT5Config,
     UMT5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
 )
 
 STD = {
@@ -50,6 +53,7 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "t5": (T5Config, T5ForConditionalGeneration),
     "mt5": (MT5Config, MT5ForConditionalGeneration),
     "umt5": (UMT5Config, UMT5ForConditionalGeneration),
+    "whisper": (WhisperConfig, WhisperForConditionalGeneration),
 }
 
 ODD_SIZES: dict[str, Any] = {
@@ -104,7 +108,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_decoder_layers": 2,
         "vocab_size": 103,
     },
+    "whisper": {
+        "activation_function": "gelu",
+        "vocab_size": 107,
+        "num_mel_bins": 9,
+        "max_source_positions": 50,  # a second
+        "max_target_positions": 48,
+        "pad_token_id": 4,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+        "suppress_tokens": [5, 6],
+        "begin_suppress_tokens": [2, 9],
+    },
 }
+WHISPER_GENERATION: dict[str, Any] = {
+    "_from_model_config": False,  # transformers would drop the rest
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 90, "<|de|>": 91, "<|fr|>": 92},
+    "task_to_id": {"transcribe": 93, "translate": 94},
+    "no_timestamps_token_id": 106,
+    "max_length": 30,
+}
+"""As the published multilingual checkpoints have it."""
 
 SENTENCES = (
     "the harbour bridge was closed on monday after a ship had struck it in the night",
@@ -142,6 +168,11 @@ def make_checkpoint(
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if family == "whisper":
+        frames = 2 * config.max_source_positions
+        WhisperFeatureExtractor(
+            feature_size=config.num_mel_bins, chunk_length=1, hop_length=16000 // frames
+        ).save_pretrained(folder)
     if tokenizer:
         make_tokenizer(config).save_pretrained(folder)
     return folder
@@ -168,6 +199,9 @@ def randomise(model: PreTrainedModel) -> None:
             tensor.normal_(0.0, next((std for part, std in STD.items() if part in name), 0.25))
 
 
+LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
+
+
 def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
     """A character-pair tokenizer over lower-case English that fits the vocabulary and appends the end token."""
     eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
@@ -192,7 +226,7 @@ def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
-        model_max_length=getattr(config, "max_position_embeddings", None) or config.n_positions,
+        model_max_length=next(filter(None, (getattr(config, name, None) for name in LENGTHS))),
     )
 
 

@@ -20,7 +20,7 @@ def search_together(step: Step, options: GenerationOptions, batch_size: int) -> 
 
 def _sample(step: Step, options: GenerationOptions, B: int) -> SearchResult:
     bans = Bans(options)
-    input_ids = np.full((B, 1, options.max_length), options.decoder_start_token_id)
+    input_ids = np.full((B, 1, options.max_length), options.prompt[0])
     unfinished = np.ones(B, np.bool_)
     for cur_len in range(1, options.max_length):
         history = input_ids[:, :, :cur_len]
@@ -49,7 +49,7 @@ def _beam_search(step: Step, options: GenerationOptions, B: int) -> SearchResult
     early_stopping, length_penalty = options.early_stopping, options.length_penalty
     bans = Bans(options)
     running_sequences = np.full((B, M, options.max_length), options.fill_token_id)
-    running_sequences[:, :, 0] = options.decoder_start_token_id
+    running_sequences[:, :, 0] = options.prompt[0]
     sequences = running_sequences.copy()
     running_beam_scores = np.full((B, M), OUT)
     running_beam_scores[:, 0] = 0

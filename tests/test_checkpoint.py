@@ -224,7 +224,7 @@ def test_loading_is_quiet_and_restores_logging(checkpoints: CheckpointCache, cap
 
 def test_random_checkpoints_are_not_degenerate(checkpoints: CheckpointCache) -> None:
     ids = torch.randint(3, 90, (4, 9), generator=torch.Generator().manual_seed(1))
-    for family in FAMILY_NAMES:
+    for family in [name for name in FAMILY_NAMES if name != "whisper"]:
         model = load_checkpoint(checkpoints(family)).model
         tokens = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16)
         assert len(torch.unique(tokens)) >= 5

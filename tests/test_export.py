@@ -73,10 +73,11 @@ def test_a_bundle_that_generates_something_else_is_not_kept(
 
 def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
     expected = parity.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
-    reference = parity.Reference(checkpoints("bart"), ("[5, 6]",), ([5, 6],), True, (expected,))
+    samples = parity.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True)
+    reference = parity.Reference(checkpoints("bart"), samples, (expected,))
     assert parity._is_tie(reference, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
     settings = {"num_beams": 2, "max_new_tokens": 5}
-    own = parity._generate(parity.load_checkpoint(checkpoints("bart")), [[5, 6]], settings, True)
+    own = parity._generate(parity.load_checkpoint(checkpoints("bart")), samples, settings)
     assert not parity._is_tie(reference, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
     assert parity._is_tie(reference, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
 

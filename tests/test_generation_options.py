@@ -61,9 +61,11 @@ def test_all_defaults() -> None:
         forced_eos_token_ids=(),
         eos_token_ids=(2,),
         pad_token_id=1,
-        decoder_start_token_id=2,
+        prompt=(2,),
+        choices=(),
         bad_words_ids=(),
         suppress_tokens=(),
+        begin_suppress_tokens=(),
     )
 
 
@@ -143,7 +145,7 @@ def transformers_lengths(defaults: dict[str, Any], overrides: dict[str, Any], po
 def test_fallbacks_of_the_special_tokens() -> None:
     assert resolve({"pad_token_id": None, "eos_token_id": [7, 2]}).pad_token_id == 7
     assert resolve({"pad_token_id": None, "eos_token_id": None}).pad_token_id is None
-    assert resolve({"decoder_start_token_id": None}).decoder_start_token_id == 0
+    assert resolve({"decoder_start_token_id": None}).prompt[0] == 0
     assert resolve({"eos_token_id": None}).eos_token_ids == ()
 
 

@@ -144,17 +144,26 @@ def head(logits: np.ndarray, inputs: StepInputs, options: GenerationOptions) -> 
     return Candidates(np.take_along_axis(flat, order, 1), order // VOCABULARY, order % VOCABULARY)
 
 
-def check(eos: str, size: int, overrides: dict[str, Any], defaults: dict[str, Any] | None = None) -> np.ndarray:
+def check(
+    eos: str,
+    size: int,
+    overrides: dict[str, Any],
+    defaults: dict[str, Any] | None = None,
+    after_start: tuple[int, ...] = (),
+) -> np.ndarray:
     """Compare one generation; returns its sequences."""
+    prompt = {"decoder_input_ids": torch.tensor([[START, *after_start]] * size)} if after_start else {}
     model, (ids, mask) = tiny_bart(eos), batch(size)
     defaults = {**BASE, **(defaults or {})}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns of lengths that do not fit together, then generates
         model.generation_config = GenerationConfig(**defaults)
         expected = model.generate(
-            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **overrides
+            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **overrides, **prompt
         )
-    options = resolve_options(defaults, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS)
+    options = resolve_options(
+        defaults, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
+    )
     result = search(ReferenceStep(model, size, options), options, size)
     np.testing.assert_array_equal(result.sequences, expected.sequences.numpy())
     assert result.sequences.dtype == np.int64
@@ -238,6 +247,8 @@ def test_length_penalty_and_early_stopping(eos: str, length_penalty: float, earl
         {"bad_words_ids": [[EOS, 9], [START, EOS], [9, EOS]]},
         {"suppress_tokens": [EOS, 9, 10]},
         {"suppress_tokens": []},
+        {"begin_suppress_tokens": [EOS, 9, 10, 11]},
+        {"begin_suppress_tokens": [EOS, 9, 10, 11], "forced_bos_token_id": 0},
         {"decoder_start_token_id": EOS, "no_repeat_ngram_size": 1},
     ],
     ids=repr,
@@ -248,12 +259,36 @@ def test_one_feature(asked: dict[str, Any], num_beams: int) -> None:
     check("often", 2, {"num_beams": num_beams, "num_return_sequences": num_beams}, defaults=asked)
 
 
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"max_new_tokens": 5, "min_new_tokens": 3},
+        {"max_length": 9, "min_length": 7},
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"length_penalty": -1.5, "early_stopping": "never"},
+        {"length_penalty": 0.7, "early_stopping": "never"},
+        {"begin_suppress_tokens": [EOS, 9, 10, 11], "forced_bos_token_id": 0},
+        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[9, 4], [10]], "forced_eos_token_id": 9, "max_new_tokens": 4},
+    ],
+    ids=repr,
+)
+def test_a_prompt(asked: dict[str, Any], num_beams: int) -> None:
+    for eos in MODELS:
+        check(eos, 3, {**asked, "num_beams": num_beams}, after_start=(9,))
+        check(eos, 2, {**asked, "num_beams": num_beams, "num_return_sequences": num_beams}, after_start=(5, 12, 9))
+
+
 @pytest.mark.usefixtures("lower_index_first")
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("max_length", [2, 3])
 def test_nothing_but_forced_tokens(num_beams: int, max_length: int) -> None:
     """All beams but the first are out then, so the sequences after the best one are a choice among equals."""
     asked = {"forced_eos_token_id": EOS, "forced_bos_token_id": 0, "max_length": max_length}
+    check("often", 2, {**asked, "num_beams": num_beams, "num_return_sequences": num_beams})
+    asked = {"forced_eos_token_id": [EOS, 9], "begin_suppress_tokens": [9], "max_length": max_length}
     check("often", 2, {**asked, "num_beams": num_beams, "num_return_sequences": num_beams})
 
 
@@ -404,7 +439,7 @@ def test_when_a_sample_can_still_improve(
     options = options_with(
         num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty, max_length=max_length
     )
-    finished = Finished(np.array([[options.decoder_start_token_id]]), options)
+    finished = Finished(np.array([options.prompt]), options)
     running_scores = np.array([[-16.0, -17.0]], np.float32)
     assert not finished.final(running_scores, length=2).any()  # with a place to fill there is always hope
     finished.scores = np.array([[-0.1, worst]], np.float32)

@@ -1,7 +1,7 @@
 """Tokens that may not come next, and tokens that must: the processors that need no logits, so the host does them.
 
 Source: the processors of transformers 5.23 `generation/logits_process.py` for min_length, min_new_tokens,
-bad_words_ids, suppress_tokens, forced_bos_token_id and forced_eos_token_id.
+bad_words_ids, suppress_tokens, begin_suppress_tokens, forced_bos_token_id and forced_eos_token_id.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Bans:
         self.min_length = options.min_length
         self.always = np.array(sorted(always), np.int64)  # [P]
         self.while_short = np.array(sorted(always.union(options.eos_token_ids)), np.int64)  # [P], eos too
+        self.begin = options.begin
+        self.first = np.array(sorted(options.begin_suppress_tokens), np.int64)  # [P]
         longer = sorted({len(word) for word in options.bad_words_ids if len(word) > 1})
         self.words = [np.array([word for word in options.bad_words_ids if len(word) == n], np.int64) for n in longer]
 
@@ -28,6 +30,7 @@ class Bans:
         """The tokens int64 [B, M, P] that may not follow ``history`` int64 [B, M, T]; -1 marks an unused entry."""
         B, M, T = history.shape
         fixed = self.while_short if self.min_length > T else self.always
+        fixed = np.union1d(fixed, self.first) if self.begin == T else fixed
         parts = [np.broadcast_to(fixed, (B, M, len(fixed)))]
         for words in self.words:  # [W, n], all words of one length
             prefix = words.shape[1] - 1
@@ -45,7 +48,8 @@ def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
         forced = (options.forced_bos_token_id,)
     if length == options.max_length - 1 and options.forced_eos_token_ids:
         forced = options.forced_eos_token_ids
-    return tuple(sorted(set(forced) - set(options.suppress_tokens)))
+    suppressed = {*options.suppress_tokens, *(options.begin_suppress_tokens if length == options.begin else ())}
+    return tuple(sorted(set(forced) - suppressed))
 
 
 def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_scores: Floats) -> Candidates:

@@ -11,7 +11,8 @@ from tightbeam.export.families.marian import MARIAN
 from tightbeam.export.families.mbart import MBART
 from tightbeam.export.families.pegasus import PEGASUS
 from tightbeam.export.families.t5 import MT5, T5, UMT5
+from tightbeam.export.families.whisper import WHISPER
 
-FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, T5, MT5, UMT5, FSMT, GPT2, LLAMA)
+FAMILIES: tuple[Family, ...] = (BART, PEGASUS, MBART, MARIAN, T5, MT5, UMT5, FSMT, WHISPER, GPT2, LLAMA)
 
 __all__ = ["FAMILIES", "Family"]

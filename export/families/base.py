@@ -22,6 +22,8 @@ class Family:
     """The transformers class with the language-model head; no other class of the family generates."""
     computed_weights: tuple[str, ...] = ()
     """Tensors that a checkpoint may leave out because the model computes them."""
+    source_files: tuple[str, ...] = ()
+    """Files that say how a source is made ready for the encoder, where it is not a text."""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Short name -> hub id."""
 

@@ -1,0 +1,64 @@
+"""Sound files -> samples: one channel, at the rate that a model hears, in windows of the length that it takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.text import InputError
+
+__all__ = ["is_sound", "read_sound", "windows"]
+
+Sound = npt.NDArray[np.float32]
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+INSTALL = "pip install 'tightbeam[audio]'"
+
+
+def is_sound(path: str) -> bool:
+    """Whether a name is that of a sound file, rather than of a list of them."""
+    return Path(path).suffix.lower() in SUFFIXES
+
+
+def read_sound(path: str, rate_hz: int) -> Sound:
+    """The samples float32 [n] of a sound file, in -1..1, at ``rate_hz``; several channels are averaged.
+
+    Raises InputError for a file that cannot be read, holds no sound or no numbers, and where a package is missing.
+    """
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: without its C library
+        raise InputError(f"reading sound needs the package soundfile, which is not there; {INSTALL}") from None
+    try:
+        channels, found_hz = soundfile.read(path, dtype="float32", always_2d=True)  # [n, channels]
+    except (RuntimeError, OSError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} cannot be read as sound ({reason}); expected a WAV or FLAC file") from None
+    sound: Sound = channels.mean(axis=1)
+    if not len(sound):
+        raise InputError(f"{path} holds no sound; expected at least one sample")
+    if not np.isfinite(sound).all():
+        raise InputError(f"{path} holds samples that are no numbers; make the file again")
+    return sound if found_hz == rate_hz else _resampled(sound, int(found_hz), rate_hz)
+
+
+def _resampled(sound: Sound, found_hz: int, rate_hz: int) -> Sound:
+    """By scipy's polyphase filter, whose default window keeps what both rates can hold."""
+    try:
+        from scipy.signal import resample_poly
+    except ImportError:
+        raise InputError(
+            f"the sound has {found_hz} samples a second, the model hears {rate_hz}, and resampling needs the package "
+            f"scipy; {INSTALL}, or convert the file"
+        ) from None
+    common = math.gcd(found_hz, rate_hz)
+    resampled: npt.NDArray[Any] = resample_poly(sound, rate_hz // common, found_hz // common)
+    return resampled.astype(np.float32)
+
+
+def windows(sound: Sound, samples: int) -> list[Sound]:
+    """One after the other, each of ``samples`` samples but the last."""
+    return [sound[start : start + samples] for start in range(0, len(sound), samples)]
