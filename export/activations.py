@@ -36,7 +36,7 @@ class Seen:
 
 
 def decoder_activations(
-    checkpoint: Checkpoint, source: Mapping[str, Tensor], targets: Sequence[Sequence[int]]
+    checkpoint: Checkpoint, source: Mapping[str, Any], targets: Sequence[Sequence[int]]
 ) -> tuple[list[Seen], list[Seen]]:
     """Of each decoder layer, its attention over the source and over the generated part, while the model reads
     ``source``, what ``model.generate`` was given, and the ``targets`` that it generated from that, start token or
@@ -53,7 +53,8 @@ def decoder_activations(
             both = [_checked(seen, sizes.L)] * 2
             return both[0], both[1]
         mask = source.get("attention_mask")
-        given = {"input_ids" if name == "inputs" else name: tensor for name, tensor in source.items()}
+        tensors = {name: given for name, given in source.items() if isinstance(given, Tensor)}
+        given = {"input_ids" if name == "inputs" else name: tensor for name, tensor in tensors.items()}
         states = model.get_encoder()(**given).last_hidden_state
         with _recorded(model.get_decoder()) as seen:
             model(
