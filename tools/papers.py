@@ -51,8 +51,8 @@ SOURCES, BEAMS = [64, 128, 256, 512, 1024], [1, 2, 4, 8]
 """Of EL-attention's Figure 4."""
 PREFIXES = [64, 128, 256, 384, 512, 768, 1000]
 
-HELP = """The figures of the papers next to ours: a sub-command for each paper's tables, which are computed in seconds by
-the exporter's formulas; the last three measure on this machine, for minutes."""
+HELP = """The figures of the papers next to ours: a sub-command for each paper's tables, computed in seconds by the
+exporter's formulas; the last three measure on this machine, for minutes."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 console = Console(highlight=False)
