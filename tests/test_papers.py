@@ -17,7 +17,7 @@ from tightbeam.graph_passes import Sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = {
-    "paper_el": ("el_memory", "el_saving"),
+    "paper_el": ("el_memory", "el_saving", "el_movement"),
     "paper_fastseq": ("fastseq_cache", "fastseq_ratios"),
     "paper_shazeer": ("shazeer_memory", "shazeer_widths"),
     "paper_slim": (
@@ -28,6 +28,7 @@ TABLES = {
 DIFFERENT = {
     "el_memory": {"batch 320, 256 tokens": "cut"},
     "el_saving": {"two layouts, as in the paper's code": "differs"},
+    "el_movement": {"EL, GB moved": "differs"},
     "fastseq_ratios": {"T5": "differs", "GPT2": "cut"},
     "slim_long_context": {"KV-cache, GB": "cut", "K-cache, GB": "differs"},
     "slim_whisper_states_read": {

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paper_attention_times import FORMS, AttentionTimes, time_attention
-from paper_el import BART_LARGE, el_memory, el_saving
+from paper_el import BART_LARGE, el_memory, el_movement, el_saving
 from paper_fastseq import fastseq_cache, fastseq_ratios
 from paper_figure import PaperTable, rich_table
 from paper_shazeer import shazeer_memory, shazeer_ratios, shazeer_widths
@@ -38,7 +38,7 @@ from paper_step_times import fit, time_ablation, time_growth
 from tightbeam.export import ExportError
 
 TABLES: dict[str, tuple[Callable[[], PaperTable | Table], ...]] = {
-    "el-memory": (el_memory, el_saving),
+    "el-memory": (el_memory, el_saving, el_movement),
     "fastseq-cache": (fastseq_cache, fastseq_ratios),
     "shazeer": (shazeer_memory, shazeer_ratios, shazeer_widths),
     "slim-cache": (slim_cache_sizes, slim_long_context, slim_not_square),
