@@ -100,11 +100,11 @@ def el_movement() -> PaperTable:
         Figure("EL, GB moved", "group 3", "0.15", one.bytes / GIB),
     )
     return PaperTable(
-        "EL-attention, section 4.1.1: attention over the source in one layer (batch 32, 4 beams, 1,024 tokens, float16)",
+        "EL-attention, section 4.1.1: one layer over the source (batch 32, 4 beams, 1,024 tokens, float16)",
         figures,
         (
             "For EL the cost model counts the encoder's output once and the two products' weights; the paper's code "
             "reads one layout for the scores and one for the values, and writes the scores between.",
-            f"Keys and values of every row without a cache: {built / 1e9:.0f} GFLOP, where the paper says more than 500.",
+            f"Keys and values of every row, without a cache: {built / 1e9:.0f} GFLOP; the paper: more than 500.",
         ),
     )
