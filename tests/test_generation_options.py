@@ -61,6 +61,7 @@ def test_all_defaults() -> None:
         forced_eos_token_ids=(),
         eos_token_ids=(2,),
         pad_token_id=1,
+        beginning=1,
         prompt=(2,),
         choices=(),
         bad_words_ids=(),
