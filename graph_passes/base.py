@@ -254,7 +254,7 @@ def own_concat(tensor: gs.Tensor) -> gs.Node | None:
     return last.inputs[0] if last.inputs and last.inputs[0].op == "Concat" else node
 
 
-LAYOUT_OPS = ("Reshape", "Transpose")
+LAYOUT_OPS = ("Reshape", "Transpose", "Unsqueeze")
 BETWEEN_OPS = ("RotaryEmbedding", "RMSNormalization", "LayerNormalization")
 """What a model may do to queries and keys after their projection."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     BartConfig,
@@ -87,12 +88,16 @@ def make_checkpoint(
     `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config_class, model_class = CLASSES[family]
-    config = config_class(**{**ODD_SIZES, **DEFAULTS[family], **config_overrides})
+    config_class, model_class = {**CLASSES, **CAUSAL_CLASSES}[family]
+    causal = family in CAUSAL_CLASSES
+    if causal:
+        config = causal_config(family, config_overrides)
+    else:
+        config = config_class(**{**ODD_SIZES, **DEFAULTS[family], **config_overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + zlib.crc32(family.encode()))
         model = model_class(config)
-        randomise(model)
+        (randomise_causal if causal else randomise)(model)
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -138,7 +143,8 @@ def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", int(eos))])
+    if getattr(config, "is_encoder_decoder", False):  # else the text goes on
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", int(eos))])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
