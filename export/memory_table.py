@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle import Bundle
-from tightbeam.graph_passes import PRESETS, Job, Sizes
+from tightbeam.graph_passes import PRESETS, Job, Sizes, presets_of
 
 BEAMS = 4
 BATCHES = (1, 32)
@@ -27,15 +27,16 @@ def memory_table(bundle: Bundle) -> Table:
     )
     for heading in ("variant", "batch", "source", "generated", "total", "share"):
         table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
+    presets = presets_of(sizes)
     for batch in BATCHES:
         job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T)
         whole = sum(PRESETS["baseline"].cache_bytes(sizes, job))
-        for name, preset in PRESETS.items():
+        for name, preset in presets.items():
             source, generated = preset.cache_bytes(sizes, job)
             total = source + generated
             style = "bold" if name == manifest.variant else None
             row = (name, str(batch), f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
-            table.add_row(*row, style=style, end_section=name == list(PRESETS)[-1])
+            table.add_row(*row, style=style, end_section=name == list(presets)[-1])
     return table
 
 

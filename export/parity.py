@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tightbeam.deploy.bundle import Manifest, ParityReport
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint, quiet_transformers
@@ -68,7 +69,8 @@ def make_reference(checkpoint: Checkpoint) -> Reference:
     lines = tuple(line if isinstance(line, str) else json.dumps(line) for line, _ in rows)
     ids = tuple(ids for _, ids in rows)
     with _errors_as_ours():
-        generations = tuple(_generate(checkpoint, ids, settings, as_ids) for settings in _settings(checkpoint))
+        longest = max(map(len, ids))
+        generations = tuple(_generate(checkpoint, ids, settings, as_ids) for settings in _settings(checkpoint, longest))
     return Reference(checkpoint.path, lines, ids, as_ids, generations)
 
 
@@ -148,11 +150,12 @@ def _run(folder: Path, reference: Reference, settings: dict[str, Any]) -> list[d
     return [json.loads(line) for line in done.stdout.decode().splitlines()]
 
 
-def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:
     """The settings to compare, with a length that keeps the comparison short."""
-    longest = checkpoint.sizes.max_target - 1
+    beginning = longest_input if checkpoint.sizes.decoder_only else 1
+    longest = checkpoint.sizes.max_target - beginning
     own = checkpoint.generation_config
-    least = max(own.get("min_length") or 0, (own.get("min_new_tokens") or 0) + 1)
+    least = max((own.get("min_length") or 0) + 1 - beginning, (own.get("min_new_tokens") or 0) + 1)
     large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
     wanted = MAX_NEW_TOKENS_OF_LARGE if large else MAX_NEW_TOKENS
     length = min(longest, wanted, own.get("max_new_tokens") or longest)
@@ -165,11 +168,7 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
 
 
 def _generate(checkpoint: Checkpoint, rows: Sequence[list[int]], settings: dict[str, Any], as_ids: bool) -> Generation:
-    ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
+    ids, mask = _padded(checkpoint, rows)
     with torch.no_grad(), quiet_transformers():
         out = checkpoint.model.generate(
             ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **settings
@@ -177,23 +176,43 @@ def _generate(checkpoint: Checkpoint, rows: Sequence[list[int]], settings: dict[
     scores = getattr(out, "sequences_scores", None)
     returned = out.sequences.shape[0] // len(rows)
     ends = settings.get("eos_token_id", checkpoint.model.generation_config.eos_token_id)
-    sequences = [_without_padding(row, ends) for row in out.sequences[::returned].tolist()]
+    prompt = ids.shape[1] if checkpoint.sizes.decoder_only else 0
+    given = 0 if checkpoint.sizes.decoder_only else 1
+    sequences = [_without_padding(row, ends, given) for row in out.sequences[::returned, prompt:].tolist()]
     texts = None
     if not as_ids and checkpoint.tokenizer is not None:
         texts = [checkpoint.tokenizer.decode(row, skip_special_tokens=True) for row in sequences]
     return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
 
 
-def _without_padding(row: list[int], ends: int | list[int] | None) -> list[int]:
-    """A sequence up to its end token, as the command prints it."""
+def _padded(checkpoint: Checkpoint, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Rows as ids and mask, padded as the command does it: prompts on the left, with the pad token."""
+    config, N = checkpoint.model.generation_config, max(map(len, rows))
+    pad = 0
+    if checkpoint.sizes.decoder_only:
+        ends = config.eos_token_id
+        pad = (ends[0] if isinstance(ends, list) else ends) if config.pad_token_id is None else config.pad_token_id
+    ids = torch.full((len(rows), N), pad or 0, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        place = slice(N - len(row), N) if checkpoint.sizes.decoder_only else slice(len(row))
+        ids[index, place] = torch.tensor(row)
+        mask[index, place] = 1
+    return ids, mask
+
+
+def _without_padding(row: list[int], ends: int | list[int] | None, given: int) -> list[int]:
+    """A sequence up to its end token, sought after the ``given`` ones, as the command prints it."""
     ids = [] if ends is None else [ends] if isinstance(ends, int) else ends
-    end = next((index for index, token in enumerate(row) if index and token in ids), len(row) - 1)
+    end = next((index for index, token in enumerate(row) if index >= given and token in ids), len(row) - 1)
     return row[: end + 1]
 
 
 def _sample_rows(checkpoint: Checkpoint) -> list[tuple[str | list[int], list[int]]]:
     """Lines for the command, each with its token ids for torch."""
     limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
+    if checkpoint.sizes.decoder_only:  # new tokens need positions too
+        limit = min(limit, max(1, checkpoint.sizes.max_source // 2))
     if checkpoint.tokenizer is not None:
         cut = [_cut(checkpoint.tokenizer, text, limit) for text in SAMPLE_TEXTS]
         if all(ids is not None for _, ids in cut):
@@ -209,7 +228,7 @@ def _cut(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
     words = text.split()
     while words:
         shorter = " ".join(words)
-        ids = list(tokenizer(shorter).input_ids)
+        ids = list(tokenizer(shorter, verbose=False).input_ids)
         if len(ids) <= limit:
             return shorter, ids
         words.pop()
