@@ -100,7 +100,7 @@ class GenerationError(ValueError):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The resolved settings of one generation. Lengths count all tokens of a row, the start token or the prompt included.
+    """The resolved settings of one generation. Lengths count all tokens of a row, start token or prompt included.
 
     Attributes:
         vocab_size: number of tokens the model scores.
@@ -168,8 +168,8 @@ def resolve_options(
     Both map transformers' field names to values; None is "not set", and in ``overrides`` it unsets all but `NEEDED`.
     ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
     for, ``prompt_length`` the tokens that every row of a decoder-only model begins with, padding included; None where
-    rows begin with a start token. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
-    without any maximum, 20 new tokens are made. Raises `GenerationError`.
+    rows begin with a start token. ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length``
+    wherever they come from; without any maximum, 20 new tokens are made. Raises `GenerationError`.
     """
     fields = _Fields(defaults, overrides, vocab_size)
     fields.refuse_what_is_not_supported()

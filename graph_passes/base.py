@@ -113,8 +113,9 @@ class LayerPass(Protocol):
 
 @dataclass(frozen=True)
 class Projection:
-    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads. ``between``:
-    the operators, beside changes of layout, that stand between ``output`` and the attention."""
+    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads.
+
+    ``between``: the operators, beside changes of layout, that stand between ``output`` and the attention."""
 
     source: gs.Tensor
     weight: gs.Constant
@@ -126,8 +127,8 @@ class Projection:
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention, ``new`` the
-    new token's, as they follow the past."""
+    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention, ``new``
+    the new token's, as they follow the past."""
 
     node: gs.Node
     query: Projection
@@ -245,8 +246,8 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
 
 
 def own_concat(tensor: gs.Tensor) -> gs.Node | None:
-    """The Concat that puts the new token's keys or values behind the past, in what an attention reads; a prompt may stand
-    in front."""
+    """The Concat that puts the new token's keys or values behind the past, in what an attention reads; a prompt may
+    stand in front."""
     node = tensor.inputs[0] if tensor.inputs else None
     if node is None or node.op != "Concat":
         return None

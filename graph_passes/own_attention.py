@@ -72,7 +72,8 @@ class OwnCaches:
         together = self.build.rows(project_together(self.build, parts_of_one, block.node.name), sum(widths))
         if sizes.decoder_only:
             query, rest = (gs.Variable(f"{block.node.name}.{part}") for part in ("query", "rest"))
-            self.build.add("Split", [together, self.build.constant([widths[0], sum(widths[1:])])], {"axis": 1}, [query, rest])
+            parts_of_two = self.build.constant([widths[0], sum(widths[1:])])
+            self.build.add("Split", [together, parts_of_two], {"axis": 1}, [query, rest])
             share_query(block, query)
         return together
 

@@ -20,7 +20,6 @@ from tightbeam.graph_passes.base import (
     self_attention,
     tidy,
 )
-
 from tightbeam.graph_passes.prior import require_prompt_per_beam
 
 NAME = "self_reordered"

@@ -6,7 +6,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import OWN, PROMPT, Builder, ModelGraphs, PassError, behind_attention, own_concat, read_instead, tidy
+from tightbeam.graph_passes.base import (
+    OWN,
+    PROMPT,
+    Builder,
+    ModelGraphs,
+    PassError,
+    behind_attention,
+    own_concat,
+    read_instead,
+    tidy,
+)
 
 NAME = "trace"
 LAST_AXIS = (2, 3, -1)

@@ -1,4 +1,4 @@
-"""Tiny random decoder-only models, of all kinds of attention that we have: odd sizes, nothing zero, nothing symmetric."""
+"""Tiny random decoder-only models, of all kinds of attention that we have: odd sizes, nothing symmetric."""
 
 from __future__ import annotations
 
@@ -68,7 +68,12 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 10},
     "olmo": {"num_key_value_heads": 6},
     "olmo2": {"num_key_value_heads": 3},
-    "phi3": {"sliding_window": 9, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "phi3": {
+        "sliding_window": 9,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+    },
     "gemma": {"head_dim": 14, "num_key_value_heads": 1},
     "smollm3": {"num_hidden_layers": 4},
     "starcoder2": {"sliding_window": 5, "num_attention_heads": 3, "num_key_value_heads": 3},
@@ -83,8 +88,8 @@ def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
 
 @torch.no_grad()
 def randomise_causal(model: PreTrainedModel) -> None:
-    """Fills every parameter with random numbers: sharp attention and small branches, so that the tokens generated depend
-    on the prompt and on one another. Keys are projected as sharply, with an inverse that adds nothing to the error."""
+    """Fills every parameter with random numbers: sharp attention and small branches, so that the tokens generated
+    depend on the prompt and on one another. GPT-2's keys have an inverse that adds nothing to the error."""
     for name, tensor in model.named_parameters():
         if tensor.ndim == 1:
             weight = ("norm" in name or "ln_" in name) and name.endswith("weight")
@@ -99,7 +104,7 @@ def randomise_causal(model: PreTrainedModel) -> None:
             tensor.normal_(0.0, 0.1)
         elif name.endswith("c_attn.weight") and tensor.shape[0] * 3 == tensor.shape[1]:
             tensor.normal_(0.0, 0.25)
-            torch.nn.init.orthogonal_(keys := torch.empty(tensor.shape[0], tensor.shape[0]), gain=tensor.shape[0] ** 0.5)
-            tensor[:, tensor.shape[0] : 2 * tensor.shape[0]] = keys / 2
+            D = tensor.shape[0]
+            tensor[:, D : 2 * D] = torch.nn.init.orthogonal_(torch.empty(D, D), gain=D**0.5 / 2)
         else:
             tensor.normal_(0.0, 0.25)

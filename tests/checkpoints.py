@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     BartConfig,
@@ -27,6 +26,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+
+from causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
 
 STD = {"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 1.0, "k_proj": 1.0, "out_proj": 0.07, "fc2": 0.1}
 """Sharp attention and small branches, so that the tokens generated depend on the source and on one another."""

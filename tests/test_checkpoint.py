@@ -305,7 +305,7 @@ def test_a_file_or_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "t5"}, "model_type is 't5'; supported families: bart, marian, mbart, pegasus"),
+        ({"model_type": "t5"}, "model_type is 't5'; supported families: bart, gemma, gpt2, gpt_bigcode, llama, "),
         ({"model_type": ...}, "model_type is None"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),

@@ -12,9 +12,7 @@ from tightbeam.deploy.search.step import Candidates, Ints, SearchResult, Step, S
 __all__ = ["Candidates", "SearchResult", "Step", "StepInputs", "search"]
 
 
-def search(
-    step: Step, options: GenerationOptions, batch_size: int, beginnings: Ints | None = None
-) -> SearchResult:
+def search(step: Step, options: GenerationOptions, batch_size: int, beginnings: Ints | None = None) -> SearchResult:
     """Generate for ``batch_size`` samples: greedily when ``options.num_beams`` is 1, else with beams.
 
     ``beginnings`` int64 [B, P]: the tokens that the rows of a sample begin with, by default the start token alone.
