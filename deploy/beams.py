@@ -17,7 +17,9 @@ __all__ = ["BeamStepper"]
 class BeamStepper:
     """The search's ``Step`` over a decoding in progress. A step changes numbers in the decoding's own buffers.
 
-    ``prompt``: what the rows begin with in place of a start token. The buffer ``ancestry`` int32 [B, M, T_max] says which beam slot wrote position t of each beam's own history. It is
+    ``prompt``: what the rows begin with in place of a start token.
+
+    The buffer ``ancestry`` int32 [B, M, T_max] says which beam slot wrote position t of each beam's own history. It is
     all that moves when beams are reordered.
     """
 

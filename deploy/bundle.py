@@ -155,8 +155,8 @@ Size = Annotated[int, Field(ge=1, lt=2**31)]
 class ModelSizes(_Entry):
     """The model's sizes in DESIGN's letters; the longest source and target in tokens.
 
-    ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries and
-    keys (RoPE).
+    ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
+    and keys (RoPE).
     """
 
     D: Size

@@ -78,8 +78,8 @@ def run_model(
 ) -> None:
     """Generate for every line of FILE with a bundle, and print one line for each.
 
-    Settings that are not given are the checkpoint's own. With --json, "tokens" are the generated ids from the start token
-    on; a decoder-only model's begin after the prompt, and so does the text.
+    Settings that are not given are the checkpoint's own. With --json, "tokens" are the generated ids from the start
+    token on; a decoder-only model's begin after the prompt, and so does the text.
     """
     console = _console()
     given = {

@@ -101,7 +101,7 @@ class GenerationError(ValueError):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The resolved settings of one generation. Lengths count all tokens of a row, those it begins with included.
+    """The resolved settings of one generation. Lengths count all tokens of a row, start token or prompt included.
 
     Attributes:
         vocab_size: number of tokens the model scores.
@@ -184,8 +184,8 @@ def resolve_options(
     ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
     for, ``prompt_length`` the tokens that every row of a decoder-only model begins with, padding included; None where
     rows begin with a start token, followed by ``after_start``, with ``choices`` for its entry `CHOSEN`.
-    ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from; without
-    any maximum, 20 new tokens are made. Raises `GenerationError`.
+    ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
+    without any maximum, 20 new tokens are made. Raises `GenerationError`.
     """
     fields = _Fields(defaults, overrides, vocab_size)
     fields.refuse_what_is_not_supported()

@@ -72,7 +72,8 @@ def banned_by_padding(history: Array, padding: Array, size: int) -> npt.NDArray[
     grams = history[:, :, starts[:, None] + np.arange(size)]  # [B, M, X, size]
     again = (grams[..., :-1] == newest[:, :, None]).all(axis=3) & (starts < padding[:, None, None])
     found = again.any(axis=(0, 1))
-    return np.where(again, grams[..., -1], -1)[:, :, found]
+    banned: npt.NDArray[np.int64] = np.where(again, grams[..., -1], -1)[:, :, found]
+    return banned
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_token_id: int | None) -> tuple[Array, Array]:
@@ -91,4 +92,5 @@ def mask_of_padding(input_ids: Array, options: GenerationOptions) -> Array:
     them may end a sequence (`GenerationMixin._prepare_attention_mask_for_generation`)."""
     if options.pad_token_id is None or options.pad_token_id in options.eos_token_ids:
         return np.ones_like(input_ids, dtype=np.int64)
-    return (input_ids != options.pad_token_id).astype(np.int64)
+    mask: Array = (input_ids != options.pad_token_id).astype(np.int64)
+    return mask

@@ -272,9 +272,9 @@ class Runner:
             raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
         whole = unbroken(mask.astype(np.int64))
         if self.decoder_only and not whole.all():
+            sample = int(np.argmin(whole))
             raise InputError(
-                f"attention_mask has a gap in sample {int(np.argmin(whole))}; expected a prompt in one piece, padded on a "
-                "side"
+                f"attention_mask has a gap in sample {sample}; expected a prompt in one piece, padded on a side"
             )
         return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
 

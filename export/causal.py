@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import onnx_graphsurgeon as gs
 import torch
@@ -35,6 +36,8 @@ from tightbeam.graph_passes.split_projections import settle_causal_attention
 
 ATTENTION = "tightbeam_trace"
 """Name of the attention that stands in the place of a model's own while it is traced."""
+ROTATION = "apply_rotary_pos_emb"
+"""Name of the function by which transformers' models turn queries and keys."""
 
 
 class PromptStep(nn.Module):
@@ -146,24 +149,22 @@ def _traceable(model: Any) -> Iterator[dict[int, int]]:
         return attended.transpose(1, 2), None
 
     module = sys.modules[type(model).__module__]
-    originals = module.__dict__.get("apply_rotary_pos_emb"), Conv1D.forward, model.config._attn_implementation
-    ALL_ATTENTION_FUNCTIONS[ATTENTION] = attend
-    try:
-        if originals[0] is not None:
-            module.__dict__["apply_rotary_pos_emb"] = _rotate
-        Conv1D.forward = _multiply
+    own = model.config._attn_implementation
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Conv1D, "forward", _multiply))
+        if hasattr(module, ROTATION):
+            stack.enter_context(patch.object(module, ROTATION, _rotate))
+        ALL_ATTENTION_FUNCTIONS[ATTENTION] = attend
         model.config._attn_implementation = ATTENTION
-        yield windows
-    finally:
-        if originals[0] is not None:
-            module.__dict__["apply_rotary_pos_emb"] = originals[0]
-        Conv1D.forward = originals[1]
-        model.config._attn_implementation = originals[2]
-        del ALL_ATTENTION_FUNCTIONS[ATTENTION]
+        try:
+            yield windows
+        finally:
+            model.config._attn_implementation = own
+            del ALL_ATTENTION_FUNCTIONS[ATTENTION]
 
 
 def _rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """transformers' `apply_rotary_pos_emb`: [B, heads, N, K], of which the first numbers turn, by angles [B, N, X] whose
+    """``ROTATION`` of queries and keys [B, heads, N, K], of which the first X numbers turn, by angles [B, N, X] whose
     second half repeats the first."""
     X = cosines.shape[-1]
     tables = cosines[..., : X // 2], sines[..., : X // 2]

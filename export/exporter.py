@@ -49,8 +49,8 @@ STEPS = (
     "loading",
     "generating with torch",
     "tracing",
-    "measuring errors",
     "rewriting",
+    "measuring errors",
     "writing",
     "comparing with torch",
 )
@@ -108,12 +108,15 @@ def export_model(
     choice = settle(choice, checkpoint, canonical, workload or Workload(), on_ranking)
     assert choice.preset is not None
     plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
+    on_step(STEPS[3])
+    graphs, results = rewrite(canonical, plan)  # before the guard: what the algebra refuses, it cannot measure
     measured: tuple[Measured, ...] = ()
     if needs_guard(plan):
-        on_step(STEPS[3])
+        on_step(STEPS[4])
+        wanted = plan
         plan, measured = guard(canonical, plan, calibrate(checkpoint, texts), precision)
-    on_step(STEPS[4])
-    graphs, results = rewrite(canonical, plan)
+        if plan != wanted:
+            graphs, results = rewrite(canonical, plan)
     on_step(STEPS[5])
     work = [(checkpoint, graphs, results, plan, measured)]
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it

@@ -68,8 +68,8 @@ def guard(
 ) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
     """The plan with safer kinds where the wanted ones are not exact enough, and what was measured.
 
-    ``activations``: of the layers' attentions over the source and over the generated part. ``first-k`` is for all layers
-    or none: beside the states, it would save nothing.
+    ``activations``: of the layers' attentions over the source and over the generated part. ``first-k`` is for all
+    layers or none: beside the states, it would save nothing.
     """
     cross, own = activations
     own_blocks = self_attention(canonical, "guard")

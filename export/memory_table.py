@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle import Bundle
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes, plan_bytes, same_for_all
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes, plan_bytes, presets_of, same_for_all
 
 BEAMS = 4
 BATCHES = (1, 32)
@@ -21,7 +21,7 @@ def memory_table(bundle: Bundle) -> Table:
     manifest = bundle.manifest
     sizes = Sizes(**manifest.sizes.model_dump())
     T = longest_output(manifest.generation, sizes.max_target)
-    plans = {name: same_for_all(preset, sizes.L, "") for name, preset in PRESETS.items()}
+    plans = {name: same_for_all(preset, sizes.L, "") for name, preset in presets_of(sizes).items()}
     own = tuple(LayerPlan(layer.source, layer.generated, "") for layer in manifest.layers)
     if plans.get(manifest.variant) != own:
         plans["this bundle"] = own

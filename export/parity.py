@@ -53,23 +53,27 @@ class Generation:
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Lines of text, or of token ids, with the ids of each."""
+    """Lines of text, or of token ids, with the ids of each. ``pad_left_with``: the token that prompts are padded with
+    on the left; None for a model with an encoder."""
 
     texts: tuple[str, ...]
     rows: tuple[list[int], ...]
     as_ids: bool
+    pad_left_with: int | None
 
     def lines(self, folder: Path) -> tuple[str, ...]:
         """Input for the command; ``folder`` is room for files that it names."""
         return self.texts
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
-        """The same input for ``model.generate``."""
-        ids = torch.zeros((len(self.rows), max(map(len, self.rows))), dtype=torch.long)
+        """The same input for ``model.generate``, padded as the command pads it."""
+        N = max(map(len, self.rows))
+        ids = torch.full((len(self.rows), N), self.pad_left_with or 0, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for index, row in enumerate(self.rows):
-            ids[index, : len(row)] = torch.tensor(row)
-            mask[index, : len(row)] = 1
+            place = slice(len(row)) if self.pad_left_with is None else slice(N - len(row), N)
+            ids[index, place] = torch.tensor(row)
+            mask[index, place] = 1
         return {"inputs": ids, "attention_mask": mask}
 
     def shown(self, text: str) -> str:
@@ -93,7 +97,8 @@ def make_reference(checkpoint: Checkpoint) -> Reference:
     """Generate with torch, on short texts where there is a tokenizer, else on random token ids; or on sounds."""
     samples = samples_of(checkpoint)
     with _errors_as_ours():
-        generations = tuple(_generate(checkpoint, samples, settings) for settings in _settings(checkpoint))
+        longest = max(map(len, samples.rows))
+        generations = tuple(_generate(checkpoint, samples, settings) for settings in _settings(checkpoint, longest))
     return Reference(checkpoint.path, samples, generations)
 
 
@@ -174,11 +179,12 @@ def _run(folder: Path, reference: Reference, settings: dict[str, Any]) -> list[d
     return [json.loads(line) for line in done.stdout.decode().splitlines()]
 
 
-def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:
     """The settings to compare, with a length that keeps the comparison short."""
-    longest = checkpoint.sizes.max_target - 1
+    beginning = longest_input if checkpoint.sizes.decoder_only else 1
+    longest = checkpoint.sizes.max_target - beginning
     own = checkpoint.generation_config
-    least = max(own.get("min_length") or 0, (own.get("min_new_tokens") or 0) + 1)
+    least = max((own.get("min_length") or 0) + 1 - beginning, (own.get("min_new_tokens") or 0) + 1)
     large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
     wanted = MAX_NEW_TOKENS_OF_LARGE if large else MAX_NEW_TOKENS
     length = min(longest, wanted, own.get("max_new_tokens") or longest)
@@ -197,25 +203,32 @@ def _generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]
     scores = getattr(out, "sequences_scores", None)
     returned = out.sequences.shape[0] // len(samples.rows)
     ends = settings.get("eos_token_id", checkpoint.model.generation_config.eos_token_id)
-    sequences = [_without_padding(row, ends) for row in out.sequences[::returned].tolist()]
+    prompt = arguments["inputs"].shape[1] if checkpoint.sizes.decoder_only else 0
+    given = 0 if checkpoint.sizes.decoder_only else 1
+    sequences = [_without_padding(row, ends, given) for row in out.sequences[::returned, prompt:].tolist()]
     texts = None
     if not samples.as_ids and checkpoint.tokenizer is not None:
         texts = [samples.shown(checkpoint.tokenizer.decode(row, skip_special_tokens=True)) for row in sequences]
     return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
 
 
-def _without_padding(row: list[int], ends: int | list[int] | None) -> list[int]:
-    """A sequence up to its end token, as the command prints it."""
+def _without_padding(row: list[int], ends: int | list[int] | None, given: int) -> list[int]:
+    """A sequence up to its end token, sought after the ``given`` ones, as the command prints it."""
     ids = [] if ends is None else [ends] if isinstance(ends, int) else ends
-    end = next((index for index, token in enumerate(row) if index and token in ids), len(row) - 1)
+    end = next((index for index, token in enumerate(row) if index >= given and token in ids), len(row) - 1)
     return row[: end + 1]
 
 
 def greedy(checkpoint: Checkpoint, samples: Samples) -> list[list[int]]:
-    """What ``model.generate`` makes of samples by greedy search, at the length of the comparison."""
-    settings = next(settings for settings in _settings(checkpoint) if settings.get("num_beams") == 1)
+    """What ``model.generate`` makes of samples by greedy search, at the length of the comparison; of a decoder-only
+    model with the prompts."""
+    longest = max(map(len, samples.rows))
+    settings = next(settings for settings in _settings(checkpoint, longest) if settings.get("num_beams") == 1)
     with _errors_as_ours():
-        return _generate(checkpoint, samples, settings).sequences
+        new = _generate(checkpoint, samples, settings).sequences
+    if not isinstance(samples, TextSamples) or samples.pad_left_with is None:
+        return new
+    return [[*prompt, *row] for prompt, row in zip(samples.rows, new, strict=True)]
 
 
 def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
@@ -223,17 +236,29 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
     return speech_samples(checkpoint) if checkpoint.family.source_files else _text_samples(checkpoint, texts)
 
 
+def _padding(checkpoint: Checkpoint) -> int | None:
+    """The token that a decoder-only model's prompts are padded with."""
+    if not checkpoint.sizes.decoder_only:
+        return None
+    config = checkpoint.model.generation_config
+    ends = config.eos_token_id
+    pad = (ends[0] if isinstance(ends, list) else ends) if config.pad_token_id is None else config.pad_token_id
+    return pad or 0
+
+
 def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
     limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
+    if checkpoint.sizes.decoder_only:  # new tokens need positions too
+        limit = min(limit, max(1, checkpoint.sizes.max_source // 2))
     if checkpoint.tokenizer is not None:
         cut = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
         rows = [ids for _, ids in cut if ids is not None]
         if len(rows) == len(cut):
-            return TextSamples(tuple(text for text, _ in cut), tuple(rows), as_ids=False)
+            return TextSamples(tuple(text for text, _ in cut), tuple(rows), False, _padding(checkpoint))
     vocabulary = checkpoint.sizes.source_vocabulary
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
-    return TextSamples(tuple(json.dumps(row) for row in rows), tuple(rows), as_ids=True)
+    return TextSamples(tuple(json.dumps(row) for row in rows), tuple(rows), True, _padding(checkpoint))
 
 
 def _cut(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
@@ -241,7 +266,7 @@ def _cut(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
     words = text.split()
     while words:
         shorter = " ".join(words)
-        ids = list(tokenizer(shorter).input_ids)
+        ids = list(tokenizer(shorter, verbose=False).input_ids)
         if len(ids) <= limit:
             return shorter, ids
         words.pop()

@@ -12,6 +12,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
+    PROMPT,
     SOURCE,
     Job,
     ModelGraphs,
@@ -62,10 +63,12 @@ def _refusal(canonical: ModelGraphs, preset: Preset) -> str:
     graphs = canonical.copy()
     try:
         fold_biases(graphs)
-        SOURCE[preset.source](graphs, layers=[0])
+        (PROMPT if canonical.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
         GENERATED[preset.generated](graphs, layers=[0])
     except PassError as error:
         return str(error)
+    except KeyError:
+        return f"a decoder-only model keeps no {preset.source} of its prompt"
     return ""
 
 

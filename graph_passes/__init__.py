@@ -8,7 +8,17 @@ from functools import partial
 from tightbeam.graph_passes.base import CacheState, Job, ModelGraphs, Pass, PassError, PassResult, Sizes
 from tightbeam.graph_passes.fold_biases import fold_biases
 from tightbeam.graph_passes.fold_residuals import fold_residuals
-from tightbeam.graph_passes.plan import GENERATED, PRESETS, PROMPT, SOURCE, LayerPlan, Preset, plan_bytes, same_for_all
+from tightbeam.graph_passes.plan import (
+    GENERATED,
+    PRESETS,
+    PROMPT,
+    SOURCE,
+    LayerPlan,
+    Preset,
+    plan_bytes,
+    presets_of,
+    same_for_all,
+)
 from tightbeam.graph_passes.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.search_head import search_head
 from tightbeam.graph_passes.step_rows import step_rows
@@ -30,6 +40,7 @@ __all__ = [
     "Sizes",
     "passes_of",
     "plan_bytes",
+    "presets_of",
     "rewrite",
     "same_for_all",
 ]

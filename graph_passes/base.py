@@ -113,8 +113,9 @@ class LayerPass(Protocol):
 
 @dataclass(frozen=True)
 class Projection:
-    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads. ``between``:
-    the operators, beside changes of layout, that stand between ``output`` and the attention."""
+    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads.
+
+    ``between``: the operators, beside changes of layout, that stand between ``output`` and the attention."""
 
     source: gs.Tensor
     weight: gs.Constant
@@ -126,9 +127,9 @@ class Projection:
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention, ``new`` the
-    new token's, as they follow the past, ``distance_bias`` [Y, H] what its scores get by the distance from the query back
-    to a key."""
+    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention, ``new``
+    the new token's, as they follow the past, ``distance_bias`` [Y, H] what its scores get by the distance from the
+    query back to a key."""
 
     node: gs.Node
     query: Projection
@@ -270,8 +271,8 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
 
 
 def own_concat(tensor: gs.Tensor) -> gs.Node | None:
-    """The Concat that puts the new token's keys or values behind the past, in what an attention reads; a prompt may stand
-    in front."""
+    """The Concat that puts the new token's keys or values behind the past, in what an attention reads; a prompt may
+    stand in front."""
     node = tensor.inputs[0] if tensor.inputs else None
     if node is None or node.op != "Concat":
         return None
@@ -279,7 +280,7 @@ def own_concat(tensor: gs.Tensor) -> gs.Node | None:
     return last.inputs[0] if last.inputs and last.inputs[0].op == "Concat" else node
 
 
-LAYOUT_OPS = ("Reshape", "Transpose")
+LAYOUT_OPS = ("Reshape", "Transpose", "Unsqueeze")
 BETWEEN_OPS = ("RotaryEmbedding", "RMSNormalization", "LayerNormalization")
 """What a model may do to queries and keys after their projection."""
 

@@ -62,7 +62,7 @@ class Prediction:
 
 def count_weights(canonical: ModelGraphs) -> WeightCounts:
     """From the canonical graphs."""
-    blocks = cross_attention(canonical, "cost").values()
+    blocks = () if canonical.sizes.decoder_only else cross_attention(canonical, "cost").values()
     cross = sum(part.weight.values.size for block in blocks for part in (block.key, block.value))
     return WeightCounts(_multiplied(canonical.encoder), _multiplied(canonical.decoder) - cross)
 
@@ -87,8 +87,10 @@ def predict(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCo
 
 
 def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts) -> list[Work]:
-    """Encoding a batch, and projecting what the plan keeps of it."""
+    """Encoding a batch, and projecting what the plan keeps of it; a prompt's keys and values are projected anyway."""
     positions = job.B * job.N
+    if sizes.decoder_only:
+        return [Work("prompt", weights.encoder * job.itemsize, 2 * positions * weights.encoder)]
     GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.D
     each = {"kv-per-beam": D * (GK + GV), "kv": D * (GK + GV), "k": D * GK, "states": 0, "first-k": 0}
     projected = sum(each[layer.source] for layer in plan)

@@ -1,8 +1,8 @@
 """Fold the biases of keys and values away, in every attention of both graphs.
 
 Softmax weights sum to one, so b_V passes through the attention and folds into the output bias:
-c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it, unless something that depends on
-the position (RoPE) or on the key itself (a norm) stands between projection and scores: then the key's bias stays.
+c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it, unless something that depends
+on the position (RoPE) or on the key itself (a norm) stands between projection and scores: then the key's bias stays.
 
 Needs: an Attention node fed by ``x W (+ b)``.
 """

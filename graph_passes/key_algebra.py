@@ -68,8 +68,8 @@ def require_no_bias(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
         if block.between:
             ops = " and ".join(sorted(set(block.between)))
             raise PassError(
-                f"{pass_name}: {ops} stands between keys and scores of layer {layer} (RoPE, or a norm of queries and keys),"
-                " where nothing can stand in for keys; keep kv for both parts (--variant dedup)"
+                f"{pass_name}: between the keys of layer {layer} and their scores stands {ops} (RoPE, or a norm), "
+                "so nothing can stand in for keys; keep kv for both parts (--variant dedup)"
             )
         if block.key.bias is not None or block.value.bias is not None:
             raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")

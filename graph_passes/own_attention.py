@@ -68,8 +68,8 @@ class OwnCaches:
     def attend(
         self, op: str, layer: int, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], space: str
     ) -> None:
-        """``op`` of our own over ``inputs`` and the history, with the layer's bias by distance, and with what the prompt
-        gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``)."""
+        """``op`` of our own over ``inputs`` and the history, with the layer's bias by distance, and with what the
+        prompt gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``)."""
         block = self.blocks[layer]
         bias = MISSING if block.distance_bias is None else self._by_head(block.distance_bias)
         optional = [MISSING, MISSING, MISSING, bias, *self._prior(layer, block, space)]
@@ -101,9 +101,8 @@ class OwnCaches:
         together = self.build.rows(project_together(self.build, parts_of_one, block.node.name), sum(widths))
         if sizes.decoder_only:
             query, rest = (gs.Variable(f"{block.node.name}.{part}") for part in ("query", "rest"))
-            self.build.add(
-                "Split", [together, self.build.constant([widths[0], sum(widths[1:])])], {"axis": 1}, [query, rest]
-            )
+            parts_of_two = self.build.constant([widths[0], sum(widths[1:])])
+            self.build.add("Split", [together, parts_of_two], {"axis": 1}, [query, rest])
             share_query(block, query)
         return together
 

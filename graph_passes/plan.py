@@ -21,7 +21,17 @@ from tightbeam.graph_passes.self_inputs import self_inputs
 from tightbeam.graph_passes.self_keys import self_keys
 from tightbeam.graph_passes.self_reordered import self_reordered
 
-__all__ = ["GENERATED", "PRESETS", "PROMPT", "SOURCE", "LayerPlan", "Preset", "plan_bytes", "same_for_all"]
+__all__ = [
+    "GENERATED",
+    "PRESETS",
+    "PROMPT",
+    "SOURCE",
+    "LayerPlan",
+    "Preset",
+    "plan_bytes",
+    "presets_of",
+    "same_for_all",
+]
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,8 @@ PROMPT: Mapping[str, LayerPass] = {
     "k": prompt_keys,
     "states": prompt_inputs,
 }
-"""Kinds of source cache of a decoder-only model, whose source is the prompt, likewise. There is no ``first-k``: its layers
-do not read one source."""
+"""Kinds of source cache of a decoder-only model, whose source is the prompt, likewise. There is no ``first-k``: its
+layers do not read one source."""
 
 GENERATED: Mapping[str, LayerPass] = {
     "kv-reordered": self_reordered,
@@ -83,6 +93,16 @@ PRESETS: Mapping[str, Preset] = {
     "hybrid": Preset("first-k", "k"),
 }
 """The values of ``--variant``; DESIGN.md section 3."""
+
+
+def presets_of(sizes: Sizes) -> dict[str, Preset]:
+    """The presets whose kinds of cache a model of these sizes can have; its passes say more (key and query norms)."""
+    source, generated = set(PROMPT if sizes.decoder_only else SOURCE), set(GENERATED)
+    if sizes.rotary:
+        source, generated = source & {"kv-per-beam", "kv"}, generated & {"kv-reordered", "kv"}
+    if sizes.G * sizes.K < sizes.D:
+        source, generated = source - {"k", "first-k"}, generated - {"k"}
+    return {name: own for name, own in PRESETS.items() if own.source in source and own.generated in generated}
 
 
 def same_for_all(preset: Preset, L: int, reason: str) -> tuple[LayerPlan, ...]:

@@ -35,7 +35,7 @@ def query_rows(build: Builder, block: AttentionBlock, sizes: Sizes) -> gs.Tensor
 
 
 def share_query(block: AttentionBlock, query: gs.Tensor) -> None:
-    """Let who reads a layer's queries as rows read ``query`` [R, H K], which is the same, so that one product makes it."""
+    """Let who reads a layer's queries as rows read ``query`` [R, H K], which is the same, out of a shared product."""
     for reader in list(block.node.inputs[0].outputs):
         if reader is not block.node:
             read_instead(reader.outputs[0], query)
@@ -62,21 +62,19 @@ def prior_of(
     H = sizes.H
     if kind == space:
         return [output, lse]
-    weights = {
-        part: block.key.weight.values if part == "key" else block.value.weight.values for part in ("key", "value")
-    }
+    W_K, W_V = block.key.weight.values, block.value.weight.values
     if space == VALUES:
-        W = weights["value"] if kind == INPUTS else undo(weights["key"], weights["value"])
+        W = W_V if kind == INPUTS else undo(W_K, W_V)
         values = multiply_heads(build, output, value_heads(W, H, sizes.V), block.value.weight.dtype)
         return [build.reshape(values, [-1, H * sizes.V]), lse]
     if (kind, space) == (INPUTS, KEYS):
-        D, E = weights["key"].shape
-        W_K = build.constant(weights["key"], block.key.weight.dtype)
-        keys = build.add("MatMul", [build.reshape(output, [-1, H, D]), W_K])  # [R, H, E]
+        D, E = W_K.shape
+        weight = build.constant(W_K, block.key.weight.dtype)
+        keys = build.add("MatMul", [build.reshape(output, [-1, H, D]), weight])  # [R, H, E]
         return [build.reshape(keys, [-1, H * E]), lse]
     raise PassError(
-        f"{pass_name}: layer {layer} keeps {kind} of the prompt, which do not give {space}; keep the same for both parts, "
-        "or kv for the generated one"
+        f"{pass_name}: layer {layer} keeps {kind} of the prompt, which do not give {space}; keep the same for both "
+        "parts, or kv for the generated one"
     )
 
 
@@ -119,8 +117,7 @@ class PromptFlags:
         mask = next(tensor for tensor in decoder.inputs if tensor.name == "attention_mask")
         N = build.add("Squeeze", [build.add("Shape", [mask], {"start": 1, "end": 2})])
         positions = build.add("Range", [build.constant(0), N, build.constant(1)])
-        ages = build.add(
-            "Sub", [build.add("Unsqueeze", [after_newest, build.constant([1])]), positions]
-        )  # [B, N], from 1
+        column = build.add("Unsqueeze", [after_newest, build.constant([1])])
+        ages = build.add("Sub", [column, positions])  # [B, N], from 1
         inside = build.add("LessOrEqual", [ages, build.constant(window)])
         return build.add("And", [self.by_window[0], inside])

@@ -21,8 +21,8 @@ class PromptLatents:
     def attend(
         self, layer: int, block: AttentionBlock, queries: gs.Tensor, kept: gs.Tensor, name: str, width: int
     ) -> None:
-        """Let ``queries`` [R, H, ...] of a layer read a tensor [B, N, width] of the prompt graph, which becomes its output
-        ``name``."""
+        """Let ``queries`` [R, H, ...] of a layer read a tensor [B, N, width] of the prompt graph, which becomes its
+        output ``name``."""
         H = self.graphs.sizes.H
         states = self._output(kept, name, width)
         attended = self.build.variable(f"attended_{layer}", ["R", H, width])

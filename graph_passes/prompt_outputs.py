@@ -6,7 +6,7 @@ the decoder projects in one product, are projected in one here too, so that both
 
 from __future__ import annotations
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, read_instead, tidy
+from tightbeam.graph_passes.base import OWN, Builder, ModelGraphs, PassResult, prompt_attention, read_instead, tidy
 from tightbeam.graph_passes.own_attention import project_together
 
 NAME = "prompt_outputs"
@@ -16,19 +16,13 @@ def prompt_outputs(graphs: ModelGraphs) -> PassResult:
     """Prompt graph: outputs that no decoder input has the name of are gone."""
     encoder, decoder = graphs.encoder, graphs.decoder
     build = Builder(encoder, NAME)
-    outputs = {tensor.name for tensor in encoder.outputs}
-    for block in prompt_attention(graphs, NAME).values():
+    for layer in _projected_together(graphs):
+        (block,) = prompt_attention(graphs, NAME, [layer]).values()
         parts = (block.query, block.key, block.value)
-        if block.between or any(
-            part.output.name in outputs or part.matmul.outputs[0].name in outputs for part in parts
-        ):
-            continue
+        widths = [part.weight.shape[1] for part in parts]
         together = project_together(build, parts, block.node.name)
-        pieces = [
-            build.variable(f"{block.node.name}.{index}", ["B", "N", part.weight.shape[1]])
-            for index, part in enumerate(parts)
-        ]
-        build.add("Split", [together, build.constant([part.weight.shape[1] for part in parts])], {"axis": 2}, pieces)
+        pieces = [build.variable(f"part_{layer}.{i}", ["B", "N", width]) for i, width in enumerate(widths)]
+        build.add("Split", [together, build.constant(widths)], {"axis": 2}, pieces)
         for part, piece in zip(parts, pieces, strict=True):
             read_instead(part.output, piece)
     needed = {tensor.name for tensor in decoder.inputs}
@@ -36,3 +30,15 @@ def prompt_outputs(graphs: ModelGraphs) -> PassResult:
     encoder.outputs = [tensor for tensor in encoder.outputs if tensor.name in needed]
     tidy(encoder)
     return PassResult(NAME, len(gone))
+
+
+def _projected_together(graphs: ModelGraphs) -> list[int]:
+    """The layers whose projections the decoder has made one, and whose products are no outputs of the prompt graph."""
+    outputs = {tensor.name for tensor in graphs.encoder.outputs}
+    as_traced = {node.name for node in graphs.decoder.nodes if node.op == "Attention"}
+    layers = []
+    for layer, block in prompt_attention(graphs, NAME).items():
+        made = {part.output.name for part in (block.query, block.key, block.value)}
+        if not block.between and not made & outputs and f"{OWN}.{layer}" not in as_traced:
+            layers.append(layer)
+    return layers

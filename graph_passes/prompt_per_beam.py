@@ -1,9 +1,9 @@
 """Source cache ``kv-per-beam`` of a decoder-only model: the prompt's keys and values once for each beam (what
 model.generate holds).
 
-Kept for honest comparison. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. The prompt graph repeats
-keys and values M times; the decoder puts them in front of the past and attends row by row. The beams of a sample hold
-equal copies, so they are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
+Kept for honest comparison. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. The prompt graph
+repeats keys and values M times; the decoder puts them in front of the past and attends row by row. The beams of a
+sample hold equal copies, so they are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ NAME = "prompt_shared"
 
 
 def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Decoder: inputs ``source.<l>.key`` [B, G, N, K] and ``source.<l>.value`` [B, G, N, V], outputs of the prompt graph."""
+    """Decoder: inputs ``source.<l>.key`` [B, G, N, K] and ``.value`` [B, G, N, V], outputs of the prompt graph."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
     build = Builder(graphs.decoder, NAME)

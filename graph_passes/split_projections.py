@@ -19,6 +19,8 @@ from tightbeam.graph_passes.base import (
 )
 
 NAME = "trace"
+LAST_AXIS = (2, 3, -1)
+"""Of projections [B, N, columns], or [B, 1, N, columns]."""
 
 
 def settle_causal_attention(graphs: ModelGraphs) -> None:
@@ -36,6 +38,9 @@ def settle_causal_attention(graphs: ModelGraphs) -> None:
                 concat = own_concat(node.inputs[index])
                 _split(build, node.inputs[index] if concat is None else concat.inputs[1])
         tidy(graph)
+        for node in graph.nodes:
+            if node.op == "Split" and node.attrs.get("axis") == 2:  # of [., ., columns], in a feed-forward part
+                node.attrs["axis"] = -1  # which holds where a step's rows are matrices too
 
 
 def _split(build: Builder, tensor: gs.Tensor) -> None:
@@ -45,7 +50,9 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
     if columns is None:
         return
     whole = part.inputs[0].inputs[0]
-    bias = None
+    bias, axes = None, None
+    if whole.inputs and whole.inputs[0].op == "Unsqueeze":
+        whole, axes = whole.inputs[0].inputs
     if whole.inputs and whole.inputs[0].op == "Add":
         bias = next((operand for operand in whole.inputs[0].inputs if isinstance(operand, gs.Constant)), None)
         whole = next(operand for operand in whole.inputs[0].inputs if operand is not bias)
@@ -55,20 +62,24 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
     alone = build.add("MatMul", [source, build.constant(weight.values[:, columns], weight.dtype)])
     if bias is not None:
         alone = build.add("Add", [alone, build.constant(bias.values.reshape(-1)[columns], bias.dtype)])
-    read_instead(part, alone)
+    if axes is not None:
+        alone = build.add("Unsqueeze", [alone, axes])
+    whole_node = part.inputs[0]
+    whole_node.outputs = [gs.Variable(f"{made.name}.unread") if made is part else made for made in whole_node.outputs]
+    alone.inputs[0].outputs = [part]  # which may be an output of the graph
 
 
 def _columns(part: gs.Tensor) -> slice | None:
-    """Which columns of its input a Split or Slice over the last axis gives; None for anything else."""
+    """Which columns of its input [..., columns] a Split or Slice over the last axis gives; None for anything else."""
     node = part.inputs[0] if part.inputs else None
     if node is None or node.op not in ("Split", "Slice"):
         return None
     if node.op == "Slice":
         starts, ends, axes = (tensor.values.reshape(-1) for tensor in node.inputs[1:4])
-        if len(axes) != 1 or axes[0] not in (2, -1):
+        if len(axes) != 1 or axes[0] not in LAST_AXIS:
             return None
         return slice(int(starts[0]), int(min(ends[0], np.iinfo(np.int64).max)))
-    if node.attrs.get("axis", 0) not in (2, -1):
+    if node.attrs.get("axis", 0) not in LAST_AXIS:
         return None
     index = node.outputs.index(part)
     if len(node.inputs) > 1:

@@ -22,7 +22,8 @@ LOOKED_UP = frozenset({"Gather", "Add", "Equal"})
 
 
 def step_rows(graphs: ModelGraphs) -> PassResult:
-    """Decoder: ``tokens``, and ``positions`` that are looked up, are read as [R]; what made rows of positions, and the reverse, is gone."""
+    """Decoder: ``tokens``, and ``positions`` that are looked up, are read as [R]; what made rows of positions, and the
+    reverse, is gone."""
     decoder = graphs.decoder
     if any(node.op == "Attention" for node in decoder.nodes):
         return PassResult(NAME, 0, "an attention of the decoder is no operator of ours")

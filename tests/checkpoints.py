@@ -38,6 +38,8 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
+from causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
+
 STD = {
     **{"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 1.0, "k_proj": 1.0, "out_proj": 0.07, "fc2": 0.1},
     **{"Attention.q": 0.15, "Attention.o": 0.07, "wo": 0.1, "relative_attention_bias": 2.0},
@@ -154,15 +156,19 @@ def make_checkpoint(
     `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config_class, model_class = CLASSES[family]
-    sizes = {} if family.endswith("t5") else ODD_SIZES
-    config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
+    config_class, model_class = {**CLASSES, **CAUSAL_CLASSES}[family]
+    causal = family in CAUSAL_CLASSES
+    if causal:
+        config = causal_config(family, config_overrides)
+    else:
+        sizes = {} if family.endswith("t5") else ODD_SIZES
+        config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + zlib.crc32(family.encode()))
         model = model_class(config)
         if family.endswith("t5") and config_overrides.get("tie_word_embeddings") is False:
             model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))  # T5Config always ties
-        randomise(model)
+        (randomise_causal if causal else randomise)(model)
         if family in ("t5", "umt5"):  # whose logits are divided by the root of d_model
             model.decoder.final_layer_norm.weight.data.mul_(config.d_model**0.5)
     for name, value in (generation or {}).items():
@@ -220,7 +226,8 @@ def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", int(eos))])
+    if getattr(config, "is_encoder_decoder", False):  # else the text goes on
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", int(eos))])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

@@ -14,7 +14,7 @@ from tightbeam.deploy.search.step import Ints, SearchResult, Step, StepInputs
 
 
 def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints) -> SearchResult:
-    """The sequences int64 [B, T] that continue ``beginnings`` [B, P] by the best token at each position; scores are None.
+    """The sequences int64 [B, T] that continue ``beginnings`` [B, P] by the best token at each position; no scores.
 
     A sample leaves with its end-of-sequence token: all that `_sample` adds to it later is padding. The sequences are as
     long as the longest of them, at most ``max_length``.

@@ -21,8 +21,8 @@ class StepInputs:
 
     Attributes:
         tokens: int64 [B, M], the last token of each row.
-        history: int64 [B, M, T], all tokens of each row so far, the start token or the prompt first and ``tokens`` last; a view of
-            the beginning of ``Step.history``.
+        history: int64 [B, M, T], all tokens of each row so far, start token or prompt first and ``tokens`` last; a
+            view of the beginning of ``Step.history``.
         parents: int64 [B, M], which beam of the previous step each row continues; the identity on the first step.
         beam_scores: float32 [B, M], the sum of the log-probabilities of each row; zeros for greedy search.
         banned: int64 [B, M, P], tokens that must not follow; -1 marks an unused entry; P differs from step to step

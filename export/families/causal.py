@@ -40,6 +40,9 @@ class Causal(Family):
             yield f"{self.width} {D} is not divisible by {self.heads} {H}; correct one of them"
         if not isinstance(G, int) or G < 1 or H % G:
             yield f"{self.heads} {H} is not divisible by the {G!r} key heads; correct one of them"
+        window = getattr(config, "sliding_window", None)
+        if window is not None and (not isinstance(window, int) or window < 2):  # of 1, transformers' own cache fails
+            yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
         if getattr(config, self.positions) < 2:
             yield f"{self.positions} is 1; expected room for a prompt and a new token"
         if getattr(config, self.activation) not in ACT2FN:
@@ -51,7 +54,7 @@ class Causal(Family):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if self.rotary and kind in ANGLES_OF_LENGTH:
-            yield f"rope_type {kind!r} changes its angles with the length; supported are those that do not, e.g. default"
+            yield f"rope_type {kind!r} changes its angles with the length; supported are those that do not"
 
     def key_heads(self, config: Any) -> Any:
         """G."""

@@ -12,7 +12,8 @@ output ``output``         float [R, H V]
 ``lse``, optional         float32 [R, H]         log of the sum of the exponentials of the scores
 ========================  =====================  ==========================================================
 
-Head h reads key head h G / H. Where nothing counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another attention join in the same softmax: the prior of BeamAttention.
+Head h reads key head h G / H. Where nothing counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another attention
+join in the same softmax: the prior of BeamAttention.
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+"""GPT-BigCode (Ben Allal et al. 2023), as in SantaCoder and StarCoder: GPT-2 with one key head for all query heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tightbeam.export.families.causal import Causal
+
+
+class BigCode(Causal):
+    """Only with ``multi_query``: the other form takes each head's queries, keys and values out of one block."""
+
+    def config_faults(self, config: Any) -> Iterator[str]:
+        yield from super().config_faults(config)
+        if not config.multi_query:
+            yield "multi_query is false; supported are models with one key head for all query heads"
+
+    def key_heads(self, config: Any) -> Any:
+        return 1
+
+
+GPT_BIGCODE = BigCode(
+    model_type="gpt_bigcode",
+    architecture="GPTBigCodeForCausalLM",
+    width="n_embd",
+    layers="n_layer",
+    heads="n_head",
+    positions="n_positions",
+    activation="activation_function",
+    rotary=False,
+)

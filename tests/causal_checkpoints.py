@@ -1,0 +1,110 @@
+"""Tiny random decoder-only models, of all kinds of attention that we have: odd sizes, nothing symmetric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
+)
+
+CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "gpt_bigcode": (GPTBigCodeConfig, GPTBigCodeForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "olmo": (OlmoConfig, OlmoForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "gemma": (GemmaConfig, GemmaForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
+}
+
+GPT2_SIZES: dict[str, Any] = {"n_embd": 36, "n_layer": 3, "n_head": 3, "n_inner": 50, "n_positions": 64}
+LLAMA_SIZES: dict[str, Any] = {
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+SPECIAL: dict[str, Any] = {"vocab_size": 101, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+CAUSAL_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2_SIZES,
+    "gpt_bigcode": GPT2_SIZES,
+    "llama": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 6, "vocab_size": 103, "num_hidden_layers": 3},
+    "qwen2": {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "qwen3": {"head_dim": 10},
+    "olmo": {"num_key_value_heads": 6},
+    "olmo2": {"num_key_value_heads": 3},
+    "phi3": {
+        "sliding_window": 9,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+    },
+    "gemma": {"head_dim": 14, "num_key_value_heads": 1},
+    "smollm3": {"num_hidden_layers": 4},
+    "starcoder2": {"sliding_window": 5, "num_attention_heads": 3, "num_key_value_heads": 3},
+}
+
+
+def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a family's tiny model."""
+    base = {} if family.startswith("gpt") else LLAMA_SIZES
+    return CAUSAL_CLASSES[family][0](**{**SPECIAL, **base, **CAUSAL_SIZES[family], **overrides})
+
+
+@torch.no_grad()
+def randomise_causal(model: PreTrainedModel) -> None:
+    """Fills every parameter with random numbers: sharp attention and small branches, so that the tokens generated
+    depend on the prompt and on one another. GPT-2's keys have an inverse that adds nothing to the error."""
+    for name, tensor in model.named_parameters():
+        if tensor.ndim == 1:
+            weight = ("norm" in name or "ln_" in name) and name.endswith("weight")
+            tensor.normal_(1.0 if weight else 0.0, 0.2 if weight else 0.3)
+            if weight and not ("q_norm" in name or "k_norm" in name):
+                tensor.mul_(torch.randint(0, 2, tensor.shape) * 2 - 1)  # else tied embeddings predict themselves
+        elif "wpe" in name:
+            tensor.normal_(0.0, 1.0)
+        elif "wte" in name or "embed" in name:
+            tensor.normal_(0.0, 0.3)
+        elif name.endswith(("attn.c_proj.weight", "o_proj.weight", "mlp.c_proj.weight", "down_proj.weight")):
+            tensor.normal_(0.0, 0.1)
+        elif name.endswith("c_attn.weight") and tensor.shape[0] * 3 == tensor.shape[1]:
+            tensor.normal_(0.0, 0.25)
+            D = tensor.shape[0]
+            tensor[:, D : 2 * D] = torch.nn.init.orthogonal_(torch.empty(D, D), gain=D**0.5 / 2)
+        else:
+            tensor.normal_(0.0, 0.25)
