@@ -40,7 +40,7 @@ from tightbeam.export.speech_files import check_speech, write_speech
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
 from tightbeam.export.workload import Workload
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, plan_bytes, rewrite, same_for_all
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
@@ -117,6 +117,7 @@ def export_model(
         plan, measured = guard(canonical, plan, calibrate(checkpoint, texts), precision)
         if plan != wanted:
             graphs, results = rewrite(canonical, plan)
+    _fit(checkpoint, plan, workload or Workload())
     on_step(STEPS[5])
     work = [(checkpoint, graphs, results, plan, measured)]
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
@@ -146,22 +147,30 @@ def settle(
     workload: Workload,
     on_ranking: Callable[[Table], None],
 ) -> Choice:
-    """The choice, made now where it is ``auto``. Raises ExportError where it does not fit the memory limit."""
-    job, limit = workload.job(checkpoint), workload.memory_limit
-    weights = sum(parameter.nbytes for parameter in checkpoint.model.parameters())
+    """The choice, made now where it is ``auto``. Raises ExportError where nothing fits the memory limit."""
     if choice.preset is not None:
-        needed = weights + sum(choice.preset.cache_bytes(canonical.sizes, job))
-        if limit is not None and needed > limit:
-            raise ExportError(
-                f"{choice.name} needs {needed:,} bytes for weights and caches, over the limit of {limit:,}; "
-                "--variant auto takes one that fits, if there is one"
-            )
         return choice
-    machine = workload.machine()
-    ranked = rank(canonical, job, machine, weights, limit)
+    job, machine = workload.job(checkpoint), workload.machine()
+    ranked = rank(canonical, job, machine, _weight_bytes(checkpoint), workload.memory_limit)
     on_ranking(ranking_table(ranked, job, machine))
     best = best_of(ranked)
     return Choice(best.variant, PRESETS[best.variant], f"auto: {best.variant} is predicted to be fastest")
+
+
+def _fit(checkpoint: Checkpoint, plan: Sequence[LayerPlan], workload: Workload) -> None:
+    """Raise ExportError where weights and caches are over the memory limit."""
+    if workload.memory_limit is None:
+        return
+    needed = _weight_bytes(checkpoint) + sum(plan_bytes(plan, checkpoint.sizes, workload.job(checkpoint)))
+    if needed > workload.memory_limit:
+        raise ExportError(
+            f"weights and caches need {needed:,} bytes, over the limit of {workload.memory_limit:,}; "
+            "--variant auto takes what fits, if anything does, and a smaller --batch-size needs less"
+        )
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> int:
+    return sum(parameter.nbytes for parameter in checkpoint.model.parameters())
 
 
 def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
