@@ -10,7 +10,8 @@ The canonical graphs:
   longer.
 
 Attention is the standard ``Attention`` operator of opset 23, with G key heads for H query heads, and keys are turned by
-the standard ``RotaryEmbedding``.
+the standard ``RotaryEmbedding``. A layer's window stands in the prompt graph's mask; the decoder, whose past may end
+anywhere, has none: ``ModelGraphs.windows`` says it to the passes.
 """
 
 from __future__ import annotations

@@ -198,6 +198,26 @@ def test_a_source_joins_in_the_same_softmax(library: Path | None) -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
+def test_a_source_of_nothing_has_no_weight(name: str, library: Path | None) -> None:
+    """The prompt of one token, all of which is fed: its rows go on as if there were no prior."""
+    sizes = {"V": 8} if name == "SourceAttention" else {}
+    source = MODULES[name].random_case(1, B=2, M=3, H=4, G=2, K=8, N=11, **sizes)
+    source.inputs["mask"][1] = False
+    prompt = run(name, source, library)
+    check(name, source, prompt)
+    assert (prompt["output"][3:] == 0).all()
+    assert np.isneginf(prompt["lse"][3:]).all()
+    own, widths = ("BeamAttention", {"V": 8}) if name == "SourceAttention" else ("BeamLatentAttention", {})
+    case = MODULES[own].random_case(2, B=2, M=3, H=4, G=2, K=8, T=6, T_max=7, lengths=[6, 4], **widths)
+    prior = {"prior_output": prompt["output"].reshape(6, -1), "prior_lse": prompt["lse"]}
+    joined = run(own, Case("joined", {**case.inputs, **prior}, case.attributes), library)["output"]
+    alone = run(own, case, library)["output"]
+    np.testing.assert_allclose(joined[3:], alone[3:], rtol=1e-6, atol=1e-7)
+    assert np.abs(joined[:3] - alone[:3]).max() > 1e-3
+
+
+@pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
 def test_a_cache_bound_to_one_buffer_gets_one_row(name: str, library: Path | None) -> None:
     sizes = {"V": 3} if name == "BeamAttention" else {}
