@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from tightbeam.deploy.bundle import BundleError, FileEntry, file_entry
-from tightbeam.deploy.log_mel import LogMel
+from tightbeam.deploy.bundle import FileEntry, file_entry
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.errors import ExportError
 
@@ -27,7 +27,7 @@ PCM_STEPS = 1 << 15
 def check_speech(checkpoint: Checkpoint) -> None:
     """Raise ExportError where the file that says how features are made does not fit a model that hears."""
     if checkpoint.family.source_files:
-        _log_mel(checkpoint)
+        _window(checkpoint)
 
 
 def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
@@ -39,20 +39,23 @@ def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
     return file_entry(folder, name)
 
 
-def _log_mel(checkpoint: Checkpoint) -> LogMel:
-    path = checkpoint.path / checkpoint.family.source_files[0]
-    try:
-        found = LogMel.read(path)
-    except BundleError as error:
-        raise ExportError(str(error)) from error
-    config = checkpoint.config
-    expected = (config.num_mel_bins, 2 * config.max_source_positions)
-    if (found.mels, found.frames) != expected:
+def _window(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Samples of a whole window, and of a second, by the checkpoint's file."""
+    path, config = checkpoint.path / checkpoint.family.source_files[0], checkpoint.config
+    settings: dict[str, Any] = json.loads(path.read_text("utf-8"))  # an object, which the checkpoint's reader checked
+    names = ("feature_size", "sampling_rate", "hop_length", "chunk_length")
+    for name in names:
+        value = settings.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ExportError(f"{path}: {name} is {value!r}, expected a whole number of at least 1; restore the file")
+    mels, rate_hz, hop, chunk_s = (int(settings[name]) for name in names)
+    frames, expected = chunk_s * rate_hz // hop, (config.num_mel_bins, 2 * config.max_source_positions)
+    if (mels, frames) != expected:
         raise ExportError(
-            f"{path}: makes features of {found.mels} mels and {found.frames} frames, config.json expects "
-            f"{expected[0]} and {expected[1]}; give the file that belongs to these weights"
+            f"{path}: makes features of {mels} mels and {frames} frames, config.json expects {expected[0]} and "
+            f"{expected[1]}; give the file that belongs to these weights"
         )
-    return found
+    return chunk_s * rate_hz, rate_hz
 
 
 @dataclass(frozen=True)
@@ -90,18 +93,18 @@ class SpeechSamples:
 
 def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
     """Rising tones with harmonics and pauses, and some noise: nothing said, but much to hear."""
-    log_mel = _log_mel(checkpoint)
+    samples, rate_hz = _window(checkpoint)
     generator = np.random.default_rng(0)
     rows = []
     for share in SHARES:
-        time_s = np.arange(int(share * log_mel.samples)) / log_mel.sampling_rate_hz
+        time_s = np.arange(int(share * samples)) / rate_hz
         pitch_hz = generator.uniform(90, 240) * (1 + 0.4 * np.sin(2 * np.pi * generator.uniform(0.5, 3) * time_s))
-        phase = 2 * np.pi * np.cumsum(pitch_hz) / log_mel.sampling_rate_hz
+        phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
         voice = sum(np.sin(k * phase) * generator.uniform(0.2, 1) / k for k in range(1, 20))
         loud = np.maximum(0, np.sin(2 * np.pi * generator.uniform(1, 5) * time_s + generator.uniform(0, 6)))
         sound = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
         rows.append(np.clip(np.round(sound * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
     sounds = [row.astype(np.float32) / PCM_STEPS for row in rows]
-    features = extractor(sounds, sampling_rate=log_mel.sampling_rate_hz, return_tensors="pt").input_features
-    return SpeechSamples(tuple(rows), log_mel.sampling_rate_hz, features)
+    features = extractor(sounds, sampling_rate=rate_hz, return_tensors="pt").input_features
+    return SpeechSamples(tuple(rows), rate_hz, features)

@@ -172,6 +172,15 @@ def test_a_sound_file_is_heard(bundles: BundleCache, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert good["text"] == runner.transcribe([str(tmp_path / "a.wav")])[0]
     assert "none.wav cannot be read as sound" in bad["error"]
+    soundfile.write(tmp_path / "short.wav", steps[:9000], RATE_HZ)
+    options = ["--json", "--language", "de", "--task", "translate", "--num-beams", "2", "--max-new-tokens", "5"]
+    done = subprocess.run([*command, str(tmp_path / "short.wav"), *options], capture_output=True, text=True, check=True)
+    record = json.loads(done.stdout)
+    settings = {"language": "de", "task": "translate", "num_beams": 2, "max_new_tokens": 5}
+    expected = generate(checkpoint.model, extract(checkpoint, [sound[:9000]]), settings)
+    assert record["tokens"][:4] == [3, 91, 94, 106]
+    assert record["tokens"] == expected.sequences[0].tolist()
+    assert record["score"] == pytest.approx(float(expected.sequences_scores[0]), rel=1e-4)
 
 
 def test_other_rates_are_resampled(tmp_path: Path) -> None:
