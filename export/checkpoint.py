@@ -74,8 +74,9 @@ NOT_ABOUT_TOKENS = frozenset(
 )
 """Generation settings that change what `generate` returns beside the tokens, never which tokens."""
 
-BOOKKEEPING = re.compile(r"(^|\.)(encoder|decoder)\.version$")
-"""fairseq's version counters, still in some old checkpoints; no model reads them."""
+BOOKKEEPING = re.compile(r"(^|\.)(encoder|decoder)\.version$|\.attn\.masked_bias$|\.rotary_emb\.inv_freq$")
+"""fairseq's version counters, GPT-2's score of what is masked, Llama's frequencies: still in some old checkpoints; no
+model reads them."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""Decoder-only models from a checkpoint to text: the export's comparison, lines in and out, old checkpoints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bundles import BundleCache
+from checkpoints import SENTENCES, CheckpointCache
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.lines import run_lines
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.checkpoint import load_checkpoint
+from tightbeam.export.memory_table import memory_table
+
+TEXT = {"tokenizer": True, "vocab_size": 300}
+
+
+@pytest.fixture(scope="module")
+def runner(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", "gpt2", **TEXT), threads=1)
+
+
+@pytest.mark.parametrize(("family", "variant"), [("gpt2", "el"), ("llama", "dedup")])
+def test_an_export_ends_with_a_comparison(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, variant: str
+) -> None:
+    bundle = export_model(checkpoints(family, **TEXT), tmp_path / "out", variant=variant, max_new_tokens=9)
+    parity = bundle.manifest.parity
+    assert parity is not None
+    assert parity.tokens > 50
+    assert bundle.manifest.sizes.decoder_only
+    assert bundle.manifest.sizes.rotary == (family == "llama")
+    assert Bundle.load(tmp_path / "out").manifest == bundle.manifest
+    assert memory_table(bundle).row_count == 2 * (6 if family == "gpt2" else 2)
+    done = subprocess.run(
+        [sys.executable, "-m", "tightbeam.deploy.command", str(bundle.path), "-", "--json", "--num-beams", "2"],
+        input=f"{SENTENCES[0]}\n".encode(),
+        capture_output=True,
+        check=True,
+    )
+    record = json.loads(done.stdout)
+    runner = Runner.load(bundle.path, threads=1)
+    ids = runner.encode(SENTENCES[0])[0]
+    whole = runner.generate([ids], num_beams=2).sequences[0].tolist()
+    assert whole[: len(ids)] == ids
+    assert record["tokens"] == whole[len(ids) :]
+    assert record["text"] == runner.decode(whole[len(ids) :]) == runner.generate_text([SENTENCES[0]], num_beams=2)[0]
+
+
+def test_a_refused_variant_leaves_nothing(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"stands RotaryEmbedding .* \(--variant dedup\)"):
+        export_model(checkpoints("llama", **TEXT), tmp_path / "out", variant="el", check=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch_size: int) -> None:
+    texts = [" ".join(text.split()[: 2 + index]) for index, text in enumerate(SENTENCES)]
+    too_long = " ".join(SENTENCES * 2).encode()
+    lines = [texts[0].encode(), too_long, b"\xff", *(text.encode() for text in texts[1:]), b" "]
+    settings: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 6, "repetition_penalty": 1.3}
+    results = list(run_lines(runner, lines, batch_size=batch_size, **settings))
+    expected = [runner.generate_text([text], **settings)[0] for text in texts]
+    assert [result.texts[0] if result.texts else None for result in results] == [
+        expected[0],
+        None,
+        None,
+        *expected[1:],
+        None,
+    ]
+    assert "longer than the model's 63 positions" in str(results[1].error)
+
+
+def test_a_prompt_too_long_for_the_settings_harms_no_other(runner: Runner) -> None:
+    lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
+    results = list(run_lines(runner, lines, ids=True, num_beams=1, max_new_tokens=8))
+    assert [result.error is None for result in results] == [True, False, True]
+    assert "makes sequences of 68 tokens, the model has 64 positions" in str(results[1].error)
+    results = list(run_lines(runner, lines, ids=True, num_beams=1, max_length=12))
+    assert "max_length=12 (from the call) leaves no room for a new token, it counts the 60" in str(results[1].error)
+    assert all(len(result.sequences[0]) <= 9 for result in (results[0], results[2]))
+
+
+def test_a_new_token_may_be_an_end_token_at_once(runner: Runner) -> None:
+    settings: dict[str, Any] = {"num_beams": 1, "max_new_tokens": 4}
+    (result,) = run_lines(runner, [b"[5, 6, 7]"], ids=True, **settings)
+    (ended,) = run_lines(runner, [b"[5, 6, 7]"], ids=True, **settings, eos_token_id=result.sequences[0][0])
+    assert ended.sequences == [result.sequences[0][:1]]
+
+
+def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """GPT-2's weights have no prefix and masks among them, an old Llama's the frequencies of its rotation."""
+    for family in ("gpt2", "llama"):
+        folder = checkpoints.copy(tmp_path / family, family)
+        weights = load_file(folder / "model.safetensors")
+        if family == "gpt2":
+            weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
+            weights |= {"h.0.attn.bias": torch.ones(1, 1, 64, 64), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+        else:
+            weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        found, expected = (load_checkpoint(path).model.state_dict() for path in (folder, checkpoints(family)))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gpt2", {"n_head": 5}, "n_embd 36 is not divisible by n_head 5"),
+        ("gpt2", {"n_layer": 0}, "n_layer is 0; expected a whole number of at least 1"),
+        ("gpt2", {"activation_function": "x"}, "activation_function 'x' is unknown"),
+        ("gpt2", {"add_cross_attention": True}, "cross-attention is switched on; expected GPT2LMHeadModel alone"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query is false; supported are models with one key head"),
+        ("llama", {"num_key_value_heads": 4}, "num_attention_heads 6 is not divisible by the 4 key heads"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type 'dynamic' changes its angles with the length",
+        ),
+        ("mistral", {"sliding_window": 1}, "sliding_window is 1; expected a whole number of at least 2, or none"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; supported are models that do not clip"),
+        ("llama", {"architectures": ["LlamaModel"]}, "only LlamaForCausalLM generates text"),
+    ],
+)
+def test_configs_that_cannot_be_exported(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, changes: dict[str, Any], reason: str
+) -> None:
+    folder = checkpoints.copy(tmp_path / "c", family)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ExportError) as caught:
+        load_checkpoint(folder)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
