@@ -73,7 +73,7 @@ def test_a_bundle_that_generates_something_else_is_not_kept(
 
 def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
     expected = parity.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
-    samples = parity.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True)
+    samples = parity.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)
     reference = parity.Reference(checkpoints("bart"), samples, (expected,))
     assert parity._is_tie(reference, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
     settings = {"num_beams": 2, "max_new_tokens": 5}
