@@ -90,7 +90,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu"},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
     "mbart": {"activation_function": "gelu_new", "vocab_size": 103, "decoder_start_token_id": 2},
-    "fsmt": {"src_vocab_size": 95, "tgt_vocab_size": 91, "vocab_size": 91, "tie_word_embeddings": False},
+    "fsmt": {"src_vocab_size": 95, "tgt_vocab_size": 93, "vocab_size": 93, "tie_word_embeddings": False},
     "marian": {
         "activation_function": "swish",
         "vocab_size": 99,

@@ -15,7 +15,7 @@ from tightbeam.deploy import Runner
 from tightbeam.graph_passes import PRESETS, Job, Sizes
 from tolerance import assert_runs_close
 
-FAMILIES = ("bart", "pegasus", "mbart", "marian", "t5", "mt5", "umt5")
+FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5")
 NEW_TOKENS = 18
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
