@@ -217,10 +217,10 @@ class Runner:
         empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
         if empty.size:
             raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
-        broken = np.flatnonzero(~unbroken(mask.astype(np.int64))) if self.decoder_only else np.zeros(0, np.int64)
-        if broken.size:
+        if self.decoder_only and not (whole := unbroken(mask.astype(np.int64))).all():
             raise InputError(
-                f"attention_mask has a gap in sample {int(broken[0])}; expected a prompt in one piece, padded on a side"
+                f"attention_mask has a gap in sample {int(np.flatnonzero(~whole)[0])}; expected a prompt in one piece, "
+                "padded on a side"
             )
         return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
 

@@ -23,6 +23,7 @@ from tightbeam.graph_passes.base import (
     tidy,
 )
 from tightbeam.graph_passes.cache_bytes import generated_bytes
+from tightbeam.graph_passes.key_algebra import ROTATION
 from tightbeam.graph_passes.prior import prior_of, share_query
 
 
@@ -43,6 +44,7 @@ class OwnCaches:
     history: list[gs.Tensor] = field(init=False)
     states: list[CacheState] = field(init=False, default_factory=list)
     written: list[gs.Variable] = field(init=False, default_factory=list)
+    tables: dict[bool, list[gs.Tensor]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         decoder = self.graphs.decoder
@@ -77,12 +79,27 @@ class OwnCaches:
             share_query(block, query)
         return together
 
-    def prior(self, layer: int, block: AttentionBlock, space: str) -> list[gs.Tensor]:
-        """The last inputs of BeamAttention and its like: what the prompt gave this layer, where there is one."""
+    def rotation(self, block: AttentionBlock | None = None) -> list[gs.Tensor]:
+        """Cosines, sines and first positions for an operator that turns a block's queries and keys itself; three inputs
+        left out without a block, and where no layer of the model turns them (else all layers have those inputs)."""
         if not self.graphs.sizes.decoder_only:
             return []
-        missing = [gs.Variable.empty() for _ in range(4)]
-        return missing + prior_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)
+        if block is None or self.graphs.rotation is None:
+            return [gs.Variable.empty() for _ in range(3)]
+        turned = ROTATION in block.between
+        if turned not in self.tables:
+            cosines, sines = self.graphs.rotation
+            own = (cosines, sines) if turned else (np.ones_like(cosines), np.zeros_like(sines))
+            self.tables[turned] = [self.build.constant(table, np.float32) for table in own]
+        return [*self.tables[turned], graph_input(self.graphs.decoder, "first_positions", np.int32, ["B"])]
+
+    def prior(self, layer: int, block: AttentionBlock, space: str) -> list[gs.Tensor]:
+        """The last inputs of BeamAttention and its like, behind those of ``rotation``: what the prompt gave this layer,
+        where there is one."""
+        if not self.graphs.sizes.decoder_only:
+            return []
+        no_bias = gs.Variable.empty()
+        return [no_bias, *prior_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)]
 
     def finish(self) -> None:
         """Caches stand where pasts stood."""

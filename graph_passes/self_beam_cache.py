@@ -30,7 +30,7 @@ def self_beam_cache(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
         values, values_out = own.cache(layer, "value", sizes.G, sizes.V)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
         attributes = {"scale": block.scale, "window": graphs.window(layer)}
-        inputs = [projected, keys, values, *own.history, *own.prior(layer, block, VALUES)]
+        inputs = [projected, keys, values, *own.history, *own.rotation(), *own.prior(layer, block, VALUES)]
         build.operator("BeamAttention", inputs, attributes, [attended, keys_out, values_out])
         replace(block, build.positions(attended, sizes.H * sizes.V))
     own.finish()

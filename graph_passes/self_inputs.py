@@ -37,7 +37,7 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
         inputs, inputs_out = own.cache(layer, "input", 1, sizes.D)
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.D])
         attributes = {"scale": block.scale, "window": graphs.window(layer)}
-        given = [query, row, inputs, *own.history, *prior]
+        given = [query, row, inputs, *own.history, *own.rotation(), *prior]
         build.operator("BeamLatentAttention", given, attributes, [attended, inputs_out])
         values = multiply_heads(build, attended, W_V, dtype)
         replace(block, build.positions(values, sizes.H * sizes.V))

@@ -246,7 +246,7 @@ class MadeUpDecoding:
     """Answers with scores of its own choice."""
 
     def __init__(self, size: int, beams: int, positions: int, scores: Any, tokens: Any) -> None:
-        sizes = {"B": size, "M": beams, "R": size * beams, "T_max": positions, "P": 0}
+        sizes = {"B": size, "M": beams, "R": size * beams, "T_max": positions, "T_history": positions, "P": 0}
         self.inputs = small_inputs(sizes)
         self.scores, self.tokens = scores, tokens
         self.cache_bytes = (0, 0)
