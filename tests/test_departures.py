@@ -258,7 +258,7 @@ class MadeUpDecoding:
         M = len(self.inputs["tokens"]) // len(self.inputs["lengths"])
         for name in ("tokens", "beam_index", "history", "banned", "positions"):
             self.inputs[name] = departure.apply(self.inputs[name], M)
-        for name in ("lengths", "ancestry", "beam_scores"):
+        for name in ("lengths", "history_lengths", "first_positions", "ancestry", "beam_scores"):
             self.inputs[name] = departure.apply(self.inputs[name])
         self.scores, self.tokens = departure.apply(self.scores), departure.apply(self.tokens)
 
