@@ -84,9 +84,18 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
         prompt = _trace_prompt(model, sizes)
         decoder = _trace_decoder(model, sizes)
     seen = tuple(windows.get(layer, 0) for layer in range(sizes.L))
-    graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else ())
+    rotation = _rotation(model, sizes) if sizes.rotary else None
+    graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotation=rotation)
     settle_causal_attention(graphs)
     return graphs
+
+
+def _rotation(model: Any, sizes: Sizes) -> tuple[Any, Any]:
+    """Cosines and sines [positions, X] of all positions, as the model itself makes them."""
+    with torch.no_grad():
+        tables = model.base_model.rotary_emb(torch.zeros(1), torch.arange(sizes.max_target)[None])
+    cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
+    return cosines, sines
 
 
 def _trace_prompt(model: Any, sizes: Sizes) -> gs.Graph:

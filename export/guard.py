@@ -85,7 +85,7 @@ def guard(
             found = part.measure(layer, kind, kinds.index(kind), precision)
             kept = kind
             if not found.error <= found.allowed:
-                kept = SAFER[name][kind]
+                kept = SAFER[name][kind] if part.may_stand_in(layer) else "kv"
                 if kept in SAFER[name]:
                     other = part.measure(layer, kept, layer, precision)
                     kept = kept if other.error <= other.allowed else "kv"
@@ -126,6 +126,10 @@ class _Part:
     blocks: Mapping[int, AttentionBlock]
     seen: Sequence[Seen]
 
+    def may_stand_in(self, layer: int) -> bool:
+        """Whether anything else than keys can be kept for keys: not where positions or norms change them."""
+        return not self.blocks[layer].between
+
     def measure(self, layer: int, kind: str, first: int, precision: str) -> Measured:
         """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` keeps."""
         attention = _Attention.of(self.blocks[layer], self.seen[layer])
@@ -154,7 +158,8 @@ class _Attention:
 
     inputs: Tensor  # [B, N, D]
     query: Tensor  # [B, H, T, K], scaled
-    key: Tensor  # [B, N, G K]
+    key: Tensor  # [B, N, G K], as it is kept
+    scored: Tensor  # [B, G, N, K], as queries meet it: turned by positions, where the model does that
     value: Tensor  # [B, N, G V]
     mask: Tensor  # [B, 1 or H, T, N]
     W_K: Any  # [D, G K]
@@ -164,10 +169,13 @@ class _Attention:
     def of(cls, block: AttentionBlock, seen: Seen) -> _Attention:
         inputs = seen.inputs.double()
         W_K, W_V = (np.asarray(part.weight.values, np.float64) for part in (block.key, block.value))
+        key = inputs @ torch.from_numpy(W_K)
+        B, G, N, K = seen.key.shape
         return cls(
             inputs=inputs,
             query=seen.query.double() * seen.scale,
-            key=inputs @ torch.from_numpy(W_K),
+            key=key,
+            scored=seen.key.double() if block.between else key.reshape(B, N, G, K).transpose(1, 2),
             value=inputs @ torch.from_numpy(W_V),
             mask=seen.mask.double(),
             W_K=W_K,
@@ -183,13 +191,15 @@ class _Attention:
 
     def from_keys_and_values(self, dtype: torch.dtype) -> Tensor:
         """The attention as it was."""
-        keys, values = self._by_head(self.key), self._by_head(self.value)
+        B, N, _ = self.value.shape
+        values = self._for_queries(self.value.reshape(B, N, self.scored.shape[1], -1).transpose(1, 2))
+        keys = self._for_queries(self.scored)
         return self._weights(self.query.to(dtype), keys.to(dtype)) @ values.to(dtype)
 
     def from_keys(self, W_KV: Any, dtype: torch.dtype) -> Tensor:
         """Values made of the keys, after the softmax."""
         keys = self.key.to(dtype)
-        weights = self._weights(self.query.to(dtype), self._by_head(self.key).to(dtype))
+        weights = self._weights(self.query.to(dtype), self._for_queries(self.scored).to(dtype))
         return self._values(weights @ keys[:, None], W_KV, dtype)
 
     def from_rows(self, rows: Tensor, W_K: Any, W_V: Any, dtype: torch.dtype) -> Tensor:
@@ -201,7 +211,7 @@ class _Attention:
 
     def _values(self, latent: Tensor, weight: Any, dtype: torch.dtype) -> Tensor:
         H = self.query.shape[1]
-        G = self.key.shape[2] // self.query.shape[3]
+        G = self.scored.shape[1]
         return latent @ torch.from_numpy(value_heads(weight, H, weight.shape[1] // G)).to(dtype)
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
@@ -209,12 +219,9 @@ class _Attention:
         scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
         return torch.softmax(scores + self.mask.to(scores.dtype), dim=-1).to(query.dtype)
 
-    def _by_head(self, rows: Tensor) -> Tensor:
-        """[B, N, G x] as [B, H, N, x], each key head once for every query head that reads it."""
-        B, N, _ = rows.shape
-        H, K = self.query.shape[1], self.query.shape[3]
-        G = self.key.shape[2] // K
-        return rows.reshape(B, N, G, -1).transpose(1, 2).repeat_interleave(H // G, dim=1)
+    def _for_queries(self, heads: Tensor) -> Tensor:
+        """[B, G, N, x] as [B, H, N, x], each head once for every query head that reads it."""
+        return heads.repeat_interleave(self.query.shape[1] // heads.shape[1], dim=1)
 
 
 def _condition(W_K: Any) -> float:

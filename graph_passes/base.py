@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from tightbeam.plugins import DOMAIN
+
+Array = npt.NDArray[Any]
 
 
 class PassError(ValueError):
@@ -68,13 +71,15 @@ class ModelGraphs:
     states: tuple[CacheState, ...] = ()
     windows: tuple[int, ...] = ()
     """newest positions that each layer's self-attention sees, 0 where it sees all; empty where all layers see all"""
+    rotation: tuple[Array, Array] | None = None
+    """cosines and sines [positions, X] that turn the first 2 X numbers of queries and keys, in two halves"""
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
     def copy(self) -> ModelGraphs:
         """A copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
-        return ModelGraphs(self.encoder.copy(), self.decoder.copy(), self.sizes, self.states, self.windows)
+        return replace(self, encoder=self.encoder.copy(), decoder=self.decoder.copy())
 
 
 @dataclass(frozen=True)

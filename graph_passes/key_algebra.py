@@ -22,6 +22,7 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.base import AttentionBlock, Builder, PassError
 
 Array = npt.NDArray[Any]
+ROTATION = "RotaryEmbedding"
 
 
 def undo(W_K: Array, weight: Array) -> Array:
@@ -43,6 +44,12 @@ def undo(W_K: Array, weight: Array) -> Array:
         return np.asarray(np.linalg.lstsq(a, b, rcond=None)[0])
 
 
+def undo_heads(weights: Array) -> Array:
+    """For weights [H, X, Y], with Y at most X: [H, Y, X] in float64, which take each head's y to an x that its weight
+    takes back to y. For a y that is no sum of the weight's rows there is none; values are such sums."""
+    return np.linalg.pinv(weights.astype(np.float64))
+
+
 def key_heads(weight: Array, H: int, width: int) -> Array:
     """W_K [X, G x K] as [H, K, X], a matrix for each query head: what takes its queries into the space of x."""
     by_head = weight.reshape(weight.shape[0], -1, width).transpose(1, 2, 0)  # [G, K, X]
@@ -62,14 +69,20 @@ def multiply_heads(build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any
     return build.transpose(build.add("MatMul", [by_head, build.constant(weights, dtype)]), [1, 0, 2])
 
 
-def require_no_bias(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
-    """Raise PassError for a key or value bias, which keys and inputs that stand in for others cannot carry."""
+def require_no_bias(blocks: dict[int, AttentionBlock], pass_name: str, turned: bool = False) -> None:
+    """Raise PassError for a key or value bias, which keys and inputs that stand in for others cannot carry, and for
+    what stands between keys and their scores; ``turned``: RotaryEmbedding may."""
     for layer, block in blocks.items():
-        if block.between:
+        if set(block.between) - ({ROTATION} if turned else set()):
             ops = " and ".join(sorted(set(block.between)))
             raise PassError(
                 f"{pass_name}: between the keys of layer {layer} and their scores stands {ops} (RoPE, or a norm), "
                 "so nothing can stand in for keys; keep kv for both parts (--variant dedup)"
+            )
+        if block.between and block.key.bias is not None:
+            raise PassError(
+                f"{pass_name}: the keys of layer {layer} have a bias that is turned with them, which keys before their "
+                "rotation cannot carry; keep kv"
             )
         if block.key.bias is not None or block.value.bias is not None:
             raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")

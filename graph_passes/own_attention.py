@@ -23,6 +23,7 @@ from tightbeam.graph_passes.base import (
     tidy,
 )
 from tightbeam.graph_passes.cache_bytes import generated_bytes
+from tightbeam.graph_passes.key_algebra import ROTATION
 from tightbeam.graph_passes.prior import prior_of, share_query
 
 MISSING = gs.Variable.empty()
@@ -48,6 +49,7 @@ class OwnCaches:
     states: list[CacheState] = field(init=False, default_factory=list)
     written: list[gs.Variable] = field(init=False, default_factory=list)
     biases: dict[str, gs.Constant] = field(init=False, default_factory=dict)
+    tables: dict[bool, list[gs.Tensor]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         decoder = self.graphs.decoder
@@ -66,13 +68,21 @@ class OwnCaches:
         return graph_input(self.graphs.decoder, state.input, np.float32, shape), written
 
     def attend(
-        self, op: str, layer: int, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], space: str
+        self,
+        op: str,
+        layer: int,
+        inputs: Sequence[gs.Tensor],
+        outputs: Sequence[gs.Tensor],
+        space: str,
+        before_rotation: bool = False,
     ) -> None:
         """``op`` of our own over ``inputs`` and the history, with the layer's bias by distance, and with what the
-        prompt gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``)."""
+        prompt gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``).
+        ``before_rotation``: the operator turns queries and keys, where the layer has them turned."""
         block = self.blocks[layer]
         bias = MISSING if block.distance_bias is None else self._by_head(block.distance_bias)
-        optional = [MISSING, MISSING, MISSING, bias, *self._prior(layer, block, space)]
+        rotation = self._rotation(block) if before_rotation else [MISSING] * 3
+        optional = [*rotation, bias, *self._prior(layer, block, space)]
         while optional and optional[-1] is MISSING:
             optional.pop()
         attributes = {"scale": block.scale, "window": self.graphs.window(layer)}
@@ -105,6 +115,18 @@ class OwnCaches:
             self.build.add("Split", [together, parts_of_two], {"axis": 1}, [query, rest])
             share_query(block, query)
         return together
+
+    def _rotation(self, block: AttentionBlock) -> list[gs.Tensor]:
+        """Cosines, sines and first positions for an operator that turns a block's queries and keys itself; none where no
+        layer of the model turns them (else all layers have those inputs)."""
+        if self.graphs.rotation is None:
+            return [MISSING] * 3
+        turned = ROTATION in block.between
+        if turned not in self.tables:
+            cosines, sines = self.graphs.rotation
+            own = (cosines, sines) if turned else (np.ones_like(cosines), np.zeros_like(sines))
+            self.tables[turned] = [self.build.constant(table, np.float32) for table in own]
+        return [*self.tables[turned], graph_input(self.graphs.decoder, "first_positions", np.int32, ["B"])]
 
     def finish(self) -> None:
         """Caches stand where pasts stood."""

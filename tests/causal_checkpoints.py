@@ -89,7 +89,7 @@ def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
 @torch.no_grad()
 def randomise_causal(model: PreTrainedModel) -> None:
     """Fills every parameter with random numbers: sharp attention and small branches, so that the tokens generated
-    depend on the prompt and on one another. GPT-2's keys have an inverse that adds nothing to the error."""
+    depend on the prompt and on one another. Keys that have an inverse have one that adds nothing to the error."""
     for name, tensor in model.named_parameters():
         if tensor.ndim == 1:
             weight = ("norm" in name or "ln_" in name) and name.endswith("weight")
@@ -102,6 +102,8 @@ def randomise_causal(model: PreTrainedModel) -> None:
             tensor.normal_(0.0, 0.3)
         elif name.endswith(("attn.c_proj.weight", "o_proj.weight", "mlp.c_proj.weight", "down_proj.weight")):
             tensor.normal_(0.0, 0.1)
+        elif name.endswith("k_proj.weight") and tensor.shape[0] == tensor.shape[1]:
+            torch.nn.init.orthogonal_(tensor, gain=tensor.shape[0] ** 0.5 / 4)
         elif name.endswith("c_attn.weight") and tensor.shape[0] * 3 == tensor.shape[1]:
             tensor.normal_(0.0, 0.25)
             D = tensor.shape[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ from bundles import BundleCache
 from causal_checkpoints import CAUSAL_CLASSES
 from test_parity import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
+from tightbeam.deploy.bundle import write_bundle
 from tightbeam.deploy.prompt import Prompt, banned_by_padding, left_pad
-from tightbeam.graph_passes import PRESETS, Job, PassError, Sizes, presets_of
+from tightbeam.export.exporter import write_files
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, PassError, Sizes, plan_bytes, presets_of, rewrite
 from tolerance import assert_runs_close
 
 NEW_TOKENS = 14
@@ -154,6 +158,24 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
         runner.generate(*prompts(lengths, 0), num_beams=beams, max_new_tokens=7, min_new_tokens=7)
         job = Job(B=len(lengths), M=beams, N=max(1, max(lengths) - 1), T=7)
         assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, job)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [("olmo", {}), ("smollm3", {"num_key_value_heads": 6}), ("mistral", {"num_key_value_heads": 6})],
+)
+def test_keys_that_positions_turn_stand_in_for_values(
+    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any]
+) -> None:
+    """Cached before they are turned, and turned when they are read; SmolLM3 turns those of some layers alone."""
+    checkpoint, canonical = bundles.trace(family, **shape)
+    plan = [LayerPlan("kv", "k", "")] * canonical.sizes.L
+    graphs, results = rewrite(canonical, plan)
+    fill = partial(write_files, checkpoint=checkpoint, graphs=graphs, results=results, plan=plan, variant="kv+k")
+    runner = Runner.load(write_bundle(tmp_path / "out", fill).path, threads=1)
+    expect_equal(runner, checkpoint.model, runs(SETTINGS[:6]))
+    runner.generate(*prompts((9, 3), 0), num_beams=3, max_new_tokens=7, min_new_tokens=7)
+    assert runner.cache_bytes == plan_bytes(plan, canonical.sizes, Job(B=2, M=3, N=8, T=7))
 
 
 def test_padding_may_stand_on_either_side(bundles: BundleCache) -> None:
