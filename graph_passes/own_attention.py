@@ -117,8 +117,8 @@ class OwnCaches:
         return together
 
     def _rotation(self, block: AttentionBlock) -> list[gs.Tensor]:
-        """Cosines, sines and first positions for an operator that turns a block's queries and keys itself; none where no
-        layer of the model turns them (else all layers have those inputs)."""
+        """Cosines, sines and first positions for an operator that turns a block's queries and keys itself; none where
+        no layer of the model turns them (else all layers have those inputs)."""
         if self.graphs.rotation is None:
             return [MISSING] * 3
         turned = ROTATION in block.between
