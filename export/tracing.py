@@ -1,6 +1,7 @@
 """Checkpoint -> canonical graphs: one trace with torch's exporter, from which every variant is rewritten.
 
-The canonical graphs hold no cache trick at all; those of an encoder-decoder are:
+The canonical graphs hold no cache trick at all; those of a decoder-only model stand in ``causal``, those of an
+encoder-decoder are:
 
 - encoder: ``input_ids`` int64 [B, N], ``attention_mask`` int64 [B, N] -> ``encoder_hidden_states`` [B, N, D]
 - decoder, one new token a row: ``tokens`` int64 [R, 1], ``positions`` int64 [R, 1], ``encoder_hidden_states``
