@@ -151,8 +151,8 @@ def settle(
     if choice.preset is not None:
         return choice
     job, machine = workload.job(checkpoint), workload.machine()
-    ranked = rank(canonical, job, machine, _weight_bytes(checkpoint), workload.memory_limit)
-    on_ranking(ranking_table(ranked, job, machine))
+    ranked, impossible = rank(canonical, job, machine, _weight_bytes(checkpoint), workload.memory_limit)
+    on_ranking(ranking_table(ranked, impossible, job, machine))
     best = best_of(ranked)
     return Choice(best.variant, PRESETS[best.variant], f"auto: {best.variant} is predicted to be fastest")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -32,30 +32,33 @@ class Ranked:
     """A variant for a job on a machine. ``refused``: why it cannot be, empty where it can."""
 
     variant: str
+    refused: str
     cache_bytes: int
     memory_bytes: int
     """weights and caches"""
     prediction: Prediction
-    refused: str
 
 
 def rank(
     canonical: ModelGraphs, job: Job, machine: Machine, weight_bytes: int, memory_limit: int | None
-) -> list[Ranked]:
-    """All presets but ``baseline``, which is there to compare with: those that can be first, then by predicted time."""
+) -> tuple[list[Ranked], dict[str, str]]:
+    """The presets that the model can have, all but ``baseline``, which is there to compare with: those that fit the
+    memory limit first, then by predicted time. And why the algebra does not allow the others, by name."""
     sizes, counts = canonical.sizes, count_weights(canonical)
-    ranked = []
+    ranked, impossible = [], {}
     for name, preset in PRESETS.items():
         if name == "baseline":
+            continue
+        if refusal := _refusal(canonical, preset):
+            impossible[name] = refusal
             continue
         plan = same_for_all(preset, sizes.L, "")
         cache = sum(plan_bytes(plan, sizes, job))
         memory = weight_bytes + cache
-        refused = _refusal(canonical, preset)
-        if not refused and memory_limit is not None and memory > memory_limit:
-            refused = "over the memory limit"
-        ranked.append(Ranked(name, cache, memory, predict(plan, sizes, job, counts, machine), refused))
-    return sorted(ranked, key=lambda variant: (bool(variant.refused), variant.prediction.total, variant.cache_bytes))
+        refused = "over the memory limit" if memory_limit is not None and memory > memory_limit else ""
+        ranked.append(Ranked(name, refused, cache, memory, predict(plan, sizes, job, counts, machine)))
+    ranked.sort(key=lambda variant: (bool(variant.refused), variant.prediction.total, variant.cache_bytes))
+    return ranked, impossible
 
 
 def _refusal(canonical: ModelGraphs, preset: Preset) -> str:
@@ -73,19 +76,18 @@ def _refusal(canonical: ModelGraphs, preset: Preset) -> str:
 
 
 def best_of(ranked: Sequence[Ranked]) -> Ranked:
-    """The first. Raises ExportError, with what each would need, where none can be."""
+    """The first. Raises ExportError where none fits the memory limit."""
     if ranked[0].refused:
-        reasons = "; ".join(f"{variant.variant}: {variant.refused}" for variant in ranked)
         smallest = min(ranked, key=lambda variant: variant.memory_bytes)
         raise ExportError(
-            f"no variant can be ({reasons}); {smallest.variant} needs the least memory, {smallest.memory_bytes:,} "
-            "bytes with the weights: raise --memory-limit, or lower --batch-size, --num-beams or the lengths"
+            f"no variant fits the memory limit; {smallest.variant} needs the least, {smallest.memory_bytes:,} bytes "
+            "with the weights: raise --memory-limit, or lower --batch-size, --num-beams or the lengths"
         )
     return ranked[0]
 
 
-def ranking_table(ranked: Sequence[Ranked], job: Job, machine: Machine) -> Table:
-    """The ranking, best first; predicted times, bytes by formula."""
+def ranking_table(ranked: Sequence[Ranked], impossible: Mapping[str, str], job: Job, machine: Machine) -> Table:
+    """The ranking, best first, with predicted times and bytes by formula; then what cannot be, and why."""
     table = Table(
         title=(
             f"Predicted for batch {job.B}, {job.M} beams, source of {job.N}, output of {job.T} tokens, at "
@@ -102,4 +104,6 @@ def ranking_table(ranked: Sequence[Ranked], job: Job, machine: Machine) -> Table
         memory = (f"{variant.cache_bytes / 1e6:,.1f}", f"{variant.memory_bytes / 1e6:,.1f}")
         verdict = variant.refused or ("chosen" if index == 0 else "")
         table.add_row(variant.variant, *times, *memory, verdict, style="bold" if verdict == "chosen" else None)
+    for name, reason in impossible.items():
+        table.add_row(name, *[""] * 5, reason)
     return table

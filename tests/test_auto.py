@@ -88,20 +88,34 @@ def test_predictions_grow_with_every_size() -> None:
 def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: ModelGraphs) -> None:
     job, fast = Job(B=8, M=4, N=64, T=32), Machine(40e9, 200e9)
     needed = {name: 10_000 + sum(preset.cache_bytes(canonical.sizes, job)) for name, preset in PRESETS.items()}
-    ranked = rank(canonical, job, fast, 10_000, None)
+    ranked, impossible = rank(canonical, job, fast, 10_000, None)
+    assert not impossible
     assert {variant.variant: variant.memory_bytes for variant in ranked} == {
         name: count for name, count in needed.items() if name != "baseline"
     }
     assert not any(variant.refused for variant in ranked)
     times = [variant.prediction.total for variant in ranked]
     assert times == sorted(times)
-    limited = rank(canonical, job, fast, 10_000, needed["dedup"] - 1)
+    limited, _ = rank(canonical, job, fast, 10_000, needed["dedup"] - 1)
     assert {v.variant for v in limited if v.refused} == {
         name for name, count in needed.items() if count >= needed["dedup"] and name != "baseline"
     }
     assert not best_of(limited).refused
-    with pytest.raises(ExportError, match=r"no variant can be .* needs the least memory, [\d,]+ bytes"):
-        best_of(rank(canonical, job, fast, 10_000, 10_001))
+    with pytest.raises(ExportError, match=r"no variant fits the memory limit; \w+ needs the least, [\d,]+ bytes"):
+        best_of(rank(canonical, job, fast, 10_000, 10_001)[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "possible"),
+    [("gpt2", {"dedup", "el", "kcache", "xcache", "slim"}), ("llama", {"dedup"}), ("mt5", set(PRESETS) - {"baseline"})],
+)
+def test_the_ranking_says_what_a_model_cannot_have(bundles: BundleCache, family: str, possible: set[str]) -> None:
+    graphs = bundles.trace(family)[1]
+    ranked, impossible = rank(graphs, Job(B=2, M=2, N=16, T=8), Machine(1e9, 1e9), 1000, None)
+    assert {variant.variant for variant in ranked} == possible
+    assert set(impossible) == set(PRESETS) - {"baseline"} - possible
+    assert all("\n" not in reason and len(reason) > 20 for reason in impossible.values())
+    assert all(variant.prediction.total > 0 for variant in ranked)
 
 
 def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
