@@ -37,8 +37,14 @@ def assert_close(found: Any, exact: Any, naive: Any, luck: float = 1) -> None:
 
 
 def assert_runs_close(runs: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Results (found, exact, naive) of a few numbers each, where one ratio of two errors is a matter of luck: no single
-    one is beyond the bound by more than ``LUCK``, and the median of ``ENOUGH`` or more keeps it."""
-    ratios = [error(found, exact) / allowed(exact, naive) for found, exact, naive in runs]
+    """Results (found, exact, naive) of a few numbers each, where one ratio of two errors is a matter of luck: where a
+    naive run happens to be exact, the median run of them, relative to its numbers, says what it may be. No single one
+    is beyond the bound by more than ``LUCK``, and the median of ``ENOUGH`` or more keeps it."""
+    scales = [max(1.0, float(np.abs(exact).max())) for _, exact, _ in runs]
+    typical = np.median([error(naive, exact) / scale for (_, exact, naive), scale in zip(runs, scales, strict=True)])
+    ratios = [
+        error(found, exact) / max(allowed(exact, naive), TIMES * float(typical) * scale)
+        for (found, exact, naive), scale in zip(runs, scales, strict=True)
+    ]
     assert max(ratios) <= LUCK, f"error over allowed error: {ratios}"
     assert len(ratios) < ENOUGH or np.median(ratios) <= 1, f"error over allowed error: {ratios}"
