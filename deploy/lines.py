@@ -91,7 +91,8 @@ def run_lines(
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
                 tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate)
-                runner.options_for(len(tokens), settings)  # a prompt may be too long for them
+                if runner.decoder_only:
+                    runner.options_for(len(tokens), settings)  # a prompt may be too long for them
                 rows.append((result, tokens))
             except (InputError, GenerationError) as error:
                 result.error = str(error)

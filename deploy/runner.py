@@ -110,8 +110,6 @@ class Runner:
         if self.log_mel:
             raise InputError("this model hears, it takes no token ids; pass sound (Runner.transcribe, or a sound file)")
         options = self.options(**settings)
-        if self.log_mel:
-            raise InputError("this model hears, it takes no token ids; pass sound (Runner.transcribe, or a sound file)")
         ids, mask = self._check_inputs(input_ids, attention_mask, options)
         if not self.decoder_only:
             return self._run(ids, mask, options)
@@ -126,10 +124,10 @@ class Runner:
         InputError for features that cannot be run.
         """
         options = self.options(**settings)
-        features = _as_array("input_features", input_features)
-        mels, frames = (self.log_mel.mels, self.log_mel.frames) if self.log_mel else (0, 0)
         if not self.log_mel:
             raise InputError("this model reads, it takes no sound; pass texts or token ids")
+        features = _as_array("input_features", input_features)
+        mels, frames = self.log_mel.mels, self.log_mel.frames
         if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
             raise InputError(f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]")
         if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from tightbeam.export.activations import Seen, decoder_activations
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.parity import greedy, samples_of
+from tightbeam.export.parity import Reference, greedy, samples_of
 from tightbeam.export.sample_texts import SAMPLE_TEXTS
 
 __all__ = ["MAX_TEXTS", "calibrate", "read_calibration"]
@@ -30,9 +30,12 @@ def read_calibration(path: str | os.PathLike[str]) -> tuple[str, ...]:
     return lines[:MAX_TEXTS]
 
 
-def calibrate(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> tuple[list[Seen], list[Seen]]:
+def calibrate(
+    checkpoint: Checkpoint, texts: tuple[str, ...] | None, reference: Reference | None = None
+) -> tuple[list[Seen], list[Seen]]:
     """Activations of every layer's cross-attention and self-attention while the model generates from ``texts``, or from
-    the comparison's own; from random ids, which understate errors, where a checkpoint has no tokenizer.
+    the comparison's own; from random ids, which understate errors, where a checkpoint has no tokenizer. ``reference``:
+    what the comparison has generated already.
 
     Raises ExportError for texts without a tokenizer, and where torch cannot generate.
     """
@@ -40,5 +43,9 @@ def calibrate(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> tuple[li
         raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
     if texts is not None and checkpoint.family.source_files:
         raise ExportError("this model hears, and is measured on sounds of the export's own; leave --calibration out")
-    samples = samples_of(checkpoint, SAMPLE_TEXTS if texts is None else texts)
-    return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), greedy(checkpoint, samples))
+    if texts is None and reference is not None:
+        samples, targets = reference.samples, reference.greedy
+    else:
+        samples = samples_of(checkpoint, SAMPLE_TEXTS if texts is None else texts)
+        targets = greedy(checkpoint, samples)
+    return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)

@@ -114,7 +114,7 @@ def export_model(
     if needs_guard(plan):
         on_step(STEPS[4])
         wanted = plan
-        plan, measured = guard(canonical, plan, calibrate(checkpoint, texts), precision)
+        plan, measured = guard(canonical, plan, calibrate(checkpoint, texts, reference), precision)
         if plan != wanted:
             graphs, results = rewrite(canonical, plan)
     _fit(checkpoint, plan, workload or Workload())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -182,9 +183,14 @@ class _Attention:
             W_V=W_V,
         )
 
+    @cached_property
+    def exact(self) -> Tensor:
+        """Outputs [B, H, T, V] in float64."""
+        return self.from_keys_and_values(torch.float64)
+
     def error(self, found: Tensor) -> float:
         """Of outputs [B, H, T, V], relative to the exact ones; infinite where one is no number."""
-        exact = self.from_keys_and_values(torch.float64)
+        exact = self.exact
         counted = torch.isfinite(exact)
         error = (found.double() - exact)[counted].square().mean().sqrt() / exact[counted].square().mean().sqrt()
         return float(error) if torch.isfinite(error) else float("inf")

@@ -92,6 +92,12 @@ class Reference:
     samples: Samples
     generations: tuple[Generation, ...]
 
+    @property
+    def greedy(self) -> list[list[int]]:
+        """What greedy search made of the samples; of a decoder-only model with the prompts."""
+        found = next(generation for generation in self.generations if generation.settings.get("num_beams") == 1)
+        return _whole(self.samples, found.sequences)
+
 
 def make_reference(checkpoint: Checkpoint) -> Reference:
     """Generate with torch, on short texts where there is a tokenizer, else on random token ids; or on sounds."""
@@ -225,10 +231,14 @@ def greedy(checkpoint: Checkpoint, samples: Samples) -> list[list[int]]:
     longest = max(map(len, samples.rows))
     settings = next(settings for settings in _settings(checkpoint, longest) if settings.get("num_beams") == 1)
     with _errors_as_ours():
-        new = _generate(checkpoint, samples, settings).sequences
+        return _whole(samples, _generate(checkpoint, samples, settings).sequences)
+
+
+def _whole(samples: Samples, sequences: list[list[int]]) -> list[list[int]]:
+    """Sequences from their beginning on, which those of a decoder-only model have in their prompts."""
     if not isinstance(samples, TextSamples) or samples.pad_left_with is None:
-        return new
-    return [[*prompt, *row] for prompt, row in zip(samples.rows, new, strict=True)]
+        return sequences
+    return [[*prompt, *row] for prompt, row in zip(samples.rows, sequences, strict=True)]
 
 
 def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:

@@ -45,11 +45,13 @@ def rank(
     """The presets that the model can have, all but ``baseline``, which is there to compare with: those that fit the
     memory limit first, then by predicted time. And why the algebra does not allow the others, by name."""
     sizes, counts = canonical.sizes, count_weights(canonical)
+    folded = canonical.copy()
+    fold_biases(folded)
     ranked, impossible = [], {}
     for name, preset in PRESETS.items():
         if name == "baseline":
             continue
-        if refusal := _refusal(canonical, preset):
+        if refusal := _refusal(folded, preset):
             impossible[name] = refusal
             continue
         plan = same_for_all(preset, sizes.L, "")
@@ -61,12 +63,11 @@ def rank(
     return ranked, impossible
 
 
-def _refusal(canonical: ModelGraphs, preset: Preset) -> str:
-    """Why the algebra does not allow a preset for this model, tried on its first layer."""
-    graphs = canonical.copy()
+def _refusal(folded: ModelGraphs, preset: Preset) -> str:
+    """Why the algebra does not allow a preset for a model, tried on its first layer; the biases are folded already."""
+    graphs = folded.copy()
     try:
-        fold_biases(graphs)
-        (PROMPT if canonical.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
+        (PROMPT if graphs.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
         GENERATED[preset.generated](graphs, layers=[0])
     except PassError as error:
         return str(error)
