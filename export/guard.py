@@ -160,6 +160,7 @@ class _Attention:
     inputs: Tensor  # [B, N, D]
     query: Tensor  # [B, H, T, K], scaled
     key: Tensor  # [B, N, G K], as it is kept
+    key_bias: Tensor  # [G K], what of it values are not made of: 0 where the bias is folded
     scored: Tensor  # [B, G, N, K], as queries meet it: turned by positions, where the model does that
     value: Tensor  # [B, N, G V]
     mask: Tensor  # [B, 1 or H, T, N]
@@ -170,12 +171,16 @@ class _Attention:
     def of(cls, block: AttentionBlock, seen: Seen) -> _Attention:
         inputs = seen.inputs.double()
         W_K, W_V = (np.asarray(part.weight.values, np.float64) for part in (block.key, block.value))
-        key = inputs @ torch.from_numpy(W_K)
         B, G, N, K = seen.key.shape
+        bias = torch.zeros(G * K, dtype=torch.float64)
+        if block.between and block.key.bias is not None:
+            bias = torch.from_numpy(np.asarray(block.key.bias.values, np.float64).reshape(-1))
+        key = inputs @ torch.from_numpy(W_K) + bias
         return cls(
             inputs=inputs,
             query=seen.query.double() * seen.scale,
             key=key,
+            key_bias=bias,
             scored=seen.key.double() if block.between else key.reshape(B, N, G, K).transpose(1, 2),
             value=inputs @ torch.from_numpy(W_V),
             mask=seen.mask.double(),
@@ -206,7 +211,8 @@ class _Attention:
         """Values made of the keys, after the softmax."""
         keys = self.key.to(dtype)
         weights = self._weights(self.query.to(dtype), self._for_queries(self.scored).to(dtype))
-        return self._values(weights @ keys[:, None], W_KV, dtype)
+        of_bias = self._values(self.key_bias.to(dtype)[None, None, None], W_KV, dtype)
+        return self._values(weights @ keys[:, None], W_KV, dtype) - of_bias
 
     def from_rows(self, rows: Tensor, W_K: Any, W_V: Any, dtype: torch.dtype) -> Tensor:
         """Keys and values both made of ``rows`` [B, N, X], with W_K [X, G K] and W_V [X, G V]."""

@@ -22,7 +22,7 @@ from tightbeam.graph_passes.cross_attention import (
     keys_in_encoder,
     source_saved,
 )
-from tightbeam.graph_passes.key_algebra import key_heads, require_no_bias, require_wide_keys, undo, value_heads
+from tightbeam.graph_passes.key_algebra import key_heads, require_own_space, require_wide_keys, undo, value_heads
 
 NAME = "cross_first_keys"
 
@@ -31,7 +31,7 @@ def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -
     """Encoder output ``source.<first>.key`` [B, N, G K], of the first of the layers, which all of them read."""
     sizes = graphs.sizes
     blocks = cross_attention(graphs, NAME, layers)
-    require_no_bias(blocks, NAME)
+    require_own_space(blocks, NAME)
     first, *others = blocks
     require_wide_keys({first: blocks[first]}, NAME)
     build = Builder(graphs.decoder, NAME)

@@ -19,7 +19,7 @@ from tightbeam.graph_passes.cross_attention import (
     keys_in_encoder,
     source_saved,
 )
-from tightbeam.graph_passes.key_algebra import require_no_bias, require_wide_keys, undo, value_heads
+from tightbeam.graph_passes.key_algebra import require_own_space, require_wide_keys, undo, value_heads
 
 NAME = "cross_keys"
 
@@ -28,7 +28,7 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     """Encoder outputs ``source.<l>.key`` [B, N, G K]; the decoder reads each once, as keys and as values."""
     sizes = graphs.sizes
     blocks = cross_attention(graphs, NAME, layers)
-    require_no_bias(blocks, NAME)
+    require_own_space(blocks, NAME)
     require_wide_keys(blocks, NAME)
     build = Builder(graphs.decoder, NAME)
     flags = flags_per_sample(graphs, build)

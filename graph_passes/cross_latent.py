@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention, tidy
 from tightbeam.graph_passes.cross_attention import STATES, attend_states, flags_per_sample, source_saved
-from tightbeam.graph_passes.key_algebra import key_heads, require_no_bias, value_heads
+from tightbeam.graph_passes.key_algebra import key_heads, require_own_space, value_heads
 
 NAME = "cross_latent"
 
@@ -21,7 +21,7 @@ def cross_latent(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
     """The decoder keeps ``encoder_hidden_states``, now [B, N, D], and reads it through LatentAttention."""
     sizes = graphs.sizes
     blocks = cross_attention(graphs, NAME, layers)
-    require_no_bias(blocks, NAME)
+    require_own_space(blocks, NAME)
     build = Builder(graphs.decoder, NAME)
     states = next(tensor for tensor in graphs.decoder.inputs if tensor.name == STATES)
     states.shape = ["B", "N", sizes.D]

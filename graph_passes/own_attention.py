@@ -23,8 +23,8 @@ from tightbeam.graph_passes.base import (
     tidy,
 )
 from tightbeam.graph_passes.cache_bytes import generated_bytes
-from tightbeam.graph_passes.key_algebra import ROTATION
 from tightbeam.graph_passes.prior import prior_of, share_query
+from tightbeam.graph_passes.rotation_tables import RotationTables
 
 MISSING = gs.Variable.empty()
 """In place of an optional input of an operator, the first three of which are ``cosines``, ``sines`` and
@@ -49,12 +49,13 @@ class OwnCaches:
     states: list[CacheState] = field(init=False, default_factory=list)
     written: list[gs.Variable] = field(init=False, default_factory=list)
     biases: dict[str, gs.Constant] = field(init=False, default_factory=dict)
-    tables: dict[bool, list[gs.Tensor]] = field(init=False, default_factory=dict)
+    tables: RotationTables = field(init=False)
 
     def __post_init__(self) -> None:
         decoder = self.graphs.decoder
         self.blocks = self_attention(self.graphs, self.pass_name, self.layers)
         self.build = Builder(decoder, self.pass_name)
+        self.tables = RotationTables(self.graphs, self.build)
         ancestry = graph_input(decoder, "ancestry", np.int32, ["B", "M", "T"])
         self.history = [ancestry, graph_input(decoder, "lengths", np.int32, ["B"])]
 
@@ -119,14 +120,10 @@ class OwnCaches:
     def _rotation(self, block: AttentionBlock) -> list[gs.Tensor]:
         """Cosines, sines and first positions for an operator that turns a block's queries and keys itself; none where
         no layer of the model turns them (else all layers have those inputs)."""
-        if self.graphs.rotation is None:
+        tables = self.tables.of(block)
+        if not tables:
             return [MISSING] * 3
-        turned = ROTATION in block.between
-        if turned not in self.tables:
-            cosines, sines = self.graphs.rotation
-            own = (cosines, sines) if turned else (np.ones_like(cosines), np.zeros_like(sines))
-            self.tables[turned] = [self.build.constant(table, np.float32) for table in own]
-        return [*self.tables[turned], graph_input(self.graphs.decoder, "first_positions", np.int32, ["B"])]
+        return [*tables, graph_input(self.graphs.decoder, "first_positions", np.int32, ["B"])]
 
     def finish(self) -> None:
         """Caches stand where pasts stood."""

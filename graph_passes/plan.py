@@ -99,7 +99,7 @@ def presets_of(sizes: Sizes) -> dict[str, Preset]:
     """The presets whose kinds of cache a model of these sizes can have; its passes say more (key and query norms)."""
     source, generated = set(PROMPT if sizes.decoder_only else SOURCE), set(GENERATED)
     if sizes.rotary:
-        source, generated = source & {"kv-per-beam", "kv"}, generated & {"kv-reordered", "kv"}
+        source, generated = source & {"kv-per-beam", "kv", "k"}, generated & {"kv-reordered", "kv", "k"}
     if sizes.G * sizes.K < sizes.D:
         source, generated = source - {"k", "first-k"}, generated - {"k"}
     return {name: own for name, own in PRESETS.items() if own.source in source and own.generated in generated}

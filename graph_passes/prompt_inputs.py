@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
 from tightbeam.graph_passes.cross_attention import source_saved
-from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_no_bias
+from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_own_space
 from tightbeam.graph_passes.prior import INPUTS, query_rows
 from tightbeam.graph_passes.prompt_latent import PromptLatents
 
@@ -25,7 +25,7 @@ def prompt_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
     """Decoder: inputs ``source.<l>.input`` [B, N, D], new outputs of the prompt graph."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
-    require_no_bias(blocks, NAME)
+    require_own_space(blocks, NAME)
     prompt = prompt_attention(graphs, NAME, layers)
     build = Builder(graphs.decoder, NAME)
     latents = PromptLatents(graphs, build, INPUTS)

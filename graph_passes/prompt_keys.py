@@ -3,8 +3,10 @@ attention, option 2).
 
 The values are a linear function of the keys, V = k W_KV with W_KV = W_K^-1 W_V, applied after the softmax. Needs:
 self-attentions over ``past.<l>.key`` and ``past.<l>.value`` whose key and value biases are folded (``fold_biases``),
-nothing between keys and scores, and key heads that are together as wide as the model, E >= D. Half of ``kv``: L N E
-numbers a sample. Exact in algebra; how exact in floating point depends on W_K, so an export measures it.
+and key heads that are together as wide as the model, E >= D. Half of ``kv``: L N E numbers a sample. Exact in algebra;
+how exact in floating point depends on W_K, so an export measures it. Where positions turn the keys (RoPE), they are
+kept as they were before, bias included, and turned when they are read. While the prompt is read its values are made
+before the softmax (Slim attention, equation 2.1), of the layer's inputs, at the same cost as of the keys.
 Operator: ``plugins/latent_attention``; the generated part joins its softmax (``prior``). Algebra: ``key_algebra``.
 """
 
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
 from tightbeam.graph_passes.cross_attention import source_saved
-from tightbeam.graph_passes.key_algebra import require_no_bias, require_wide_keys
+from tightbeam.graph_passes.key_algebra import require_own_space, require_wide_keys
 from tightbeam.graph_passes.prior import KEYS, query_rows
 from tightbeam.graph_passes.prompt_latent import PromptLatents
 
@@ -25,7 +27,7 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     """Decoder: inputs ``source.<l>.key`` [B, N, G K], outputs of the prompt graph in place of those of that name."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
-    require_no_bias(blocks, NAME)
+    require_own_space(blocks, NAME, turned=graphs.rotation is not None)
     require_wide_keys(blocks, NAME)
     prompt = prompt_attention(graphs, NAME, layers)
     build = Builder(graphs.decoder, NAME)
@@ -33,5 +35,5 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     for layer, block in blocks.items():
         queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
         name = f"source.{layer}.key"
-        latents.attend(layer, block, queries, prompt[layer].key.matmul.outputs[0], name, sizes.G * sizes.K)
+        latents.attend(layer, block, queries, prompt[layer].key.output, name, sizes.G * sizes.K)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))

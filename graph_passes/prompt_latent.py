@@ -7,6 +7,7 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.base import AttentionBlock, Builder, ModelGraphs, graph_input
 from tightbeam.graph_passes.prior import PromptFlags, give_prior
+from tightbeam.graph_passes.rotation_tables import RotationTables
 
 
 class PromptLatents:
@@ -17,6 +18,7 @@ class PromptLatents:
         self.build = build
         self.kind = kind
         self.flags = PromptFlags(graphs, build)
+        self.tables = RotationTables(graphs, build)
 
     def attend(
         self, layer: int, block: AttentionBlock, queries: gs.Tensor, kept: gs.Tensor, name: str, width: int
@@ -27,7 +29,7 @@ class PromptLatents:
         states = self._output(kept, name, width)
         attended = self.build.variable(f"attended_{layer}", ["R", H, width])
         lse = self.build.variable(f"lse_{layer}", ["R", H])
-        inputs = [queries, states, self.flags.of(layer)]
+        inputs = [queries, states, self.flags.of(layer), *self.tables.of(block)]
         self.build.operator("LatentAttention", inputs, {"scale": block.scale}, [attended, lse])
         give_prior(block, self.kind, self.build.reshape(attended, [-1, H * width]), lse)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
-from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_no_bias, value_heads
+from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_own_space, value_heads
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved
 from tightbeam.graph_passes.prior import INPUTS
 
@@ -24,7 +24,7 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     """Decoder: inputs ``cache.<l>.input`` [R, 1, T_max, D]."""
     sizes = graphs.sizes
     own = OwnCaches(graphs, NAME, layers)
-    require_no_bias(own.blocks, NAME)
+    require_own_space(own.blocks, NAME)
     build = own.build
     for layer, block in own.blocks.items():
         dtype = block.key.weight.dtype

@@ -4,7 +4,8 @@ The values are a linear function of the keys, V = k W_KV with W_KV = W_K^-1 W_V,
 out_i = (P_i k) W_KV,i. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``, whose projections read one
 tensor, whose key and value biases are folded (``fold_biases``), and whose key heads are together as wide as the model,
 E >= D. Half of ``kv``: L M T E numbers. Exact in algebra; how exact in floating point depends on W_K, so an export
-measures it. Where positions turn the keys (RoPE), they are kept as they were before, and turned when they are read.
+measures it. Where positions turn the keys (RoPE), they are kept as they were before, bias included, and turned when
+they are read.
 Operator: ``plugins/beam_latent_attention``. Algebra: ``key_algebra``.
 """
 
@@ -12,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.base import ModelGraphs, PassResult, read_instead
 from tightbeam.graph_passes.cross_attention import replace
-from tightbeam.graph_passes.key_algebra import multiply_heads, require_no_bias, require_wide_keys, undo, value_heads
+from tightbeam.graph_passes.key_algebra import require_own_space, require_wide_keys, values_of_keys
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved, project_together
 from tightbeam.graph_passes.prior import KEYS, share_query
 
@@ -29,7 +29,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
     sizes = graphs.sizes
     queries, E = sizes.H * sizes.K, sizes.G * sizes.K
     own = OwnCaches(graphs, NAME, layers)
-    require_no_bias(own.blocks, NAME, turned=graphs.rotation is not None)
+    require_own_space(own.blocks, NAME, turned=graphs.rotation is not None)
     require_wide_keys(own.blocks, NAME)
     build = own.build
     for layer, block in own.blocks.items():
@@ -44,8 +44,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
         given, made = [query, row, keys], [attended, keys_out]
         own.attend("BeamLatentAttention", layer, given, made, KEYS, before_rotation=True)
-        W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
-        values = multiply_heads(build, attended, W_KV, np.dtype(block.key.weight.dtype))
+        values = values_of_keys(build, block, attended, sizes)
         replace(block, build.positions(values, sizes.H * sizes.V))
     own.finish()
     return PassResult(NAME, len(own.blocks), bytes_saved=generated_saved("k", len(own.blocks), sizes))

@@ -41,8 +41,14 @@ VARIANTS = {
     "gpt_bigcode": ("baseline", "dedup", "el", "xcache"),
     "llama": ("baseline", "dedup"),
     "mistral": ("baseline", "dedup"),
+    "olmo": ("dedup", "kcache"),
 }
-WITHOUT_LIBRARY = [("gpt2", variant) for variant in ALL_VARIANTS] + [("mistral", "dedup"), ("gemma", "dedup")]
+WITHOUT_LIBRARY = [
+    *(("gpt2", variant) for variant in ALL_VARIANTS),
+    ("mistral", "dedup"),
+    ("gemma", "dedup"),
+    ("olmo", "kcache"),
+]
 
 
 def prompts(lengths: tuple[int, ...], seed: int, side: str = "left", pad: int = 1) -> tuple[Any, Any]:
@@ -149,7 +155,7 @@ def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [("gpt2", variant) for variant in ALL_VARIANTS] + [("llama", "dedup"), ("mistral", "baseline")],
+    [("gpt2", variant) for variant in ALL_VARIANTS] + [("llama", "dedup"), ("mistral", "baseline"), ("olmo", "kcache")],
 )
 def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, family: str, variant: str) -> None:
     runner = Runner.load(bundles(variant, family), threads=1)
@@ -161,17 +167,23 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
 
 
 @pytest.mark.parametrize(
-    ("family", "shape"),
-    [("olmo", {}), ("smollm3", {"num_key_value_heads": 6}), ("mistral", {"num_key_value_heads": 6})],
+    ("family", "shape", "source"),
+    [
+        ("olmo", {}, "kv"),
+        ("smollm3", {"num_key_value_heads": 6}, "k"),
+        ("mistral", {"num_key_value_heads": 6}, "k"),
+        ("qwen2", {"num_key_value_heads": 6}, "k"),
+    ],
 )
 def test_keys_that_positions_turn_stand_in_for_values(
-    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any]
+    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str
 ) -> None:
-    """Cached before they are turned, and turned when they are read; SmolLM3 turns those of some layers alone."""
+    """Cached before they are turned, and turned when they are read; SmolLM3 turns those of some layers alone, Mistral
+    has a window, Qwen2 a bias that is turned with its keys."""
     checkpoint, canonical = bundles.trace(family, **shape)
-    plan = [LayerPlan("kv", "k", "")] * canonical.sizes.L
+    plan = [LayerPlan(source, "k", "")] * canonical.sizes.L
     graphs, results = rewrite(canonical, plan)
-    fill = partial(write_files, checkpoint=checkpoint, graphs=graphs, results=results, plan=plan, variant="kv+k")
+    fill = partial(write_files, checkpoint=checkpoint, graphs=graphs, results=results, plan=plan, variant="keys")
     runner = Runner.load(write_bundle(tmp_path / "out", fill).path, threads=1)
     expect_equal(runner, checkpoint.model, runs(SETTINGS[:6]))
     runner.generate(*prompts((9, 3), 0), num_beams=3, max_new_tokens=7, min_new_tokens=7)
@@ -289,7 +301,8 @@ def test_a_prompt_in_its_two_forms() -> None:
 
 
 REFUSED = [
-    *[("llama", variant, "stands RotaryEmbedding") for variant in ("el", "kcache", "xcache", "slim")],
+    *[("llama", variant, "stands RotaryEmbedding") for variant in ("el", "xcache", "slim")],
+    ("llama", "kcache", "the keys of layer 0 have 12 numbers and are made of 36"),
     ("qwen3", "el", "stands RMSNormalization and RotaryEmbedding"),
     ("gpt2", "hybrid", "a decoder-only model has no cache 'first-k'; expected one of kv-per-beam, kv, k, states"),
     ("gpt_bigcode", "kcache", "the keys of layer 0 have 12 numbers and are made of 36"),

@@ -68,7 +68,8 @@ def rounding(op: str, dtype: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (source_attention, latent_attention, beam_attention):
             patch.setattr(module, "softmax_with_lse", rounded_softmax)
-        patch.setattr(beam_attention, "rotate", lambda *arguments: nearest(rotate(*arguments)))
+        for module in (latent_attention, beam_attention):
+            patch.setattr(module, "rotate", lambda *arguments: nearest(rotate(*arguments)))
         yield
 
 
@@ -92,7 +93,10 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
         B, N, D = inputs["states"].shape
         R, H, K = inputs["query"].shape
         outputs = {"output": output(R, H * D), "lse": output(R, H, kind=np.float32) if lse else None}
-        return {**dict(B=B, M=R // B, H=H, N=N, G=D // K, K=K), "scale": scale, **inputs, **outputs}
+        tables = {name: inputs.get(name) for name in ("cosines", "sines")}
+        rotary = 0 if tables["cosines"] is None else 2 * tables["cosines"].shape[1]
+        sizes = dict(B=B, M=R // B, H=H, N=N, G=D // K, K=K, rotary=rotary)
+        return {**sizes, "scale": scale, **inputs, **tables, **outputs}
 
     B, M, T = inputs["ancestry"].shape
     optional = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse")
@@ -150,6 +154,8 @@ WIDE: dict[str, list[Case]] = {
         latent_attention.random_case(20, B=1, M=2, H=2, G=1, K=1040, N=18),
         latent_attention.random_case(21, B=1, M=3, H=12, G=12, K=24, N=40),
         latent_attention.random_case(22, B=1, M=1, H=2, G=1, K=2100, N=5),
+        latent_attention.random_case(23, B=1, M=2, H=4, G=4, K=64, N=40, rotary=64),
+        latent_attention.random_case(24, B=1, M=2, H=4, G=2, K=48, N=20, rotary=16),
     ],
     "beam_attention": [
         beam_attention.random_case(20, B=1, M=2, H=2, G=1, K=260, V=530, T=9, T_max=9, rotary=16),

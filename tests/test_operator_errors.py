@@ -25,7 +25,7 @@ def sound(name: str) -> Case:
         "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
         "BeamTopK": {"B": 2, "M": 3, "vocabulary": 11, "C": 6, "T": 5, "P": 2, "n": 2},
         "SourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
-        "LatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7},
+        "LatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "rotary": 4},
         "BeamAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "T": 5, "T_max": 7, "lengths": [5, 3]}
         | options,
         "BeamLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "T": 5, "T_max": 7, "lengths": [5, 3]}
@@ -45,6 +45,14 @@ def put(tensor: str, index: Any, value: Any) -> Spoil:
 def swap(tensor: str, array: Any) -> Spoil:
     def spoil(inputs: dict[str, Any]) -> None:
         inputs[tensor] = np.asarray(array, dtype=inputs[tensor].dtype)
+
+    return spoil
+
+
+def cut(rows: int, *tensors: str) -> Spoil:
+    def spoil(inputs: dict[str, Any]) -> None:
+        for tensor in tensors:
+            inputs[tensor] = inputs[tensor][:rows]
 
     return spoil
 
@@ -94,6 +102,13 @@ VALUES: list[tuple[str, Spoil, str]] = [
             (name, drop("prior_lse"), rf"{name}: has one of prior_output and prior_lse"),
             (name, swap("cosines", np.zeros((16, 4))), rf"{name}: (cosines|sines) "),
         )
+    ),
+    ("LatentAttention", drop("sines"), r"LatentAttention: has one of cosines and sines"),
+    ("LatentAttention", swap("cosines", np.zeros((7, 3))), r"LatentAttention: (cosines|sines) "),
+    (
+        "LatentAttention",
+        cut(6, "cosines", "sines"),
+        r"LatentAttention: cosines has 6 rows, expected one for each of the 7 positions",
     ),
 ]
 

@@ -106,10 +106,14 @@ def test_source_attention(library: Path | None, seed: int, G: int, shared: int, 
     K=st.integers(1, 40),
     N=st.integers(1, 80),
     spread=st.sampled_from([1.0, 10.0]),
+    turned=st.sampled_from([0.0, 0.5, 1.0]),
     seed=SEEDS,
 )
-def test_latent_attention(library: Path | None, seed: int, G: int, shared: int, **sizes: Any) -> None:
-    case = MODULES["LatentAttention"].random_case(seed, G=G, H=G * shared, **sizes)
+def test_latent_attention(
+    library: Path | None, seed: int, G: int, shared: int, K: int, turned: float, **sizes: Any
+) -> None:
+    rotary = 2 * int(turned * K / 2)
+    case = MODULES["LatentAttention"].random_case(seed, G=G, H=G * shared, K=K, rotary=rotary, **sizes)
     check("LatentAttention", case, run("LatentAttention", case, library), LUCK)
 
 

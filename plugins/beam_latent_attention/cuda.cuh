@@ -43,34 +43,11 @@ struct BeamLatentProblem {
     return rotated(a, span.first + n, column % K, [&](int c) { return number(n, first + c); });
   }
 
-  // Turns fragments by 8 columns: those that go with them stand half a rotation away in the same row.
   __device__ void load_keys(unsigned (&b)[2][2], const Float* corner, int stride, int n, int column) const {
     load_key_fragments(b, corner, stride);
-    if constexpr (sizeof(Float) == 2) {
-      if (a.rotary == 0) return;
-      const int lane = threadIdx.x % WARP, half = a.rotary / 2;
-      // Where the partner of 8 columns stands, from them; 0 for those that are not turned.
-      const auto away = [&](int c) { return c % K >= a.rotary || c >= D ? 0 : c % K < half ? half : -half; };
-      unsigned partners[4];
-      load_matrices(partners, corner + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8 +
-                                  away(column + lane / 8 % 2 * 8));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // positions n + 8 (i / 2) + lane / 4, columns from 8 (i % 2) on
-        const int first = column + i % 2 * 8, position = min(n + i / 2 * 8 + lane / 4, span.newest);
-        const int distance = away(first);
-        if (distance == 0) continue;
-        const int angle = first % K - (distance < 0 ? half : 0) + lane % 4 * 2;
-        const long long table = static_cast<long long>(span.first + position) * half + angle;
-        unsigned& own = b[i / 2][i % 2];
-        float numbers[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float sine = distance > 0 ? -a.sines[table + j] : a.sines[table + j];
-          numbers[j] = unpack<Float>(own, j) * a.cosines[table + j] + unpack<Float>(partners[i], j) * sine;
-        }
-        own = pack_two<Float>(numbers[0], numbers[1]);
-      }
-    }
+    if constexpr (sizeof(Float) == 2)
+      if (a.rotary > 0)
+        turn_key_fragments(b, corner, stride, a, column, [&](int i) { return span.first + min(n + i, span.newest); });
   }
   __device__ bool counts(int n) const { return n < end; }
   __device__ float score(int j, int n, float dot) const { return history_score(a, span, first_head + j, n, dot); }

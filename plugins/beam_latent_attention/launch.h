@@ -18,9 +18,7 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   const int D = a.G * a.K;
   BeamLatentAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.cache) && aligned_16(a.row);
-  // A matrix fragment is turned 8 columns at a time, all in one half of a head.
-  const bool turns = a.rotary == 0 || (a.K % 8 == 0 && a.rotary % 16 == 0);
-  if (sizeof(Float) == 2 && turns) plan.matrix = plan_matrix(D, smaller(a.H, 16), gpu);
+  if (sizeof(Float) == 2 && turns_fragments(a.K, a.rotary)) plan.matrix = plan_matrix(D, smaller(a.H, 16), gpu);
   const bool matrix = plan.matrix.warps > 0;
   // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.
   plan.launch = {{a.B * a.M, ceil_div(a.H, 16), matrix ? 1 : ceil_div(D, PLAIN_COLUMNS)},

@@ -7,6 +7,7 @@
 
 #include "common/attention.h"
 #include "common/check_values.h"
+#include "common/rotation.h"
 
 namespace tightbeam {
 namespace {
@@ -54,7 +55,9 @@ class Item {
         V_(h.values.cache != nullptr ? h.values.width : h.G * h.keys.width),
         newest_(h.lengths[b] - 1),
         attention_(h.M * heads_, h.keys.width, V_, h.scale),
-        rotated_(h.cosines != nullptr ? static_cast<size_t>(TILE) * h.keys.width : 0) {}
+        rotation_{h.cosines, h.sines, h.rotary},
+        first_position_(h.first_positions == nullptr ? 0 : h.first_positions[b]),
+        rotated_(rotation_ ? static_cast<size_t>(TILE) * h.keys.width : 0) {}
 
   void run() {
     const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
@@ -118,7 +121,7 @@ class Item {
     for (int q = m * heads_; q < (m + 1) * heads_; ++q) {
       const size_t head = g_ * heads_ + q % heads_;
       attention_.set_query(q, h_.query + row(m) * h_.query_stride + head * h_.keys.width);
-      if (h_.cosines != nullptr) turn(attention_.query(q), attention_.query(q), newest_);
+      if (rotation_) turn(attention_.query(q), attention_.query(q), newest_);
       if (h_.prior_lse != nullptr) attention_.set_prior(q, h_.prior_output + place(q) * V_, h_.prior_lse[place(q)]);
     }
   }
@@ -137,7 +140,7 @@ class Item {
       next_keys[i] = read(h_.keys, m, g_ + 1, t + i);
       if (has_values) next_values[i] = read(h_.values, m, g_ + 1, t + i);
     }
-    if (h_.cosines != nullptr) turn_keys(keys, t, count);
+    if (rotation_) turn_keys(keys, t, count);
     attention_.dot(first, Q, keys, count, {next_keys, next, h_.keys.width});
     if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
     attention_.weigh(first, Q, count);
@@ -164,24 +167,16 @@ class Item {
     }
   }
 
-  // Rotates a key head by the angles of position t; from and to may be the same.
   void turn(const float* from, float* to, int t) const {
-    const int half = h_.rotary / 2;
-    const int first = h_.first_positions == nullptr ? 0 : h_.first_positions[b_];
-    const float* cosine = h_.cosines + static_cast<size_t>(first + t) * half;
-    const float* sine = h_.sines + static_cast<size_t>(first + t) * half;
-    for (int k = 0; k < half; ++k) {
-      const float one = from[k], two = from[half + k];
-      to[k] = one * cosine[k] - two * sine[k];
-      to[half + k] = two * cosine[k] + one * sine[k];
-    }
-    if (to != from) std::memcpy(to + h_.rotary, from + h_.rotary, sizeof(float) * (h_.keys.width - h_.rotary));
+    rotation_.turn(from, to, h_.keys.width, static_cast<size_t>(first_position_ + t));
   }
 
   const History& h_;
   const size_t b_, g_;
   const int heads_, V_, newest_;
   Attention attention_;
+  const Rotation rotation_;
+  const int first_position_;
   std::vector<float> rotated_;
 };
 

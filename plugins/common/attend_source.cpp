@@ -40,6 +40,7 @@ void attend_source(const Source& s, const Parallel& parallel) {
       return (b * s.M + (first + q) / heads) * s.H + g * heads + (first + q) % heads;
     };
     Attention attention(count, K, V, s.scale);
+    std::vector<float> rotated(s.rotation ? static_cast<size_t>(Attention::TILE) * K : 0);
     for (int q = 0; q < count; ++q) attention.set_query(q, s.query + place(q) * K);
 
     const float* const key = s.keys.data + b * s.keys.sample + g * s.keys.head;
@@ -54,6 +55,12 @@ void attend_source(const Source& s, const Parallel& parallel) {
       const int tile = std::min(Attention::TILE, positions - start);
       const int next = start + tile;
       const int next_tile = std::min(Attention::TILE, positions - next);
+      if (s.rotation)
+        for (int i = 0; i < tile; ++i) {
+          float* const turned = &rotated[static_cast<size_t>(i) * K];
+          s.rotation.turn(keys[start + i], turned, K, counted[b][start + i]);
+          keys[start + i] = turned;
+        }
       attention.dot(0, count, &keys[start], tile, {&values[start], tile, V});
       attention.weigh(0, count, tile);
       attention.add(0, count, &values[start], tile, V, 0, {keys.data() + next, next_tile, K});

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "common/parallel.h"
+#include "common/rotation.h"
 
 namespace tightbeam {
 
@@ -19,7 +20,8 @@ struct Source {
   float scale;
   const float* query;  // [R, H, width of the keys]
   SourceRows keys, values;
-  const bool* mask;  // [B, N]
+  const bool* mask;   // [B, N]
+  Rotation rotation;  // of the keys, by their place in the source; the queries have been turned
   float* output;     // [R, H, width of the values]
   float* lse;        // [R, H] or null
 };

@@ -18,6 +18,14 @@ inline void check_pair(const Call& call, const char* one, const char* other) {
     call.fail(std::string("has one of ") + one + " and " + other + ", expected both or none");
 }
 
+// How many numbers of a key head, K wide, the rotation turns: 0 without one.
+inline int rotated_numbers(const Call& call, int K) {
+  const int numbers = 2 * call.size("X");
+  if (numbers > K)
+    call.fail("cosines turn " + std::to_string(numbers) + " numbers, a key head has " + std::to_string(K));
+  return numbers;
+}
+
 // Sizes, beams, positions, rotation, bias and prior of BeamAttention and BeamLatentAttention.
 template <class Float, class Arguments>
 void fill_history(const Call& call, Arguments& arguments) {
@@ -34,10 +42,7 @@ void fill_history(const Call& call, Arguments& arguments) {
   if (arguments.T > arguments.T_max)
     call.fail("ancestry has " + std::to_string(arguments.T) + " positions, expected at most " +
               std::to_string(arguments.T_max) + ", the room of the cache");
-  arguments.rotary = 2 * call.size("X");
-  if (arguments.rotary > arguments.K)
-    call.fail("cosines turn " + std::to_string(arguments.rotary) + " numbers, a key head has " +
-              std::to_string(arguments.K));
+  arguments.rotary = rotated_numbers(call, arguments.K);
   arguments.rotary_positions = call.size("P");
   arguments.bias_heads = call.has("distance_bias") ? arguments.H : 0;
   arguments.bias_distances = call.size("Y");

@@ -78,6 +78,9 @@ inline MatrixShape matrix_shape(int D, int tiles, int steps, int columns) {
   return shape;
 }
 
+// Whether a rotation can be applied to matrix fragments: they are turned 8 columns at a time, all in one half of a head.
+constexpr bool turns_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
+
 // The largest shape that serves `queries` queries of one block row and fits the GPU; warps = 0 where none does.
 inline MatrixShape plan_matrix(int D, int queries, const Gpu& gpu) {
   constexpr int MAX_WARPS = 16, COLUMNS[] = {64, 128};

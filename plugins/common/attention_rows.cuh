@@ -16,6 +16,34 @@
 
 namespace tightbeam::device {
 
+// Turns fragments of load_key_fragments by 8 columns: the numbers that go with them stand half a rotation away in the same
+// row. `column`: of the row, at `corner`; `table_row(i)`: where the angles of position i of the fragments' 16 stand.
+template <class Half, class Arguments, class TableRow>
+__device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride,
+                                                   const Arguments& a, int column, TableRow table_row) {
+  const int lane = threadIdx.x % WARP, half = a.rotary / 2, D = a.G * a.K;
+  // Where the partner of 8 columns stands, from them; 0 for those that are not turned.
+  const auto away = [&](int c) { return c % a.K >= a.rotary || c >= D ? 0 : c % a.K < half ? half : -half; };
+  unsigned partners[4];
+  load_matrices(partners,
+                corner + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8 + away(column + lane / 8 % 2 * 8));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // positions 8 (i / 2) + lane / 4, columns from 8 (i % 2) on
+    const int first = column + i % 2 * 8, distance = away(first);
+    if (distance == 0) continue;
+    const int angle = first % a.K - (distance < 0 ? half : 0) + lane % 4 * 2;
+    const long long table = static_cast<long long>(table_row(i / 2 * 8 + lane / 4)) * half + angle;
+    unsigned& own = b[i / 2][i % 2];
+    float numbers[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float sine = distance > 0 ? -a.sines[table + j] : a.sines[table + j];
+      numbers[j] = unpack<Half>(own, j) * a.cosines[table + j] + unpack<Half>(partners[i], j) * sine;
+    }
+    own = pack_two<Half>(numbers[0], numbers[1]);
+  }
+}
+
 // Without matrix units, for float32, any width and any alignment. A block forms PLAIN_COLUMNS columns of 16 queries:
 // scores from chunks of 64 numbers in shared memory, sums in registers, rows read again for them (from L1 or L2).
 template <class Problem>

@@ -6,23 +6,27 @@ input                     type, shape         meaning
 ``query``                 float [R, H, K]     R = B x M rows, in the space of the states' heads
 ``states``                float [B, N, G K]   what is attended to, keys and values at once, for all beams
 ``mask``                  bool [B, N]         True where a position counts
+``cosines``, optional     float32 [P, X]      rotation: the first 2 X numbers of a key head, in two halves; P >= N
+``sines``, optional       float32 [P, X]      as the cosines
 attribute ``scale``       float               factor on the scores
 output ``output``         float [R, H, G K]   each head's weights over whole rows of the states
 ``lse``, optional         float32 [R, H]      log of the sum of the exponentials of the scores
 ========================  ==================  ==========================================================
 
 EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
-part of the row. All M x H queries of a sample multiply one matrix, which is read once. Where nothing counts, ``output``
-is 0 and ``lse`` -inf.
+part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
+alone, position n is turned by row n of the tables; the queries come turned. Where nothing counts, ``output`` is 0 and
+``lse`` -inf.
 """
 
 from __future__ import annotations
 
+from tightbeam.plugins.rotation import rotate
 from tightbeam.plugins.schema import Operator
 
 __all__ = ["LATENT_ATTENTION"]
 
-BODY = """
+QUERIES = """
     axis1 = Constant <value = int64[1] {1}> ()
     minus_one = Constant <value = int64[1] {-1}> ()
     H = Shape <start = 1, end = 2> (query)
@@ -44,7 +48,29 @@ BODY = """
     queries = Reshape (by_group, queries_shape)
     states_shape = Concat <axis = 0> (B, N, G, K)
     states_by_head = Reshape (states, states_shape)
+"""
+
+PLAIN_KEYS = """
     keys_t = Transpose <perm = [0, 2, 3, 1]> (states_by_head)
+"""
+
+TURNED_KEYS = (
+    """
+    axis0 = Constant <value = int64[1] {0}> ()
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    N_scalar = Squeeze (N)
+    places = Range (zero, N_scalar, one)
+    places_row = Unsqueeze (places, axis0)
+    keys = Transpose <perm = [0, 2, 1, 3]> (states_by_head)
+"""
+    + rotate("turned_keys", "keys", "places_row", first_positions=False)
+    + """
+    keys_t = Transpose <perm = [0, 1, 3, 2]> (turned_keys)
+"""
+)
+
+ATTEND = """
     products = MatMul (queries, keys_t)
     factor = Constant <value_float: float = @scale> ()
     factor_like = CastLike (factor, products)
@@ -90,14 +116,15 @@ LSE = """
 
 
 def _body(present: frozenset[str]) -> str:
-    return BODY + (LSE if "lse" in present else "")
+    keys = TURNED_KEYS if "cosines" in present else PLAIN_KEYS
+    return QUERIES + keys + ATTEND + (LSE if "lse" in present else "")
 
 
 LATENT_ATTENTION = Operator(
     "LatentAttention",
-    ("query", "states", "mask"),
+    ("query", "states", "mask", "cosines", "sines"),
     ("output", "lse"),
     _body,
-    optional=frozenset({"lse"}),
+    optional=frozenset({"cosines", "sines", "lse"}),
     attributes=("scale",),
 )

@@ -6,13 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from tightbeam.plugins.beam_attention.cases import rotate
 from tightbeam.plugins.case import Array, Case, softmax_with_lse
 
 __all__ = ["cases", "exact", "random_case"]
 
 
 def random_case(
-    seed: int, *, B: int, M: int, H: int, G: int, K: int, N: int, spread: float = 1.0, masked: bool = True
+    seed: int,
+    *,
+    B: int,
+    M: int,
+    H: int,
+    G: int,
+    K: int,
+    N: int,
+    spread: float = 1.0,
+    masked: bool = True,
+    rotary: int = 0,
 ) -> Case:
     """Random numbers and mask; position 0 of a sample always counts. ``spread`` makes the softmax sharp."""
     generator = np.random.default_rng(seed)
@@ -23,12 +34,15 @@ def random_case(
         "states": generator.standard_normal((B, N, G * K)).astype(np.float32),
         "mask": mask,
     }
-    name = f"B{B}-M{M}-H{H}-G{G}-K{K}-N{N}-spread{spread}-seed{seed}"
+    if rotary:
+        angles = np.outer(np.arange(N + seed % 3), 10.0 ** -np.arange(rotary // 2))
+        inputs["cosines"], inputs["sines"] = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    name = f"B{B}-M{M}-H{H}-G{G}-K{K}-N{N}-spread{spread}-rotary{rotary}-seed{seed}"
     return Case(name, inputs, {"scale": K**-0.5}, floats=("query", "states"))
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial ones: the EL form (G = 1), the K form (G = H), and between."""
+    """Odd and adversarial ones: the EL form (G = 1), the K form (G = H), and between; with and without rotation."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, N=1),
         random_case(1, B=2, M=4, H=4, G=1, K=64, N=70),
@@ -37,6 +51,9 @@ def cases() -> list[Case]:
         random_case(4, B=3, M=2, H=6, G=2, K=10, N=19, spread=20.0),
         random_case(5, B=1, M=4, H=16, G=1, K=256, N=130, masked=False),
         random_case(6, B=2, M=1, H=2, G=2, K=8, N=1),
+        random_case(7, B=2, M=2, H=4, G=4, K=16, N=70, rotary=16),
+        random_case(8, B=3, M=3, H=4, G=2, K=10, N=33, rotary=4),
+        random_case(9, B=1, M=2, H=3, G=3, K=64, N=40, rotary=32, spread=5.0),
     ]
 
 
@@ -47,7 +64,10 @@ def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     R, H, K = query.shape
     G = E // K
     grouped = query.reshape(B, R // B, G, H // G, K)
-    scores = dtype(case.attributes["scale"]) * np.einsum("bmgqk,bngk->bmgqn", grouped, states.reshape(B, N, G, K))
+    keys = states.reshape(B, N, G, K).swapaxes(1, 2)
+    if "cosines" in case.inputs:
+        keys = rotate(keys, np.arange(N)[None], case)
+    scores = dtype(case.attributes["scale"]) * np.einsum("bmgqk,bgnk->bmgqn", grouped, keys)
     mask = case.inputs["mask"][:, None, None, None, :]
     weights, lse = softmax_with_lse(np.where(mask, scores, dtype(-np.inf)))
     output = np.einsum("bmgqn,bne->bmgqe", weights, states)

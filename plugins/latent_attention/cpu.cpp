@@ -9,7 +9,8 @@ void latent_attention(const LatentAttentionArguments<float>& a, const Parallel& 
   const size_t N = a.N, K = a.K, E = a.G * K;
   const SourceRows keys{a.states, N * E, K, E, a.K};
   const SourceRows values{a.states, N * E, 0, E, static_cast<int>(E)};
-  attend_source({a.B, a.M, a.H, a.G, a.N, a.scale, a.query, keys, values, a.mask, a.output, a.lse}, parallel);
+  const Rotation rotation{a.cosines, a.sines, a.rotary};
+  attend_source({a.B, a.M, a.H, a.G, a.N, a.scale, a.query, keys, values, a.mask, rotation, a.output, a.lse}, parallel);
 }
 
 }  // namespace tightbeam

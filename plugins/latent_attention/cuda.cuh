@@ -45,9 +45,14 @@ struct LatentProblem {
     return a.states + (static_cast<long long>(sample) * a.N + n) * D + column;
   }
   __device__ float number(int n, int column) const { return to_float(*pack(n, column)); }
-  __device__ float key(int n, int column) const { return number(n, column); }
-  __device__ void load_keys(unsigned (&b)[2][2], const Float* corner, int stride, int, int) const {
+  __device__ float key(int n, int column) const {
+    const int first = column - column % K;
+    return rotated(a, n, column % K, [&](int c) { return number(n, first + c); });
+  }
+  __device__ void load_keys(unsigned (&b)[2][2], const Float* corner, int stride, int n, int column) const {
     load_key_fragments(b, corner, stride);
+    if constexpr (sizeof(Float) == 2)
+      if (a.rotary > 0) turn_key_fragments(b, corner, stride, a, column, [&](int i) { return min(n + i, a.N - 1); });
   }
   __device__ bool counts(int n) const { return a.mask[static_cast<long long>(sample) * a.N + n]; }
   __device__ float score(int, int, float dot) const { return a.scale * dot; }

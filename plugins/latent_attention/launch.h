@@ -21,7 +21,7 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   const int D = a.G * a.K, queries = a.M * a.H;
   LatentAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.states);
-  if (sizeof(Float) == 2) plan.matrix = plan_matrix(D, queries, gpu);
+  if (sizeof(Float) == 2 && turns_fragments(a.K, a.rotary)) plan.matrix = plan_matrix(D, queries, gpu);
   const bool matrix = plan.matrix.warps > 0;
   plan.queries = matrix ? 16 * plan.matrix.tiles : PLAIN_QUERIES;
   const int blocks = ceil_div(queries, plan.queries), slices = matrix ? 1 : ceil_div(D, PLAIN_COLUMNS);

@@ -12,6 +12,8 @@ inline const Operator& latent_attention_table() {
                                   Input("query", Element::Float, "B M, H, K"),
                                   Input("states", Element::Float, "B, N, G K"),
                                   Input("mask", Element::boolean, "B, N"),
+                                  Input("cosines", Element::float32, "P, X").optional(),
+                                  Input("sines", Element::float32, "P, X").optional(),
                               },
                               {
                                   Output("output", Element::Float, "B M, H, G K"),
@@ -31,10 +33,17 @@ LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
   arguments.K = call.size("K");
   arguments.N = call.size("N");
   check_heads(call, arguments.H, arguments.G);
+  check_pair(call, "cosines", "sines");
+  arguments.rotary = rotated_numbers(call, arguments.K);
+  if (call.has("cosines") && call.size("P") < arguments.N)
+    call.fail("cosines has " + std::to_string(call.size("P")) + " rows, expected one for each of the " +
+              std::to_string(arguments.N) + " positions of states");
   arguments.scale = call.float_attribute("scale");
   arguments.query = call.input<Float>("query");
   arguments.states = call.input<Float>("states");
   arguments.mask = call.input<bool>("mask");
+  arguments.cosines = call.input<float>("cosines");
+  arguments.sines = call.input<float>("sines");
   arguments.output = call.output<Float>("output");
   arguments.lse = call.output<float>("lse");
   return arguments;
