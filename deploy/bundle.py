@@ -140,12 +140,14 @@ class TokenizerEntry(_Entry):
 
 
 class ParityReport(_Entry):
-    """The comparison with ``model.generate`` that ended the export; ``ties`` are sequences that only rounding picks."""
+    """The comparison with ``model.generate`` that ended the export: how many ``tokens`` are equal. ``ties``: sequences
+    that only rounding picks. ``differing``: those that differ in a bundle that is not exact (``weight_threshold``)."""
 
     samples: int
     settings: int
     tokens: int
     ties: int
+    differing: int = 0
     max_score_error: FiniteFloat
 
 
@@ -174,7 +176,8 @@ class ModelSizes(_Entry):
 
 
 class Manifest(_Entry):
-    """``bundle.json``. ``speech``: where the encoder takes ``input_features``, the file that says how to make them."""
+    """``bundle.json``. ``speech``: where the encoder takes ``input_features``, the file that says how to make them.
+    ``weight_threshold``: source positions with less weight are left out, which is not exact; 0: none is."""
 
     format_version: int
     made_by: str
@@ -185,6 +188,7 @@ class Manifest(_Entry):
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
+    weight_threshold: FiniteFloat = 0.0
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry
     decoder: GraphEntry

@@ -48,6 +48,9 @@ def export_model(
     calibration: Annotated[
         Path | None, typer.Option(help="Texts, one a line, on which the error of each layer is measured.")
     ] = None,
+    weight_threshold: Annotated[
+        float, typer.Option(help="Leave source positions out that have less weight, such as 0.001: not exact.")
+    ] = 0.0,
     memory_limit: Annotated[
         str | None, typer.Option(help="For weights and caches, such as 2GB; a variant that needs more is not made.")
     ] = None,
@@ -87,6 +90,7 @@ def export_model(
                 source_cache=source_cache,
                 generated_cache=generated_cache,
                 calibration=calibration,
+                weight_threshold=weight_threshold,
                 workload=Workload(
                     batch_size,
                     num_beams,
@@ -130,6 +134,7 @@ def _print_summary(bundle: Bundle) -> None:
             f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings "
             f"equal torch's; scores within {parity.max_score_error:.1g}"
             + (f"; {parity.ties} sequences left out, which only rounding picks" if parity.ties else "")
+            + (f"; {parity.differing} sequences differ, as --weight-threshold lets them" if parity.differing else "")
         )
     else:
         print("parity: not compared with torch (--no-check)")

@@ -40,7 +40,17 @@ from tightbeam.export.speech_files import check_speech, write_speech
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
 from tightbeam.export.workload import Workload
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, plan_bytes, rewrite, same_for_all
+from tightbeam.graph_passes import (
+    PRESETS,
+    Job,
+    LayerPlan,
+    ModelGraphs,
+    PassResult,
+    plan_bytes,
+    rewrite,
+    same_for_all,
+    skip_small_weights,
+)
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
@@ -66,6 +76,7 @@ def export_model(
     precision: str = "fp32",
     max_new_tokens: int | None = None,
     calibration: str | os.PathLike[str] | None = None,
+    weight_threshold: float = 0.0,
     workload: Workload | None = None,
     check: bool = True,
     force: bool = False,
@@ -79,6 +90,8 @@ def export_model(
     ``source_cache``, ``generated_cache``: kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the
     variant's. A layer whose rewritten attention is not exact enough keeps something safer (``guard.py``);
     ``calibration``: a file of texts, one a line, on which that is measured, in place of the built-in ones.
+    ``weight_threshold``: source positions that have less weight are left out (``skip_small_weights``); not exact, so
+    that the comparison counts what differs in place of failing.
     ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
     with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
     each of ``STEPS`` as it begins.
@@ -89,7 +102,7 @@ def export_model(
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
     """
     choice = choose(variant, source_cache, generated_cache)
-    _check_options(precision, max_new_tokens)
+    _check_options(precision, max_new_tokens, weight_threshold)
     texts = read_calibration(calibration) if calibration is not None else None
     target = Path(output) if output is not None else Path(f"{checkpoint_name(model)}-{choice.name}")
     check_target(target, force=force)
@@ -117,13 +130,15 @@ def export_model(
         plan, measured = guard(canonical, plan, calibrate(checkpoint, texts, reference), precision)
         if plan != wanted:
             graphs, results = rewrite(canonical, plan)
+    if weight_threshold:
+        results.append(skip_small_weights(graphs, weight_threshold))
     _fit(checkpoint, plan, workload or Workload())
     on_step(STEPS[5])
     work = [(checkpoint, graphs, results, plan, measured)]
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
 
     def fill(folder: Path) -> Manifest:
-        manifest = write_files(folder, *work.pop(), variant=choice.name)
+        manifest = write_files(folder, *work.pop(), variant=choice.name, weight_threshold=weight_threshold)
         gc.collect()
         if reference is None:
             return manifest
@@ -133,11 +148,13 @@ def export_model(
     return write_bundle(target, fill, force=force)
 
 
-def _check_options(precision: str, max_new_tokens: int | None) -> None:
+def _check_options(precision: str, max_new_tokens: int | None, weight_threshold: float) -> None:
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ExportError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; expected 1 or more")
+    if not 0 <= weight_threshold < 1:
+        raise ExportError(f"weight_threshold={weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001")
 
 
 def settle(
@@ -192,6 +209,7 @@ def write_files(
     measured: Sequence[Measured] = (),
     *,
     variant: str,
+    weight_threshold: float = 0.0,
 ) -> Manifest:
     """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them."""
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
@@ -218,6 +236,7 @@ def write_files(
             for layer, choice in enumerate(plan)
         ),
         guard=tuple(guard_entry(found) for found in measured),
+        weight_threshold=weight_threshold,
         passes=tuple(
             PassEntry(
                 name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(job)

@@ -21,6 +21,7 @@ from tightbeam.graph_passes.plan import (
 )
 from tightbeam.graph_passes.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.search_head import search_head
+from tightbeam.graph_passes.skip_small_weights import skip_small_weights
 from tightbeam.graph_passes.step_rows import step_rows
 from tightbeam.graph_passes.tie_embeddings import tie_embeddings
 
@@ -43,6 +44,7 @@ __all__ = [
     "presets_of",
     "rewrite",
     "same_for_all",
+    "skip_small_weights",
 ]
 
 FIRST: tuple[Pass, ...] = (tie_embeddings, fold_biases)

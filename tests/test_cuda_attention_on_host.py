@@ -88,7 +88,7 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
         R, H, V = len(inputs["query"]), inputs["query"].shape[1] // K, inputs["value"].shape[3]
         sizes: dict[str, Any] = dict(B=B, M=R // B, H=H, G=G, K=K, V=V, N=N)
         outputs: dict[str, Any] = {"output": output(R, H * V), "lse": output(R, H, kind=np.float32) if lse else None}
-        return {**sizes, "scale": scale, **inputs, **outputs}
+        return {**sizes, "scale": scale, "weight_threshold": 0.0, **inputs, **outputs}
     if op == "latent_attention":
         B, N, D = inputs["states"].shape
         R, H, K = inputs["query"].shape
@@ -96,7 +96,7 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
         tables = {name: inputs.get(name) for name in ("cosines", "sines")}
         rotary = 0 if tables["cosines"] is None else 2 * tables["cosines"].shape[1]
         sizes = dict(B=B, M=R // B, H=H, N=N, G=D // K, K=K, rotary=rotary)
-        return {**sizes, "scale": scale, **inputs, **tables, **outputs}
+        return {**sizes, "scale": scale, "weight_threshold": 0.0, **inputs, **tables, **outputs}
 
     B, M, T = inputs["ancestry"].shape
     optional = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse")

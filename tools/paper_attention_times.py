@@ -28,7 +28,7 @@ from tightbeam.graph_passes import Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 from tightbeam.plugins.library import cpu_library
 
-__all__ = ["FORMS", "AttentionTimes", "Source", "in_turn", "time_attention"]
+__all__ = ["FORMS", "AttentionTimes", "Form", "Source", "in_turn", "shared", "time_attention"]
 
 Array = npt.NDArray[Any]
 TOLERANCE = 2e-5
@@ -74,6 +74,12 @@ class Source:
 
     def exact(self) -> Array:
         """softmax(q K^T scale) V by head, in float64: [R, H V]."""
+        weights, values = self.exact_weights()
+        attended = np.einsum("bmhn,bnhv->bmhv", weights, values, optimize=True)
+        return np.reshape(attended, (len(self.query), -1))
+
+    def exact_weights(self) -> tuple[Array, Array]:
+        """The softmax [B, M, H, N] and the values [B, N, H, V], in float64."""
         H = self.sizes.H
         states, W_K, W_V = (array.astype(np.float64) for array in (self.states, self.W_K, self.W_V))
         B, N, _ = states.shape
@@ -81,9 +87,7 @@ class Source:
         query = self.query.astype(np.float64).reshape(B, self.beams, H, -1)
         scores = np.einsum("bmhk,bnhk->bmhn", query, keys, optimize=True) * self.scale
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        attended = np.einsum("bmhn,bnhv->bmhv", weights, values, optimize=True)
-        return np.reshape(attended, (len(self.query), -1))
+        return weights / weights.sum(axis=-1, keepdims=True), values
 
 
 def _model(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> bytes:
@@ -101,7 +105,9 @@ def _model(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, Array], constan
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
+    """A model of one attention, its inputs and its constants."""
+
     nodes: tuple[onnx.NodeProto, ...]
     inputs: dict[str, Array]
     constants: dict[str, Array]
@@ -143,7 +149,7 @@ def _attention(source: Source, key: str, value: str) -> tuple[tuple[onnx.NodePro
     return nodes, {"query_shape": _ints(-1, sizes.H, 1, sizes.K), "output_shape": _ints(-1, sizes.H * sizes.V)}
 
 
-def _no_cache(source: Source) -> _Form:
+def _no_cache(source: Source) -> Form:
     sizes, N = source.sizes, source.states.shape[1]
     nodes, constants = _attention(source, "key", "value")
     projected = [
@@ -158,35 +164,38 @@ def _no_cache(source: Source) -> _Form:
     constants |= {"key_weight": source.W_K, "value_weight": source.W_V}
     constants |= {"key_shape": _ints(-1, N, sizes.H, sizes.K), "value_shape": _ints(-1, N, sizes.H, sizes.V)}
     repeated = source.states.repeat(source.beams, axis=0)
-    return _Form((*projected, *nodes), {"query": source.query, "states": repeated}, constants)
+    return Form((*projected, *nodes), {"query": source.query, "states": repeated}, constants)
 
 
-def _per_beam(source: Source) -> _Form:
+def _per_beam(source: Source) -> Form:
     nodes, constants = _attention(source, "key", "value")
     kept = {name: source.by_head(weight).repeat(source.beams, axis=0) for name, weight in _projections(source)}
-    return _Form(nodes, {"query": source.query, **kept}, constants)
+    return Form(nodes, {"query": source.query, **kept}, constants)
 
 
-def _per_beam_our_kernel(source: Source) -> _Form:
+def _per_beam_our_kernel(source: Source) -> Form:
     kept = {name: source.by_head(weight).repeat(source.beams, axis=0) for name, weight in _projections(source)}
     return _source_attention(source, kept)
 
 
-def _shared(source: Source) -> _Form:
-    return _source_attention(source, {name: source.by_head(weight) for name, weight in _projections(source)})
+def shared(source: Source, weight_threshold: float = 0.0) -> Form:
+    """Keys and values once a sample; ``weight_threshold``: as SourceAttention has it."""
+    kept = {name: source.by_head(weight) for name, weight in _projections(source)}
+    return _source_attention(source, kept, weight_threshold)
 
 
 def _projections(source: Source) -> tuple[tuple[str, Array], tuple[str, Array]]:
     return ("key", source.W_K), ("value", source.W_V)
 
 
-def _source_attention(source: Source, kept: dict[str, Array]) -> _Form:
+def _source_attention(source: Source, kept: dict[str, Array], weight_threshold: float = 0.0) -> Form:
     mask = np.ones((len(kept["key"]), source.states.shape[1]), dtype=np.bool_)
-    node = _node("SourceAttention", ["query", "key", "value", "mask"], "output", DOMAIN, scale=source.scale)
-    return _Form((node,), {"query": source.query, **kept, "mask": mask}, {})
+    attributes = {"scale": source.scale, "weight_threshold": weight_threshold}
+    node = _node("SourceAttention", ["query", "key", "value", "mask"], "output", DOMAIN, **attributes)
+    return Form((node,), {"query": source.query, **kept, "mask": mask}, {})
 
 
-def _latent(source: Source) -> _Form:
+def _latent(source: Source) -> Form:
     sizes = source.sizes
     H, K, V, D = sizes.H, sizes.K, sizes.V, sizes.D
     nodes = (
@@ -207,14 +216,14 @@ def _latent(source: Source) -> _Form:
         "value_weight": np.ascontiguousarray(source.W_V.reshape(D, H, V).transpose(1, 0, 2)),
     }
     mask = np.ones(source.states.shape[:2], dtype=np.bool_)
-    return _Form(nodes, {"query": source.query, "states": source.states, "mask": mask}, constants)
+    return Form(nodes, {"query": source.query, "states": source.states, "mask": mask}, constants)
 
 
-FORMS: Mapping[str, Callable[[Source], _Form]] = {
+FORMS: Mapping[str, Callable[[Source], Form]] = {
     "no cache": _no_cache,
     "per beam": _per_beam,
     "per beam, our kernel": _per_beam_our_kernel,
-    "shared": _shared,
+    "shared": shared,
     "EL": _latent,
 }
 

@@ -3,12 +3,15 @@
 #include "common/attend_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "common/attention.h"
 
 namespace tightbeam {
 namespace {
+
+constexpr int TILE = Attention::TILE;
 
 std::vector<std::vector<int>> counted_positions(const Source& source) {
   std::vector<std::vector<int>> counted(source.B);
@@ -24,51 +27,140 @@ int query_parts(int items, int queries) {
   return std::clamp(ENOUGH_ITEMS / items, 1, std::max(1, queries / FEWEST_QUERIES));
 }
 
+// Some queries of sample b that share key head g, over the positions that count.
+class Item {
+ public:
+  Item(const Source& source, const std::vector<int>& counted, size_t b, size_t g, int first, int queries)
+      : s_(source),
+        counted_(counted),
+        b_(b),
+        g_(g),
+        first_(first),
+        Q_(queries),
+        K_(source.keys.width),
+        V_(source.values.width),
+        positions_(static_cast<int>(counted.size())),
+        keys_(rows(source.keys)),
+        values_(rows(source.values)),
+        rotated_(source.rotation ? static_cast<size_t>(TILE) * K_ : 0) {}
+
+  void run() {
+    if (s_.weight_threshold > 0)
+      run_above();
+    else
+      run_over_all();
+  }
+
+ private:
+  void run_over_all() {
+    Attention attention(Q_, K_, V_, s_.scale);
+    for (int q = 0; q < Q_; ++q) attention.set_query(q, s_.query + place(q) * K_);
+    for (int start = 0; start < positions_; start += TILE) {
+      const int count = std::min(TILE, positions_ - start);
+      turn(start, count);
+      attention.dot(0, Q_, &keys_[start], count, {&values_[start], count, V_});
+      attention.weigh(0, Q_, count);
+      attention.add(0, Q_, &values_[start], count, V_, 0, next(keys_, start + count, K_));
+    }
+    for (int q = 0; q < Q_; ++q) {
+      attention.write_output(q, s_.output + place(q) * V_);
+      if (s_.lse != nullptr) s_.lse[place(q)] = attention.lse(q);
+    }
+  }
+
+  // All scores first, so that the weights are known; then the values of those positions alone that have a weight of the
+  // threshold or more for some query.
+  void run_above() {
+    const Math& math = tightbeam::math();
+    std::vector<float> queries(static_cast<size_t>(Q_) * K_), weights(static_cast<size_t>(Q_) * positions_);
+    for (int q = 0; q < Q_; ++q) std::copy_n(s_.query + place(q) * K_, K_, &queries[static_cast<size_t>(q) * K_]);
+    for (int start = 0; start < positions_; start += TILE) {
+      const int count = std::min(TILE, positions_ - start);
+      turn(start, count);
+      math.dot(queries.data(), Q_, &keys_[start], count, K_, &weights[start], positions_,
+               next(keys_, start + count, K_));
+    }
+    std::vector<float> totals(Q_);
+    for (int q = 0; q < Q_; ++q) {
+      float* const row = weights.data() + static_cast<size_t>(q) * positions_;
+      math.scale(row, positions_, s_.scale);
+      const float highest = math.highest(row, positions_);
+      totals[q] = math.exponentials(row, positions_, highest);
+      if (s_.lse != nullptr) s_.lse[place(q)] = highest + std::log(totals[q]);
+    }
+
+    std::vector<float> sums(static_cast<size_t>(Q_) * V_), kept_weights(static_cast<size_t>(Q_) * TILE);
+    std::vector<const float*> kept;
+    const auto add = [&] {
+      math.add_weighted(kept_weights.data(), TILE, Q_, kept.data(), static_cast<int>(kept.size()), V_, sums.data(), V_,
+                        {});
+      kept.clear();
+    };
+    for (int n = 0; n < positions_; ++n) {
+      bool counts = false;
+      for (int q = 0; q < Q_; ++q) {
+        const float weight = weights[static_cast<size_t>(q) * positions_ + n];
+        const bool below = weight < s_.weight_threshold * totals[q];  // a NaN is not, and goes on to the output
+        kept_weights[static_cast<size_t>(q) * TILE + kept.size()] = below ? 0 : weight;
+        counts = counts || !below;
+      }
+      if (counts) kept.push_back(values_[n]);
+      if (kept.size() == TILE) add();
+    }
+    add();
+    for (int q = 0; q < Q_; ++q) {
+      const float factor = totals[q] == 0 ? 0 : 1 / totals[q];
+      for (int v = 0; v < V_; ++v) s_.output[place(q) * V_ + v] = sums[static_cast<size_t>(q) * V_ + v] * factor;
+    }
+  }
+
+  // Where a query stands among [R, H].
+  size_t place(int q) const {
+    const int heads = s_.H / s_.G;  // that share a key head
+    return (b_ * s_.M + (first_ + q) / heads) * s_.H + g_ * heads + (first_ + q) % heads;
+  }
+
+  std::vector<const float*> rows(const SourceRows& all) const {
+    std::vector<const float*> rows(positions_);
+    for (int n = 0; n < positions_; ++n)
+      rows[n] = all.data + b_ * all.sample + g_ * all.head + counted_[n] * all.position;
+    return rows;
+  }
+
+  Upcoming next(const std::vector<const float*>& rows, int from, int width) const {
+    return {rows.data() + from, std::min(TILE, positions_ - from), width};
+  }
+
+  // Lets the keys of a tile be turned ones, where there is a rotation.
+  void turn(int start, int count) {
+    if (!s_.rotation) return;
+    for (int i = 0; i < count; ++i) {
+      float* const turned = &rotated_[static_cast<size_t>(i) * K_];
+      s_.rotation.turn(keys_[start + i], turned, K_, counted_[start + i]);
+      keys_[start + i] = turned;
+    }
+  }
+
+  const Source& s_;
+  const std::vector<int>& counted_;
+  const size_t b_, g_;
+  const int first_, Q_, K_, V_, positions_;
+  std::vector<const float*> keys_;
+  const std::vector<const float*> values_;
+  std::vector<float> rotated_;
+};
+
 }  // namespace
 
 void attend_source(const Source& s, const Parallel& parallel) {
-  const int heads = s.H / s.G;      // that share a key head
-  const int queries = s.M * heads;  // of one sample and key head
+  const int queries = s.M * (s.H / s.G);  // of one sample and key head
   const int parts = query_parts(s.B * s.G, queries);
-  const int K = s.keys.width, V = s.values.width;
   const std::vector<std::vector<int>> counted = counted_positions(s);
   parallel.for_each(static_cast<size_t>(s.B) * s.G * parts, [&](size_t item) {
     const size_t b = item / parts / s.G, g = item / parts % s.G, part = item % parts;
     const int first = static_cast<int>(queries * part / parts);
     const int count = static_cast<int>(queries * (part + 1) / parts) - first;
-    const auto place = [&](int q) {  // of a query among [R, H]
-      return (b * s.M + (first + q) / heads) * s.H + g * heads + (first + q) % heads;
-    };
-    Attention attention(count, K, V, s.scale);
-    std::vector<float> rotated(s.rotation ? static_cast<size_t>(Attention::TILE) * K : 0);
-    for (int q = 0; q < count; ++q) attention.set_query(q, s.query + place(q) * K);
-
-    const float* const key = s.keys.data + b * s.keys.sample + g * s.keys.head;
-    const float* const value = s.values.data + b * s.values.sample + g * s.values.head;
-    const int positions = static_cast<int>(counted[b].size());
-    std::vector<const float*> keys(positions), values(positions);
-    for (int n = 0; n < positions; ++n) {
-      keys[n] = key + counted[b][n] * s.keys.position;
-      values[n] = value + counted[b][n] * s.values.position;
-    }
-    for (int start = 0; start < positions; start += Attention::TILE) {
-      const int tile = std::min(Attention::TILE, positions - start);
-      const int next = start + tile;
-      const int next_tile = std::min(Attention::TILE, positions - next);
-      if (s.rotation)
-        for (int i = 0; i < tile; ++i) {
-          float* const turned = &rotated[static_cast<size_t>(i) * K];
-          s.rotation.turn(keys[start + i], turned, K, counted[b][start + i]);
-          keys[start + i] = turned;
-        }
-      attention.dot(0, count, &keys[start], tile, {&values[start], tile, V});
-      attention.weigh(0, count, tile);
-      attention.add(0, count, &values[start], tile, V, 0, {keys.data() + next, next_tile, K});
-    }
-    for (int q = 0; q < count; ++q) {
-      attention.write_output(q, s.output + place(q) * V);
-      if (s.lse != nullptr) s.lse[place(q)] = attention.lse(q);
-    }
+    Item(s, counted[b], b, g, first, count).run();
   });
 }
 

@@ -18,6 +18,7 @@ struct SourceRows {
 struct Source {
   int B, M, H, G, N;
   float scale;
+  float weight_threshold;  // a position whose weight is below it may be left out of the values
   const float* query;  // [R, H, width of the keys]
   SourceRows keys, values;
   const bool* mask;   // [B, N]

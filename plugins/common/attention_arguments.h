@@ -18,6 +18,14 @@ inline void check_pair(const Call& call, const char* one, const char* other) {
     call.fail(std::string("has one of ") + one + " and " + other + ", expected both or none");
 }
 
+// The attribute of the source attentions; see plugins/source_attention/__init__.py.
+inline float weight_threshold(const Call& call) {
+  const float threshold = call.float_attribute("weight_threshold");
+  if (!(threshold >= 0 && threshold < 1))
+    call.fail("attribute weight_threshold is " + std::to_string(threshold) + ", expected 0 or more, and less than 1");
+  return threshold;
+}
+
 // How many numbers of a key head, K wide, the rotation turns: 0 without one.
 inline int rotated_numbers(const Call& call, int K) {
   const int numbers = 2 * call.size("X");

@@ -1,17 +1,18 @@
 """LatentAttention: scores and values from one shared matrix (EL-attention, section 3.1; Slim attention, option 2).
 
-========================  ==================  ==========================================================
-input                     type, shape         meaning
-========================  ==================  ==========================================================
-``query``                 float [R, H, K]     R = B x M rows, in the space of the states' heads
-``states``                float [B, N, G K]   what is attended to, keys and values at once, for all beams
-``mask``                  bool [B, N]         True where a position counts
-``cosines``, optional     float32 [P, X]      rotation: the first 2 X numbers of a key head, in two halves; P >= N
-``sines``, optional       float32 [P, X]      as the cosines
-attribute ``scale``       float               factor on the scores
-output ``output``         float [R, H, G K]   each head's weights over whole rows of the states
-``lse``, optional         float32 [R, H]      log of the sum of the exponentials of the scores
-========================  ==================  ==========================================================
+==============================  ==================  ==========================================================
+input                           type, shape         meaning
+==============================  ==================  ==========================================================
+``query``                       float [R, H, K]     R = B x M rows, in the space of the states' heads
+``states``                      float [B, N, G K]   what is attended to, keys and values at once, for all beams
+``mask``                        bool [B, N]         True where a position counts
+``cosines``, optional           float32 [P, X]      rotation: the first 2 X numbers of a key head, P >= N
+``sines``, optional             float32 [P, X]      as the cosines
+attribute ``scale``             float               factor on the scores
+attribute ``weight_threshold``  float               as SourceAttention has it
+output ``output``               float [R, H, G K]   each head's weights over whole rows of the states
+``lse``, optional               float32 [R, H]      log of the sum of the exponentials of the scores
+==============================  ==================  ==========================================================
 
 EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
 part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
@@ -126,5 +127,5 @@ LATENT_ATTENTION = Operator(
     ("output", "lse"),
     _body,
     optional=frozenset({"cosines", "sines", "lse"}),
-    attributes=("scale",),
+    attributes=("scale", "weight_threshold: float = 0.0"),
 )

@@ -10,6 +10,7 @@ struct LatentAttentionArguments {
   int K;  // width of such a head; a row of the states has G K numbers
   int rotary;  // numbers of a key head that are rotated for the scores, even, <= K; 0 without cosines
   float scale;
+  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
 
   const Float* query;    // [R, H, K]
   const Float* states;   // [B, N, G K]: keys and values at once

@@ -19,7 +19,7 @@ inline const Operator& latent_attention_table() {
                                   Output("output", Element::Float, "B M, H, G K"),
                                   Output("lse", Element::float32, "B M, H").optional(),
                               },
-                              {Attribute::required_float("scale")});
+                              {Attribute::required_float("scale"), Attribute::optional_float("weight_threshold", 0)});
   return table;
 }
 
@@ -39,6 +39,7 @@ LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
     call.fail("cosines has " + std::to_string(call.size("P")) + " rows, expected one for each of the " +
               std::to_string(arguments.N) + " positions of states");
   arguments.scale = call.float_attribute("scale");
+  arguments.weight_threshold = weight_threshold(call);
   arguments.query = call.input<Float>("query");
   arguments.states = call.input<Float>("states");
   arguments.mask = call.input<bool>("mask");

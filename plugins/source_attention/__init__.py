@@ -1,19 +1,24 @@
 """SourceAttention: attention over keys and values that the beams of a sample share (FastSeq, section 4.1).
 
-========================  =====================  ==========================================================
-input                     type, shape            meaning
-========================  =====================  ==========================================================
-``query``                 float [R, H K]         R = B x M rows
-``key``                   float [B, G, N, K]     once a sample, for all its beams
-``value``                 float [B, G, N, V]     as the keys
-``mask``                  bool [B, N]            True where a position counts; one at least a sample, or ``lse``
-attribute ``scale``       float                  factor on the scores
-output ``output``         float [R, H V]
-``lse``, optional         float32 [R, H]         log of the sum of the exponentials of the scores
-========================  =====================  ==========================================================
+==============================  =====================  ==========================================================
+input                           type, shape            meaning
+==============================  =====================  ==========================================================
+``query``                       float [R, H K]         R = B x M rows
+``key``                         float [B, G, N, K]     once a sample, for all its beams
+``value``                       float [B, G, N, V]     as the keys
+``mask``                        bool [B, N]            True where a position counts; one at least a sample, or ``lse``
+attribute ``scale``             float                  factor on the scores
+attribute ``weight_threshold``  float                  smaller weights may count as 0; by default none does
+output ``output``               float [R, H V]
+``lse``, optional               float32 [R, H]         log of the sum of the exponentials of the scores
+==============================  =====================  ==========================================================
 
 Head h reads key head h G / H. Where nothing counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another attention
 join in the same softmax: the prior of BeamAttention.
+
+``weight_threshold`` is a permission, and not exact (Slim attention, section 3): a position of which no query takes so
+much need not be read for its value. The softmax itself, and ``lse``, are over all positions. The CPU kernel makes use
+of it; the CUDA kernels and the function below leave nothing out.
 """
 
 from __future__ import annotations
@@ -105,5 +110,5 @@ SOURCE_ATTENTION = Operator(
     ("output", "lse"),
     _body,
     optional=frozenset({"lse"}),
-    attributes=("scale",),
+    attributes=("scale", "weight_threshold: float = 0.0"),
 )

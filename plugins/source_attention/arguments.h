@@ -7,6 +7,7 @@ template <class Float>
 struct SourceAttentionArguments {
   int B, M, H, G, K, V, N;
   float scale;
+  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
 
   const Float* query;  // [R, H K]
   const Float* key;    // [B, G, N, K]: once a sample

@@ -18,7 +18,7 @@ inline const Operator& source_attention_table() {
                                   Output("output", Element::Float, "B M, H V"),
                                   Output("lse", Element::float32, "B M, H").optional(),
                               },
-                              {Attribute::required_float("scale")});
+                              {Attribute::required_float("scale"), Attribute::optional_float("weight_threshold", 0)});
   return table;
 }
 
@@ -34,6 +34,7 @@ SourceAttentionArguments<Float> source_attention_arguments(const Call& call) {
   arguments.N = call.size("N");
   check_heads(call, arguments.H, arguments.G);
   arguments.scale = call.float_attribute("scale");
+  arguments.weight_threshold = weight_threshold(call);
   arguments.query = call.input<Float>("query");
   arguments.key = call.input<Float>("key");
   arguments.value = call.input<Float>("value");
