@@ -158,7 +158,7 @@ class ModelSizes(_Entry):
     """The model's sizes in DESIGN's letters; the longest source and target in tokens.
 
     ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
-    and keys (RoPE).
+    and keys (RoPE). ``key_norm``: a norm stands between keys and their scores.
     """
 
     D: Size
@@ -173,6 +173,7 @@ class ModelSizes(_Entry):
     max_target: Size
     decoder_only: bool = False
     rotary: bool = False
+    key_norm: bool = False
 
 
 class Manifest(_Entry):

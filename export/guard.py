@@ -19,6 +19,7 @@ from torch import Tensor
 from tightbeam.export.activations import Seen
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.base import AttentionBlock, cross_attention, self_attention
+from tightbeam.graph_passes.kept_keys import KeptKeys
 from tightbeam.graph_passes.key_algebra import key_heads, undo, value_heads
 
 __all__ = ["PRECISIONS", "Measured", "guard", "needs_guard"]
@@ -141,13 +142,12 @@ class _Part:
         if kind in ("states", "x"):
             found = attention.from_rows(attention.inputs, attention.W_K, attention.W_V, dtype)
         else:
-            block = self.blocks[first if kind == "first-k" else layer]
-            W_K = np.asarray(block.key.weight.values)
+            W_K = KeptKeys.of(self.blocks[first if kind == "first-k" else layer]).weight
             condition = _condition(W_K)
             if kind == "k" or layer == first:
                 found = attention.from_keys(undo(W_K, attention.W_V), dtype)
             else:
-                keys = attention.inputs @ torch.from_numpy(W_K.astype(np.float64))
+                keys = attention.inputs @ torch.from_numpy(W_K)
                 found = attention.from_rows(keys, undo(W_K, attention.W_K), undo(W_K, attention.W_V), dtype)
         error = attention.error(found)
         return Measured(layer, self.name, kind, kind, error, SHARE[precision] * half, original, condition)
@@ -170,11 +170,12 @@ class _Attention:
     @classmethod
     def of(cls, block: AttentionBlock, seen: Seen) -> _Attention:
         inputs = seen.inputs.double()
-        W_K, W_V = (np.asarray(part.weight.values, np.float64) for part in (block.key, block.value))
+        kept = KeptKeys.of(block)
+        W_K, W_V = kept.weight, np.asarray(block.value.weight.values, np.float64)
         B, G, N, K = seen.key.shape
         bias = torch.zeros(G * K, dtype=torch.float64)
-        if block.between and block.key.bias is not None:
-            bias = torch.from_numpy(np.asarray(block.key.bias.values, np.float64).reshape(-1))
+        if block.between and kept.bias is not None:
+            bias = torch.from_numpy(kept.bias)
         key = inputs @ torch.from_numpy(W_K) + bias
         return cls(
             inputs=inputs,

@@ -43,6 +43,8 @@ class Sizes:
     """no encoder: the source is the prompt, and self-attention sees both parts at once"""
     rotary: bool = False
     """positions turn queries and keys (RoPE)"""
+    key_norm: bool = False
+    """a norm stands between keys and their scores"""
 
 
 @dataclass(frozen=True)
@@ -333,6 +335,8 @@ def _projection_ahead(tensor: gs.Tensor) -> Projection | None:
     return Projection(tensor, matmul.inputs[1], bias, output, matmul)
 
 
+MISSING = gs.Variable.empty()
+"""In place of an optional input of an operator."""
 ROWS, POSITIONS = "rows", "positions"
 """Last part of the name of a Reshape made by :meth:`Builder.rows` or :meth:`Builder.positions`."""
 

@@ -15,7 +15,8 @@ def source_bytes(kinds: Sequence[str], sizes: Sizes, job: Job) -> int:
     """
     E = sizes.G * sizes.K
     keys_and_values = sizes.G * (sizes.K + sizes.V)
-    each = {"kv-per-beam": job.M * keys_and_values, "kv": keys_and_values, "k": E, "states": 0, "first-k": 0}
+    keys = E + (sizes.G if sizes.key_norm else 0)  # with what their norm made of each
+    each = {"kv-per-beam": job.M * keys_and_values, "kv": keys_and_values, "k": keys, "states": 0, "first-k": 0}
     once = {"states": sizes.D, "first-k": E}
     if sizes.decoder_only:
         once = {}

@@ -19,7 +19,8 @@ from tightbeam.graph_passes.cross_attention import (
     keys_in_encoder,
     source_saved,
 )
-from tightbeam.graph_passes.key_algebra import require_own_space, require_wide_keys, undo, value_heads
+from tightbeam.graph_passes.kept_keys import require_own_space, require_wide_keys
+from tightbeam.graph_passes.key_algebra import undo, value_heads
 
 NAME = "cross_keys"
 

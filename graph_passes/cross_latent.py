@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention, tidy
 from tightbeam.graph_passes.cross_attention import STATES, attend_states, flags_per_sample, source_saved
-from tightbeam.graph_passes.key_algebra import key_heads, require_own_space, value_heads
+from tightbeam.graph_passes.kept_keys import require_own_space
+from tightbeam.graph_passes.key_algebra import key_heads, value_heads
 
 NAME = "cross_latent"
 

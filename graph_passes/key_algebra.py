@@ -6,8 +6,8 @@ With E = G K, the width of all key heads together, and everything solved in floa
   out_i = (P_i S) W_V,i.
 - keys k = x W_K without bias (Slim attention, option 2): V = k W_KV with W_KV = W_K^-1 W_V, so out_i = (P_i k) W_KV,i.
   Where E > D, W_K [D, E] has the right inverse W_K^T (W_K W_K^T)^-1; where E < D, keys do not determine values.
-- keys k = x W_K + b_K that are turned by their positions on their way to the scores, where the bias cannot be folded:
-  V = (k - b_K) W_KV, and out_i = (P_i k) W_KV,i - b_K W_KV,i, since the weights P_i sum to one.
+- keys k = x W_K + b_K whose bias cannot be folded, since they are turned or normed on their way to the scores
+  (``kept_keys``): V = (k - b_K) W_KV, and out_i = (P_i k) W_KV,i - b_K W_KV,i, since the weights P_i sum to one.
 - keys k1 of the first layer in place of S (Slim attention's hybrid): W_K,l' = W_K1^-1 W_K,l, and W_V,l' likewise.
 
 Query head i reads key head i G / H.
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import AttentionBlock, Builder, PassError, Sizes
+from tightbeam.graph_passes.base import Builder
 
 Array = npt.NDArray[Any]
 ROTATION = "RotaryEmbedding"
@@ -69,43 +69,3 @@ def multiply_heads(build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any
     H, X, _ = weights.shape
     by_head = build.transpose(build.reshape(tensor, [-1, H, X]), [1, 0, 2])  # [H, R, X]
     return build.transpose(build.add("MatMul", [by_head, build.constant(weights, dtype)]), [1, 0, 2])
-
-
-def values_of_keys(build: Builder, block: AttentionBlock, weighted: gs.Tensor, sizes: Sizes) -> gs.Tensor:
-    """[R, H, V]: out_i from ``weighted`` = P_i k [R, H, E], each head's weights over whole rows of keys."""
-    W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
-    dtype = block.key.weight.dtype
-    values = multiply_heads(build, weighted, W_KV, dtype)
-    if block.key.bias is None:
-        return values
-    b_K = np.asarray(block.key.bias.values, np.float64).reshape(-1)
-    return build.add("Sub", [values, build.constant(b_K @ W_KV, dtype)])
-
-
-def require_own_space(blocks: dict[int, AttentionBlock], pass_name: str, turned: bool = False) -> None:
-    """Raise PassError where something that is kept in place of keys and values could not give both: for a bias that is
-    not folded, and for what stands between keys and their scores; ``turned``: RotaryEmbedding may, and the keys' bias
-    with it."""
-    for layer, block in blocks.items():
-        if set(block.between) - ({ROTATION} if turned else set()):
-            ops = " and ".join(sorted(set(block.between)))
-            instead = "kv" if turned or set(block.between) != {ROTATION} else "k or kv"
-            raise PassError(
-                f"{pass_name}: between the keys of layer {layer} and their scores stands {ops} (RoPE, or a norm), "
-                f"so that what is kept could not give them; keep {instead} for both parts (--variant dedup)"
-            )
-        if block.value.bias is not None or (block.key.bias is not None and not block.between):
-            raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")
-        if block.key.source is not block.value.source:
-            raise PassError(f"{pass_name}: keys and values of layer {layer} are projected from different tensors")
-
-
-def require_wide_keys(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
-    """Raise PassError where E < D, so that no function of the keys gives the values."""
-    for layer, block in blocks.items():
-        D, E = block.key.weight.shape
-        if E < D:
-            raise PassError(
-                f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-                "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
-            )

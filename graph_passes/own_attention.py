@@ -9,6 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.base import (
+    MISSING,
     AttentionBlock,
     Builder,
     CacheState,
@@ -25,10 +26,6 @@ from tightbeam.graph_passes.base import (
 from tightbeam.graph_passes.cache_bytes import generated_bytes
 from tightbeam.graph_passes.prior import prior_of, share_query
 from tightbeam.graph_passes.rotation_tables import RotationTables
-
-MISSING = gs.Variable.empty()
-"""In place of an optional input of an operator, the first three of which are ``cosines``, ``sines`` and
-``first_positions``."""
 
 
 @dataclass

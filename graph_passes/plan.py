@@ -100,6 +100,8 @@ def presets_of(sizes: Sizes) -> dict[str, Preset]:
     source, generated = set(PROMPT if sizes.decoder_only else SOURCE), set(GENERATED)
     if sizes.rotary:
         source, generated = source & {"kv-per-beam", "kv", "k"}, generated & {"kv-reordered", "kv", "k"}
+    if sizes.key_norm:
+        source, generated = source & {"kv-per-beam", "kv", "k"}, generated & {"kv-reordered", "kv"}
     if sizes.G * sizes.K < sizes.D:
         source, generated = source - {"k", "first-k"}, generated - {"k"}
     return {name: own for name, own in PRESETS.items() if own.source in source and own.generated in generated}

@@ -22,7 +22,8 @@ from tightbeam.graph_passes.base import (
     read_instead,
 )
 from tightbeam.graph_passes.cross_attention import flags_per_sample
-from tightbeam.graph_passes.key_algebra import multiply_heads, undo, undo_heads, value_heads, values_of_keys
+from tightbeam.graph_passes.kept_keys import KeptKeys
+from tightbeam.graph_passes.key_algebra import multiply_heads, undo, undo_heads, value_heads
 
 VALUES, KEYS, INPUTS = "values", "keys", "inputs"
 """What a prior's output is a weighted sum of: each head's values [R, H V], whole rows of keys [R, H G K], or of the
@@ -62,18 +63,19 @@ def prior_of(
     H = sizes.H
     if kind == space:
         return [output, lse]
-    W_K, W_V = block.key.weight.values, block.value.weight.values
+    keys_kept = KeptKeys.of(block)
+    W_K, W_V = keys_kept.weight, block.value.weight.values
     if space == VALUES:
         if kind == KEYS:
-            values = values_of_keys(build, block, output, sizes)
+            values = keys_kept.values(build, block, output, sizes)
         else:
             values = multiply_heads(build, output, value_heads(W_V, H, sizes.V), block.value.weight.dtype)
         return [build.reshape(values, [-1, H * sizes.V]), lse]
     if (kind, space) == (VALUES, KEYS):
         W = undo_heads(value_heads(undo(W_K, W_V), H, sizes.V))  # [H, V, E]
         keys = multiply_heads(build, output, W, block.key.weight.dtype)  # [R, H, E]
-        if block.key.bias is not None:
-            keys = build.add("Add", [keys, block.key.bias])
+        if keys_kept.bias is not None:
+            keys = build.add("Add", [keys, build.constant(keys_kept.bias, block.key.weight.dtype)])
         return [build.reshape(keys, [-1, H * W_K.shape[1]]), lse]
     if (kind, space) == (INPUTS, KEYS):
         D, E = W_K.shape

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
 from tightbeam.graph_passes.cross_attention import source_saved
-from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_own_space
+from tightbeam.graph_passes.kept_keys import require_own_space
+from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads
 from tightbeam.graph_passes.prior import INPUTS, query_rows
 from tightbeam.graph_passes.prompt_latent import PromptLatents
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
 from tightbeam.graph_passes.cross_attention import source_saved
-from tightbeam.graph_passes.key_algebra import require_own_space, require_wide_keys
+from tightbeam.graph_passes.kept_keys import NORM, KeptKeys, require_own_space, require_wide_keys
+from tightbeam.graph_passes.key_algebra import ROTATION
 from tightbeam.graph_passes.prior import KEYS, query_rows
 from tightbeam.graph_passes.prompt_latent import PromptLatents
 
@@ -24,16 +25,18 @@ NAME = "prompt_keys"
 
 
 def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Decoder: inputs ``source.<l>.key`` [B, N, G K], outputs of the prompt graph in place of those of that name."""
+    """Decoder: inputs ``source.<l>.key`` [B, N, G K], outputs of the prompt graph in place of those of this name;
+    with a norm of the keys also ``source.<l>.scale`` [B, G, N], what it multiplies them with."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
-    require_own_space(blocks, NAME, turned=graphs.rotation is not None)
+    require_own_space(blocks, NAME, (ROTATION, NORM))
     require_wide_keys(blocks, NAME)
     prompt = prompt_attention(graphs, NAME, layers)
-    build = Builder(graphs.decoder, NAME)
+    build, encoder = Builder(graphs.decoder, NAME), Builder(graphs.encoder, NAME)
     latents = PromptLatents(graphs, build, KEYS)
     for layer, block in blocks.items():
         queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
-        name = f"source.{layer}.key"
-        latents.attend(layer, block, queries, prompt[layer].key.output, name, sizes.G * sizes.K)
+        keys, own = prompt[layer].key.output, KeptKeys.of(block)
+        kept, scales = own.kept(encoder, keys), own.scales(encoder, keys, sizes.G)
+        latents.attend(layer, block, queries, kept, f"source.{layer}.key", sizes.G * sizes.K, scales)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import AttentionBlock, Builder, ModelGraphs, graph_input
+from tightbeam.graph_passes.base import MISSING, AttentionBlock, Builder, ModelGraphs, graph_input
 from tightbeam.graph_passes.prior import PromptFlags, give_prior
 from tightbeam.graph_passes.rotation_tables import RotationTables
 
@@ -21,19 +21,29 @@ class PromptLatents:
         self.tables = RotationTables(graphs, build)
 
     def attend(
-        self, layer: int, block: AttentionBlock, queries: gs.Tensor, kept: gs.Tensor, name: str, width: int
+        self,
+        layer: int,
+        block: AttentionBlock,
+        queries: gs.Tensor,
+        kept: gs.Tensor,
+        name: str,
+        width: int,
+        scales: gs.Tensor | None = None,
     ) -> None:
         """Let ``queries`` [R, H, ...] of a layer read a tensor [B, N, width] of the prompt graph, which becomes its
-        output ``name``."""
-        H = self.graphs.sizes.H
-        states = self._output(kept, name, width)
+        output ``name``; and factors on the scores [B, G, N], if any."""
+        H, G = self.graphs.sizes.H, self.graphs.sizes.G
+        states = self._output(kept, name, ["B", "N", width])
         attended = self.build.variable(f"attended_{layer}", ["R", H, width])
         lse = self.build.variable(f"lse_{layer}", ["R", H])
         inputs = [queries, states, self.flags.of(layer), *self.tables.of(block)]
+        if scales is not None:
+            inputs += [MISSING] * (5 - len(inputs))
+            inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))
         self.build.operator("LatentAttention", inputs, {"scale": block.scale}, [attended, lse])
         give_prior(block, self.kind, self.build.reshape(attended, [-1, H * width]), lse)
 
-    def _output(self, kept: gs.Tensor, name: str, width: int) -> gs.Tensor:
+    def _output(self, kept: gs.Tensor, name: str, shape: list[int | str]) -> gs.Tensor:
         encoder = self.graphs.encoder
         for index, tensor in enumerate(encoder.outputs):
             if tensor.name == name:
@@ -42,5 +52,5 @@ class PromptLatents:
                 break
         else:
             encoder.outputs.append(kept)
-        kept.name, kept.dtype, kept.shape = name, np.dtype(np.float32), ["B", "N", width]
+        kept.name, kept.dtype, kept.shape = name, np.dtype(np.float32), shape
         return graph_input(self.graphs.decoder, name, np.float32, kept.shape)

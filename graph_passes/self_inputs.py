@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.cross_attention import replace
-from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, require_own_space, value_heads
+from tightbeam.graph_passes.kept_keys import require_own_space
+from tightbeam.graph_passes.key_algebra import key_heads, multiply_heads, value_heads
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved
 from tightbeam.graph_passes.prior import INPUTS
 

@@ -17,7 +17,8 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.base import ModelGraphs, PassResult, read_instead
 from tightbeam.graph_passes.cross_attention import replace
-from tightbeam.graph_passes.key_algebra import require_own_space, require_wide_keys, values_of_keys
+from tightbeam.graph_passes.kept_keys import KeptKeys, require_own_space, require_wide_keys
+from tightbeam.graph_passes.key_algebra import ROTATION
 from tightbeam.graph_passes.own_attention import OwnCaches, generated_saved, project_together
 from tightbeam.graph_passes.prior import KEYS, share_query
 
@@ -29,7 +30,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
     sizes = graphs.sizes
     queries, E = sizes.H * sizes.K, sizes.G * sizes.K
     own = OwnCaches(graphs, NAME, layers)
-    require_own_space(own.blocks, NAME, turned=graphs.rotation is not None)
+    require_own_space(own.blocks, NAME, (ROTATION,))
     require_wide_keys(own.blocks, NAME)
     build = own.build
     for layer, block in own.blocks.items():
@@ -44,7 +45,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
         given, made = [query, row, keys], [attended, keys_out]
         own.attend("BeamLatentAttention", layer, given, made, KEYS, before_rotation=True)
-        values = values_of_keys(build, block, attended, sizes)
+        values = KeptKeys.of(block).values(build, block, attended, sizes)
         replace(block, build.positions(values, sizes.H * sizes.V))
     own.finish()
     return PassResult(NAME, len(own.blocks), bytes_saved=generated_saved("k", len(own.blocks), sizes))

@@ -167,21 +167,23 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
 
 
 @pytest.mark.parametrize(
-    ("family", "shape", "source"),
+    ("family", "shape", "source", "generated"),
     [
-        ("olmo", {}, "kv"),
-        ("smollm3", {"num_key_value_heads": 6}, "k"),
-        ("mistral", {"num_key_value_heads": 6}, "k"),
-        ("qwen2", {"num_key_value_heads": 6}, "k"),
+        ("olmo", {}, "kv", "k"),
+        ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
+        ("mistral", {"num_key_value_heads": 6}, "k", "k"),
+        ("qwen2", {"num_key_value_heads": 6}, "k", "k"),
+        ("olmo2", {"num_key_value_heads": 6}, "k", "kv"),
+        ("qwen3", {"head_dim": 20}, "k", "kv"),
     ],
 )
 def test_keys_that_positions_turn_stand_in_for_values(
-    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str
+    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str, generated: str
 ) -> None:
     """Cached before they are turned, and turned when they are read; SmolLM3 turns those of some layers alone, Mistral
-    has a window, Qwen2 a bias that is turned with its keys."""
+    has a window, Qwen2 a bias that is turned with its keys, OLMo 2 and Qwen3 a norm before that."""
     checkpoint, canonical = bundles.trace(family, **shape)
-    plan = [LayerPlan(source, "k", "")] * canonical.sizes.L
+    plan = [LayerPlan(source, generated, "")] * canonical.sizes.L
     graphs, results = rewrite(canonical, plan)
     fill = partial(write_files, checkpoint=checkpoint, graphs=graphs, results=results, plan=plan, variant="keys")
     runner = Runner.load(write_bundle(tmp_path / "out", fill).path, threads=1)

@@ -144,8 +144,12 @@ def logits_of(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
 def known(bundles: BundleCache, run_: dict[str, Any]) -> dict[str, tuple[ModelGraphs, Any, Any]]:
     """By family: its canonical graphs, their logits, and those of torch in float64."""
     made = {}
-    shapes = {"qwen2": {"num_key_value_heads": 6, "use_sliding_window": False}}  # a bias of keys that is turned
-    for family in ("gpt2", "gpt_bigcode", "mistral", "olmo", "qwen2"):
+    shapes = {
+        "qwen2": {"num_key_value_heads": 6, "use_sliding_window": False},  # a bias of keys that is turned
+        "olmo2": {"num_key_value_heads": 6},  # a norm over all key heads
+        "qwen3": {"head_dim": 20},  # one over each, and together more numbers than the model is wide
+    }
+    for family in ("gpt2", "gpt_bigcode", "mistral", "olmo", *shapes):
         checkpoint, graphs = bundles.trace(family, **shapes.get(family, {}))
         made[family] = graphs, untouched_logits(graphs, run_), exact_logits(checkpoint.model, run_)
     return made
@@ -165,6 +169,7 @@ PLANS = [
     *[("olmo", [kinds] * 2) for kinds in itertools.product(("kv", "k"), repeat=2)],
     *[("qwen2", [kinds] * 2) for kinds in itertools.product(("kv", "k"), repeat=2)],
     ("qwen2", [("kv", "k"), ("k", "kv")]),
+    *[(family, [("k", "kv")] * 2) for family in ("olmo2", "qwen3")],
     *[("mistral", [kinds] * 3) for kinds in (("kv", "kv"), ("kv-per-beam", "kv-reordered"))],
     ("gpt2", [("kv-per-beam", "kv-reordered"), ("states", "x"), ("kv", "kv")]),
     ("gpt2", [("states", "k"), ("k", "kv"), ("k", "k")]),
@@ -220,6 +225,12 @@ def test_the_prompt_graph_ends_with_what_is_kept(known: dict[str, Any]) -> None:
 def test_kinds_that_do_not_go_together_are_refused(kinds: tuple[str, str], reason: str, known: dict[str, Any]) -> None:
     with pytest.raises(PassError, match=reason):
         rewrite(known["gpt2"][0], [LayerPlan(*kinds, "")] * 3)
+
+
+def test_generated_keys_that_are_normed_are_kept_with_their_values(known: dict[str, Any]) -> None:
+    for family in ("olmo2", "qwen3"):
+        with pytest.raises(PassError, match=r"self_keys: between .* stands RMSNormalization \(a norm\), .*; keep kv"):
+            rewrite(known[family][0], [LayerPlan("k", "k", "")] * 2)
 
 
 def test_a_generated_cache_needs_the_prompt(known: dict[str, Any]) -> None:

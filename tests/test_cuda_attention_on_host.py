@@ -93,7 +93,7 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
         B, N, D = inputs["states"].shape
         R, H, K = inputs["query"].shape
         outputs = {"output": output(R, H * D), "lse": output(R, H, kind=np.float32) if lse else None}
-        tables = {name: inputs.get(name) for name in ("cosines", "sines")}
+        tables = {name: inputs.get(name) for name in ("cosines", "sines", "key_scales")}
         rotary = 0 if tables["cosines"] is None else 2 * tables["cosines"].shape[1]
         sizes = dict(B=B, M=R // B, H=H, N=N, G=D // K, K=K, rotary=rotary)
         return {**sizes, "scale": scale, "weight_threshold": 0.0, **inputs, **tables, **outputs}

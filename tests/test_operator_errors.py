@@ -25,7 +25,7 @@ def sound(name: str) -> Case:
         "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
         "BeamTopK": {"B": 2, "M": 3, "vocabulary": 11, "C": 6, "T": 5, "P": 2, "n": 2},
         "SourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
-        "LatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "rotary": 4},
+        "LatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "rotary": 4, "scaled": True},
         "BeamAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "T": 5, "T_max": 7, "lengths": [5, 3]}
         | options,
         "BeamLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "T": 5, "T_max": 7, "lengths": [5, 3]}

@@ -107,6 +107,7 @@ def test_source_attention(library: Path | None, seed: int, G: int, shared: int, 
     N=st.integers(1, 80),
     spread=st.sampled_from([1.0, 10.0]),
     turned=st.sampled_from([0.0, 0.5, 1.0]),
+    scaled=st.booleans(),
     seed=SEEDS,
 )
 def test_latent_attention(

@@ -28,6 +28,7 @@ class Causal(Family):
     positions: str = "max_position_embeddings"
     activation: str = "hidden_act"
     rotary: bool = True
+    key_norm: bool = False
 
     def config_faults(self, config: Any) -> Iterator[str]:
         names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
@@ -77,6 +78,7 @@ class Causal(Family):
             max_target=positions,
             decoder_only=True,
             rotary=self.rotary,
+            key_norm=self.key_norm,
         )
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tightbeam.export.families.causal import Causal
 
-OLMO2 = Causal(model_type="olmo2", architecture="Olmo2ForCausalLM")
+OLMO2 = Causal(model_type="olmo2", architecture="Olmo2ForCausalLM", key_norm=True)

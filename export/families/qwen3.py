@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tightbeam.export.families.causal import Causal
 
-QWEN3 = Causal(model_type="qwen3", architecture="Qwen3ForCausalLM")
+QWEN3 = Causal(model_type="qwen3", architecture="Qwen3ForCausalLM", key_norm=True)

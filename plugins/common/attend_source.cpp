@@ -59,6 +59,7 @@ class Item {
       const int count = std::min(TILE, positions_ - start);
       turn(start, count);
       attention.dot(0, Q_, &keys_[start], count, {&values_[start], count, V_});
+      for (int q = 0; q < Q_; ++q) scale(attention.scores(q), start, count);
       attention.weigh(0, Q_, count);
       attention.add(0, Q_, &values_[start], count, V_, 0, next(keys_, start + count, K_));
     }
@@ -84,6 +85,7 @@ class Item {
     for (int q = 0; q < Q_; ++q) {
       float* const row = weights.data() + static_cast<size_t>(q) * positions_;
       math.scale(row, positions_, s_.scale);
+      scale(row, 0, positions_);
       const float highest = math.highest(row, positions_);
       totals[q] = math.exponentials(row, positions_, highest);
       if (s_.lse != nullptr) s_.lse[place(q)] = highest + std::log(totals[q]);
@@ -139,6 +141,13 @@ class Item {
       s_.rotation.turn(keys_[start + i], turned, K_, counted_[start + i]);
       keys_[start + i] = turned;
     }
+  }
+
+  // Scores of positions from `start` on, times what belongs to their keys.
+  void scale(float* scores, int start, int count) const {
+    if (s_.key_scales == nullptr) return;
+    const float* const factors = s_.key_scales + (b_ * s_.G + g_) * s_.N;
+    for (int i = 0; i < count; ++i) scores[i] *= factors[counted_[start + i]];
   }
 
   const Source& s_;

@@ -23,6 +23,7 @@ struct Source {
   SourceRows keys, values;
   const bool* mask;   // [B, N]
   Rotation rotation;  // of the keys, by their place in the source; the queries have been turned
+  const float* key_scales;  // [B, G, N] factors on the scores, or null
   float* output;     // [R, H, width of the values]
   float* lse;        // [R, H] or null
 };

@@ -8,6 +8,7 @@ input                           type, shape         meaning
 ``mask``                        bool [B, N]         True where a position counts
 ``cosines``, optional           float32 [P, X]      rotation: the first 2 X numbers of a key head, P >= N
 ``sines``, optional             float32 [P, X]      as the cosines
+``key_scales``, optional        float32 [B, G, N]   factor on a key head's scores at a position: what a norm made of it
 attribute ``scale``             float               factor on the scores
 attribute ``weight_threshold``  float               as SourceAttention has it
 output ``output``               float [R, H, G K]   each head's weights over whole rows of the states
@@ -71,12 +72,25 @@ TURNED_KEYS = (
 """
 )
 
-ATTEND = """
+PRODUCTS = """
     products = MatMul (queries, keys_t)
     factor = Constant <value_float: float = @scale> ()
     factor_like = CastLike (factor, products)
-    plain_scores = Mul (products, factor_like)
-    zero_level = Constant <value = float {0}> ()
+    equal_scores = Mul (products, factor_like)
+"""
+
+PLAIN_SCORES = """
+    plain_scores = Identity (equal_scores)
+"""
+
+SCALED_SCORES = """
+    axis2 = Constant <value = int64[1] {2}> ()
+    key_scales_like = CastLike (key_scales, equal_scores)
+    key_scales_rows = Unsqueeze (key_scales_like, axis2)
+    plain_scores = Mul (equal_scores, key_scales_rows)
+"""
+
+ATTEND = """    zero_level = Constant <value = float {0}> ()
     one_float = Constant <value = float {1}> ()
     lowest = Constant <value = float {-inf}> ()
     lowest_like = CastLike (lowest, plain_scores)
@@ -118,14 +132,15 @@ LSE = """
 
 def _body(present: frozenset[str]) -> str:
     keys = TURNED_KEYS if "cosines" in present else PLAIN_KEYS
-    return QUERIES + keys + ATTEND + (LSE if "lse" in present else "")
+    scores = SCALED_SCORES if "key_scales" in present else PLAIN_SCORES
+    return QUERIES + keys + PRODUCTS + scores + ATTEND + (LSE if "lse" in present else "")
 
 
 LATENT_ATTENTION = Operator(
     "LatentAttention",
-    ("query", "states", "mask", "cosines", "sines"),
+    ("query", "states", "mask", "cosines", "sines", "key_scales"),
     ("output", "lse"),
     _body,
-    optional=frozenset({"cosines", "sines", "lse"}),
+    optional=frozenset({"cosines", "sines", "key_scales", "lse"}),
     attributes=("scale", "weight_threshold: float = 0.0"),
 )

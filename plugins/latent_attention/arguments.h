@@ -17,6 +17,7 @@ struct LatentAttentionArguments {
   const bool* mask;      // [B, N]: which positions count
   const float* cosines;  // [N or more, rotary / 2], by place in the source; or null. The queries have been turned
   const float* sines;    // as cosines
+  const float* key_scales;  // [B, G, N]: factors on the scores; or null
 
   Float* output;  // [R, H, G K]: each head's weights over whole rows
   float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null

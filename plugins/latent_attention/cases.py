@@ -24,6 +24,7 @@ def random_case(
     spread: float = 1.0,
     masked: bool = True,
     rotary: int = 0,
+    scaled: bool = False,
 ) -> Case:
     """Random numbers and mask; position 0 of a sample always counts. ``spread`` makes the softmax sharp."""
     generator = np.random.default_rng(seed)
@@ -37,7 +38,9 @@ def random_case(
     if rotary:
         angles = np.outer(np.arange(N + seed % 3), 10.0 ** -np.arange(rotary // 2))
         inputs["cosines"], inputs["sines"] = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    name = f"B{B}-M{M}-H{H}-G{G}-K{K}-N{N}-spread{spread}-rotary{rotary}-seed{seed}"
+    if scaled:
+        inputs["key_scales"] = np.exp(generator.standard_normal((B, G, N))).astype(np.float32)
+    name = f"B{B}-M{M}-H{H}-G{G}-K{K}-N{N}-spread{spread}-rotary{rotary}-scaled{int(scaled)}-seed{seed}"
     return Case(name, inputs, {"scale": K**-0.5}, floats=("query", "states"))
 
 
@@ -54,6 +57,8 @@ def cases() -> list[Case]:
         random_case(7, B=2, M=2, H=4, G=4, K=16, N=70, rotary=16),
         random_case(8, B=3, M=3, H=4, G=2, K=10, N=33, rotary=4),
         random_case(9, B=1, M=2, H=3, G=3, K=64, N=40, rotary=32, spread=5.0),
+        random_case(10, B=2, M=3, H=4, G=2, K=12, N=41, rotary=8, scaled=True),
+        random_case(11, B=1, M=2, H=4, G=4, K=16, N=20, scaled=True),
     ]
 
 
@@ -68,6 +73,8 @@ def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     if "cosines" in case.inputs:
         keys = rotate(keys, np.arange(N)[None], case)
     scores = dtype(case.attributes["scale"]) * np.einsum("bmgqk,bgnk->bmgqn", grouped, keys)
+    if "key_scales" in case.inputs:
+        scores = scores * case.inputs["key_scales"].astype(dtype)[:, None, :, None]
     mask = case.inputs["mask"][:, None, None, None, :]
     weights, lse = softmax_with_lse(np.where(mask, scores, dtype(-np.inf)))
     output = np.einsum("bmgqn,bne->bmgqe", weights, states)

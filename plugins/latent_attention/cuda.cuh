@@ -55,7 +55,10 @@ struct LatentProblem {
       if (a.rotary > 0) turn_key_fragments(b, corner, stride, a, column, [&](int i) { return min(n + i, a.N - 1); });
   }
   __device__ bool counts(int n) const { return a.mask[static_cast<long long>(sample) * a.N + n]; }
-  __device__ float score(int, int, float dot) const { return a.scale * dot; }
+  __device__ float score(int j, int n, float dot) const {
+    if (!a.key_scales) return a.scale * dot;
+    return a.scale * dot * a.key_scales[(static_cast<long long>(sample) * a.G + first_group(j)) * a.N + n];
+  }
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row(j) * a.H + head(j);

@@ -14,6 +14,7 @@ inline const Operator& latent_attention_table() {
                                   Input("mask", Element::boolean, "B, N"),
                                   Input("cosines", Element::float32, "P, X").optional(),
                                   Input("sines", Element::float32, "P, X").optional(),
+                                  Input("key_scales", Element::float32, "B, G, N").optional(),
                               },
                               {
                                   Output("output", Element::Float, "B M, H, G K"),
@@ -45,6 +46,7 @@ LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
   arguments.mask = call.input<bool>("mask");
   arguments.cosines = call.input<float>("cosines");
   arguments.sines = call.input<float>("sines");
+  arguments.key_scales = call.input<float>("key_scales");
   arguments.output = call.output<Float>("output");
   arguments.lse = call.output<float>("lse");
   return arguments;
