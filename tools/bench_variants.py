@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import Floor, bundle_of, check_parity, in_turn, random_source, step_at
+from bench import Floor, bundle_of, check_parity, random_source, step_at
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.export.checkpoint import load_checkpoint
@@ -28,6 +28,7 @@ from tightbeam.export.machine import cache_file, this_machine
 from tightbeam.export.tracing import trace
 from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes
 from tightbeam.graph_passes.cost import Machine, WeightCounts, count_weights, predict
+from turns import in_turn
 
 
 def main(
