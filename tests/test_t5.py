@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from bundles import BundleCache
 from checkpoints import CheckpointCache
+from expected import expect_equal
 from test_checkpoint import edit_json, refusal
-from test_parity import SETTINGS, batch, expect_equal, runs_of
+from test_parity import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle import write_bundle
 from tightbeam.export import export_model
@@ -68,7 +69,7 @@ def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
     assert (model.lm_head.weight is model.shared.weight) == ("tie_word_embeddings" not in shape)
     for variant in PRESETS:
         runner = Runner.load(bundles(variant, "t5", seed=4, **shape), threads=1)
-        expect_equal(runner, model, runs_of(runner, SETTINGS[5:7]))
+        expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
 def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
@@ -81,7 +82,7 @@ def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
                 bundles(variant, "mt5", **shape)
         else:
             runner = Runner.load(bundles(variant, "mt5", **shape), threads=1)
-            expect_equal(runner, model, runs_of(runner, SETTINGS[5:7]))
+            expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -97,7 +98,7 @@ def test_every_layer_may_keep_something_else(bundles: BundleCache, tmp_path: Pat
         tmp_path / "mixed", lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
     )
     runner = Runner.load(tmp_path / "mixed", threads=1)
-    expect_equal(runner, checkpoint.model, runs_of(runner, SETTINGS[3:7]))
+    expect_equal(runner, checkpoint.model, runs_of(runner, SETTINGS[3:9]))
 
 
 def test_the_longest_source_and_output(bundles: BundleCache) -> None:
@@ -108,7 +109,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         assert runner.manifest.sizes.max_source == runner.manifest.sizes.max_target == LENGTH
         ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LENGTH, LENGTH - 1))
         lengths = {"max_length": LENGTH, "min_length": LENGTH}
-        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 3)])
+        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
 
 
 def test_text_and_what_old_checkpoints_hold(checkpoints: CheckpointCache, tmp_path: Path) -> None:
