@@ -40,7 +40,19 @@ from tightbeam.export.speech_files import check_speech, write_speech
 from tightbeam.export.tokenizer_files import write_tokenizer
 from tightbeam.export.tracing import trace
 from tightbeam.export.workload import Workload
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, ModelGraphs, PassResult, plan_bytes, rewrite, same_for_all
+from tightbeam.graph_passes import (
+    PRESETS,
+    Job,
+    LayerPlan,
+    ModelGraphs,
+    PassResult,
+    Sizes,
+    passes_of,
+    plan_bytes,
+    require_sizes,
+    rewrite,
+    same_for_all,
+)
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
@@ -96,6 +108,7 @@ def export_model(
 
     on_step(STEPS[0])
     checkpoint = load_checkpoint(model)
+    _refuse_early(choice, checkpoint.sizes)
     check_speech(checkpoint)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
@@ -138,6 +151,13 @@ def _check_options(precision: str, max_new_tokens: int | None) -> None:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ExportError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; expected 1 or more")
+
+
+def _refuse_early(choice: Choice, sizes: Sizes) -> None:
+    """Raise PassError for a choice that can be refused before the model generates and is traced, which takes long."""
+    if choice.preset is not None:
+        passes_of(same_for_all(choice.preset, sizes.L, choice.reason), decoder_only=sizes.decoder_only)
+        require_sizes(choice.preset, sizes)
 
 
 def settle(

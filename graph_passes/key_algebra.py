@@ -13,6 +13,7 @@ Query head i reads key head i G / H.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,7 @@ def require_no_bias(blocks: dict[int, AttentionBlock], pass_name: str, turned: b
     what stands between keys and their scores; ``turned``: RotaryEmbedding may."""
     for layer, block in blocks.items():
         if set(block.between) - ({ROTATION} if turned else set()):
-            ops = " and ".join(sorted(set(block.between)))
-            raise PassError(
-                f"{pass_name}: between the keys of layer {layer} and their scores stands {ops} (RoPE, or a norm), "
-                "so nothing can stand in for keys; keep kv for both parts (--variant dedup)"
-            )
+            raise changed_keys(pass_name, layer, block.between)
         if block.between and block.key.bias is not None:
             raise PassError(
                 f"{pass_name}: the keys of layer {layer} have a bias that is turned with them, which keys before their "
@@ -95,7 +92,20 @@ def require_wide_keys(blocks: dict[int, AttentionBlock], pass_name: str) -> None
     for layer, block in blocks.items():
         D, E = block.key.weight.shape
         if E < D:
-            raise PassError(
-                f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-                "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
-            )
+            raise narrow_keys(pass_name, layer, D, E)
+
+
+def changed_keys(pass_name: str, layer: int, between: Sequence[str]) -> PassError:
+    """What there is to say where something stands between keys and their scores."""
+    return PassError(
+        f"{pass_name}: between the keys of layer {layer} and their scores stands {' and '.join(sorted(set(between)))} "
+        "(RoPE, or a norm), so nothing can stand in for keys; keep kv for both parts (--variant dedup)"
+    )
+
+
+def narrow_keys(pass_name: str, layer: int, D: int, E: int) -> PassError:
+    """What there is to say where E < D."""
+    return PassError(
+        f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
+        "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
+    )

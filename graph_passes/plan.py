@@ -12,6 +12,7 @@ from tightbeam.graph_passes.cross_keys import cross_keys
 from tightbeam.graph_passes.cross_latent import cross_latent
 from tightbeam.graph_passes.cross_per_beam import cross_per_beam
 from tightbeam.graph_passes.cross_shared import cross_shared
+from tightbeam.graph_passes.key_algebra import ROTATION, changed_keys, narrow_keys
 from tightbeam.graph_passes.prompt_inputs import prompt_inputs
 from tightbeam.graph_passes.prompt_keys import prompt_keys
 from tightbeam.graph_passes.prompt_per_beam import prompt_per_beam
@@ -30,6 +31,7 @@ __all__ = [
     "Preset",
     "plan_bytes",
     "presets_of",
+    "require_sizes",
     "same_for_all",
 ]
 
@@ -114,3 +116,17 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, job: Job) -> tuple[int, 
     """Bytes of the source cache and of the generated cache for a job."""
     source = source_bytes([layer.source for layer in plan], sizes, job)
     return source, generated_bytes([layer.generated for layer in plan], sizes, job)
+
+
+def require_sizes(preset: Preset, sizes: Sizes) -> None:
+    """Raise PassError, in the words of the passes, for a kind of cache that no model of these sizes can have, before
+    there are graphs. The passes themselves know more: norms of queries and keys, biases, what goes together."""
+    E = sizes.G * sizes.K
+    for kinds, kind in ((PROMPT if sizes.decoder_only else SOURCE, preset.source), (GENERATED, preset.generated)):
+        if kind not in kinds:
+            continue  # `passes_of` says it
+        name = getattr(kinds[kind], "__name__", kind)
+        if sizes.rotary and kind in ("states", "x"):
+            raise changed_keys(name, 0, [ROTATION])
+        if E < sizes.D and kind in ("k", "first-k"):
+            raise narrow_keys(name, 0, sizes.D, E)

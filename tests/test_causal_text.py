@@ -19,6 +19,7 @@ from tightbeam.deploy.lines import run_lines
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint import load_checkpoint
 from tightbeam.export.memory_table import memory_table
+from tightbeam.graph_passes import PassError
 
 TEXT = {"tokenizer": True, "vocab_size": 300}
 
@@ -55,9 +56,24 @@ def test_an_export_ends_with_a_comparison(
     assert record["text"] == runner.decode(whole[len(ids) :]) == runner.generate_text([SENTENCES[0]], num_beams=2)[0]
 
 
-def test_a_refused_variant_leaves_nothing(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"stands RotaryEmbedding .* \(--variant dedup\)"):
-        export_model(checkpoints("llama", **TEXT), tmp_path / "out", variant="el", check=False)
+@pytest.mark.parametrize(
+    ("family", "choice", "reason"),
+    [
+        ("llama", {"variant": "el"}, r"prompt_inputs: .* stands RotaryEmbedding .* \(--variant dedup\)"),
+        ("llama", {"variant": "dedup", "generated_cache": "x"}, "self_inputs: .* stands RotaryEmbedding"),
+        ("llama", {"variant": "kcache"}, "prompt_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("gpt_bigcode", {"variant": "slim"}, "self_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),
+    ],
+)
+def test_what_the_sizes_rule_out_is_refused_first(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, choice: dict[str, str], reason: str
+) -> None:
+    """Before the model generates and is traced, which takes long, and nothing is left of it."""
+    steps: list[str] = []
+    with pytest.raises(PassError, match=reason):
+        export_model(checkpoints(family, **TEXT), tmp_path / "out", **choice, on_step=steps.append)
+    assert steps == ["loading"]
     assert not list(tmp_path.iterdir())
 
 
