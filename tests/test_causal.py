@@ -38,6 +38,7 @@ ALL_VARIANTS = ("baseline", "dedup", "el", "kcache", "xcache", "slim")
 VARIANTS = {
     "gpt2": ALL_VARIANTS,
     "gpt_bigcode": ("baseline", "dedup", "el", "xcache"),
+    "falcon": ("baseline", "dedup"),
     "llama": ("baseline", "dedup"),
     "mistral": ("baseline", "dedup"),
 }
@@ -80,6 +81,9 @@ SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
     ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}),  # as 11B
+    ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
     (
@@ -127,6 +131,7 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
     ("family", "shape"),
     [
         ("olmo", {}),
+        ("falcon", {"multi_query": False}),
         ("smollm3", {"num_key_value_heads": 6}),
         ("mistral", {"num_key_value_heads": 6}),
     ],
@@ -259,6 +264,7 @@ REFUSED = [
     *[("llama", variant, "stands RotaryEmbedding") for variant in ("el", "kcache", "xcache", "slim")],
     ("qwen3", "el", "stands RMSNormalization and RotaryEmbedding"),
     ("gpt2", "hybrid", "a decoder-only model has no cache 'first-k'; expected one of kv-per-beam, kv, k, states"),
+    ("falcon", "el", "prompt_inputs: between the keys of layer 0 and their scores stands RotaryEmbedding"),
     ("gpt_bigcode", "kcache", "the keys of layer 0 have 12 numbers and are made of 36"),
     ("gpt_bigcode", "slim", "the keys of layer 0 have 12 numbers and are made of 36"),
 ]

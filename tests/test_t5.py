@@ -124,6 +124,21 @@ def test_text_and_what_old_checkpoints_hold(checkpoints: CheckpointCache, tmp_pa
     assert {entry.name: entry.matched for entry in bundle.manifest.passes}["tie_embeddings"] == 1
 
 
+CHRONOS = {"tokenizer_class": "MeanScaleUniformBins", "n_tokens": 4096, "n_special_tokens": 2, "prediction_length": 64}
+
+
+def test_chronos_is_a_t5_whose_tokens_are_bins(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Without a tokenizer: Chronos makes token ids of a series by itself."""
+    shape = {"vocab_size": 4096, "eos_token_id": 1, "num_layers": 2, "num_decoder_layers": 2}
+    folder = checkpoints("t5", **shape, chronos_config=CHRONOS)
+    bundle = export_model(folder, tmp_path / "out", variant="el", max_new_tokens=6)
+    assert bundle.manifest.tokenizer is None
+    assert bundle.manifest.parity is not None
+    assert bundle.manifest.parity.tokens > 0
+    runs = [(*batch(4096, beams), {"num_beams": beams, "max_new_tokens": 9}) for beams in (1, 2, 3, 5)]
+    expect_equal(Runner.load(bundle.path, threads=1), load_checkpoint(folder).model, runs)
+
+
 def test_the_limit_without_n_positions(checkpoints: CheckpointCache) -> None:
     assert load_checkpoint(checkpoints("mt5", n_positions=None)).sizes.max_source == 4 * 512
 
@@ -140,6 +155,7 @@ def test_the_limit_without_n_positions(checkpoints: CheckpointCache) -> None:
         ({"feed_forward_proj": "gated-gelu-x"}, "feed_forward_proj"),
         ({"relative_attention_num_buckets": 3}, "relative_attention_num_buckets is 3; expected an even number"),
         ({"relative_attention_max_distance": 4}, "relative_attention_max_distance is 4; expected more than half"),
+        ({"architectures": ["ChronosBoltModelForForecasting"]}, "only T5ForConditionalGeneration generates text"),
         ({"architectures": ["T5EncoderModel"]}, "only T5ForConditionalGeneration generates text"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder is false"),
     ],
