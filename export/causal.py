@@ -30,7 +30,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from tightbeam.export.encoder_decoder import keys_and_values
+from tightbeam.export.encoder_decoder import cache_of, keys_and_values
 from tightbeam.export.tracing import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.split_projections import settle_causal_attention
@@ -69,9 +69,7 @@ class TokenStep(nn.Module):
         self.lm_head = model.lm_head
 
     def forward(self, tokens: Tensor, positions: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        cache = DynamicCache()
-        for layer in range(len(past) // 2):
-            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        cache = cache_of(past)
         states = self.model(
             input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state  # [R, 1, D]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_graphsurgeon as gs
 import torch
@@ -84,12 +84,51 @@ class DecoderStep(nn.Module):
         return (self.lm_head(states) + self.logits_bias, *present_of(caches))
 
 
+class Placed(Protocol):
+    """A module that looks up what belongs to a position."""
+
+    positions: Tensor | None
+    """[R, 1]"""
+
+
+class ModelStep(nn.Module):
+    """One decoder step over an explicit past, through the whole model, where more than a product stands between the
+    decoder and its logits. ``placed``: the modules that look up a graph input's positions."""
+
+    def __init__(self, model: Any, placed: Sequence[Placed]) -> None:
+        super().__init__()
+        self.model = model
+        self.placed = placed
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        for module in self.placed:
+            module.positions = positions
+        caches = caches_of(past)
+        R, T = past[0].shape[0], past[0].shape[2]
+        logits = self.model(
+            encoder_outputs=(encoder_hidden_states,),
+            attention_mask=attention_mask[:, None, None, :].bool(),
+            decoder_input_ids=tokens,
+            decoder_attention_mask=tokens.new_ones((R, 1, 1, T + 1)).bool(),  # one query at the end sees all positions
+            past_key_values=caches,
+            use_cache=True,
+        ).logits
+        return (logits, *present_of(caches))
+
+
 def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
     """transformers' caches out of keys and values [R, H, T, K] by layer; that of cross-attention is empty."""
-    own = DynamicCache()
+    return EncoderDecoderCache(cache_of(past), DynamicCache())
+
+
+def cache_of(past: Sequence[Tensor]) -> DynamicCache:
+    """The cache of self-attention alone."""
+    cache = DynamicCache()
     for layer in range(len(past) // 2):
-        own.update(past[2 * layer], past[2 * layer + 1], layer)
-    return EncoderDecoderCache(own, DynamicCache())
+        cache.update(past[2 * layer], past[2 * layer + 1], layer)
+    return cache
 
 
 def present_of(caches: EncoderDecoderCache) -> list[Tensor]:

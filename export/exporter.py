@@ -46,7 +46,10 @@ from tightbeam.graph_passes import (
     LayerPlan,
     ModelGraphs,
     PassResult,
+    Sizes,
+    passes_of,
     plan_bytes,
+    require_sizes,
     rewrite,
     same_for_all,
     skip_small_weights,
@@ -109,6 +112,7 @@ def export_model(
 
     on_step(STEPS[0])
     checkpoint = load_checkpoint(model)
+    _refuse_early(choice, checkpoint.sizes)
     check_speech(checkpoint)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
@@ -155,6 +159,13 @@ def _check_options(precision: str, max_new_tokens: int | None, weight_threshold:
         raise ExportError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; expected 1 or more")
     if not 0 <= weight_threshold < 1:
         raise ExportError(f"weight_threshold={weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001")
+
+
+def _refuse_early(choice: Choice, sizes: Sizes) -> None:
+    """Raise PassError for a choice that can be refused before the model generates and is traced, which takes long."""
+    if choice.preset is not None:
+        passes_of(same_for_all(choice.preset, sizes.L, choice.reason), decoder_only=sizes.decoder_only)
+        require_sizes(choice.preset, sizes)
 
 
 def settle(

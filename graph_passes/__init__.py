@@ -17,6 +17,7 @@ from tightbeam.graph_passes.plan import (
     Preset,
     plan_bytes,
     presets_of,
+    require_sizes,
     same_for_all,
 )
 from tightbeam.graph_passes.prompt_outputs import prompt_outputs
@@ -42,6 +43,7 @@ __all__ = [
     "passes_of",
     "plan_bytes",
     "presets_of",
+    "require_sizes",
     "rewrite",
     "same_for_all",
     "skip_small_weights",

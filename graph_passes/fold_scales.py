@@ -10,9 +10,8 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.base import LAYOUT_OPS, read_instead, tidy
 
 
-def fold_scales(graph: gs.Graph) -> int:
-    """Take a product with one number off the way to each Attention's queries, into its ``scale``; returns how many."""
-    folded = 0
+def fold_scales(graph: gs.Graph) -> None:
+    """Take a product with one number off the way to each Attention's queries, into its ``scale``."""
     for node in [node for node in graph.nodes if node.op == "Attention"]:
         query = node.inputs[0]
         while query.inputs and query.inputs[0].op in LAYOUT_OPS:
@@ -24,6 +23,4 @@ def fold_scales(graph: gs.Graph) -> int:
         if len(numbers) == len(others) == 1 and numbers[0].values.size == 1 and "scale" in node.attrs:
             node.attrs["scale"] = float(node.attrs["scale"]) * float(numbers[0].values.reshape(()))
             read_instead(query, others[0])
-            folded += 1
     tidy(graph)
-    return folded

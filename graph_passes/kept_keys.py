@@ -7,6 +7,7 @@ commutes with rotation and product: so r goes with k' as a factor on the scores,
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,12 +91,7 @@ def require_own_space(blocks: dict[int, AttentionBlock], pass_name: str, between
     for layer, block in blocks.items():
         others = set(block.between) - set(between)
         if others:
-            ops = " and ".join(sorted(others))
-            raise PassError(
-                f"{pass_name}: between the keys of layer {layer} and their scores stands {ops} "
-                f"({'RoPE' if others == {ROTATION} else 'a norm'}), so that what is kept could not give them; keep kv "
-                "(--variant dedup)"
-            )
+            raise changed_keys(pass_name, layer, others)
         if block.value.bias is not None or (block.key.bias is not None and not block.between):
             raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")
         if block.key.source is not block.value.source:
@@ -107,7 +103,21 @@ def require_wide_keys(blocks: dict[int, AttentionBlock], pass_name: str) -> None
     for layer, block in blocks.items():
         D, E = block.key.weight.shape
         if E < D:
-            raise PassError(
-                f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-                "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
-            )
+            raise narrow_keys(pass_name, layer, D, E)
+
+
+def changed_keys(pass_name: str, layer: int, between: Collection[str]) -> PassError:
+    """What there is to say where something stands between keys and their scores."""
+    return PassError(
+        f"{pass_name}: between the keys of layer {layer} and their scores stands {' and '.join(sorted(between))} "
+        f"({'RoPE' if set(between) == {ROTATION} else 'a norm'}), so that what is kept could not give them; keep kv "
+        "(--variant dedup)"
+    )
+
+
+def narrow_keys(pass_name: str, layer: int, D: int, E: int) -> PassError:
+    """What there is to say where E < D."""
+    return PassError(
+        f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
+        "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tightbeam.graph_passes.base import Job, LayerPass, Sizes
+from tightbeam.graph_passes.base import Job, LayerPass, PassError, Sizes
 from tightbeam.graph_passes.cache_bytes import generated_bytes, source_bytes
 from tightbeam.graph_passes.cross_first_keys import cross_first_keys
 from tightbeam.graph_passes.cross_keys import cross_keys
 from tightbeam.graph_passes.cross_latent import cross_latent
 from tightbeam.graph_passes.cross_per_beam import cross_per_beam
 from tightbeam.graph_passes.cross_shared import cross_shared
+from tightbeam.graph_passes.kept_keys import NORM, changed_keys, narrow_keys
+from tightbeam.graph_passes.key_algebra import ROTATION
 from tightbeam.graph_passes.prompt_inputs import prompt_inputs
 from tightbeam.graph_passes.prompt_keys import prompt_keys
 from tightbeam.graph_passes.prompt_per_beam import prompt_per_beam
@@ -30,6 +32,7 @@ __all__ = [
     "Preset",
     "plan_bytes",
     "presets_of",
+    "require_sizes",
     "same_for_all",
 ]
 
@@ -96,15 +99,17 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def presets_of(sizes: Sizes) -> dict[str, Preset]:
-    """The presets whose kinds of cache a model of these sizes can have; its passes say more (key and query norms)."""
-    source, generated = set(PROMPT if sizes.decoder_only else SOURCE), set(GENERATED)
-    if sizes.rotary:
-        source, generated = source & {"kv-per-beam", "kv", "k"}, generated & {"kv-reordered", "kv", "k"}
-    if sizes.key_norm:
-        source, generated = source & {"kv-per-beam", "kv", "k"}, generated & {"kv-reordered", "kv"}
-    if sizes.G * sizes.K < sizes.D:
-        source, generated = source - {"k", "first-k"}, generated - {"k"}
-    return {name: own for name, own in PRESETS.items() if own.source in source and own.generated in generated}
+    """The presets whose kinds of cache a model of these sizes can have; its passes say more."""
+    source = PROMPT if sizes.decoder_only else SOURCE
+    found = {}
+    for name, preset in PRESETS.items():
+        try:
+            require_sizes(preset, sizes)
+        except PassError:
+            continue
+        if preset.source in source:
+            found[name] = preset
+    return found
 
 
 def same_for_all(preset: Preset, L: int, reason: str) -> tuple[LayerPlan, ...]:
@@ -116,3 +121,20 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, job: Job) -> tuple[int, 
     """Bytes of the source cache and of the generated cache for a job."""
     source = source_bytes([layer.source for layer in plan], sizes, job)
     return source, generated_bytes([layer.generated for layer in plan], sizes, job)
+
+
+def require_sizes(preset: Preset, sizes: Sizes) -> None:
+    """Raise PassError, in the words of the passes, for a kind of cache that no model of these sizes can have, before
+    there are graphs. The passes themselves know more: biases, what goes together."""
+    between = [op for op, stands in ((ROTATION, sizes.rotary), (NORM, sizes.key_norm)) if stands]
+    E = sizes.G * sizes.K
+    for kinds, kind in ((PROMPT if sizes.decoder_only else SOURCE, preset.source), (GENERATED, preset.generated)):
+        if kind not in kinds:
+            continue  # `passes_of` says it
+        name = getattr(kinds[kind], "__name__", kind)
+        if between and kind in ("states", "x"):
+            raise changed_keys(name, 0, between)
+        if E < sizes.D and kind in ("k", "first-k"):
+            raise narrow_keys(name, 0, sizes.D, E)
+        if sizes.key_norm and kinds is GENERATED and kind == "k":
+            raise changed_keys(name, 0, [NORM])

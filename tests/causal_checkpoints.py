@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -37,6 +39,7 @@ from transformers import (
 CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "gpt2": (GPT2Config, GPT2LMHeadModel),
     "gpt_bigcode": (GPTBigCodeConfig, GPTBigCodeForCausalLM),
+    "falcon": (FalconConfig, FalconForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -58,10 +61,18 @@ LLAMA_SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+FALCON_SIZES: dict[str, Any] = {
+    "hidden_size": 36,
+    "ffn_hidden_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 64,
+}
 SPECIAL: dict[str, Any] = {"vocab_size": 101, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
+    "falcon": FALCON_SIZES,
     "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 6, "vocab_size": 103, "num_hidden_layers": 3},
     "qwen2": {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
@@ -82,8 +93,15 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
 
 def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
     """The config of a family's tiny model."""
-    base = {} if family.startswith("gpt") else LLAMA_SIZES
+    base = {} if family.startswith(("gpt", "falcon")) else LLAMA_SIZES
     return CAUSAL_CLASSES[family][0](**{**SPECIAL, **base, **CAUSAL_SIZES[family], **overrides})
+
+
+BRANCHES = (
+    *("attn.c_proj.weight", "o_proj.weight", "mlp.c_proj.weight", "down_proj.weight"),
+    *("self_attention.dense.weight", "dense_4h_to_h.weight"),
+)
+"""Names of the weights that end a branch."""
 
 
 @torch.no_grad()
@@ -100,7 +118,7 @@ def randomise_causal(model: PreTrainedModel) -> None:
             tensor.normal_(0.0, 1.0)
         elif "wte" in name or "embed" in name:
             tensor.normal_(0.0, 0.3)
-        elif name.endswith(("attn.c_proj.weight", "o_proj.weight", "mlp.c_proj.weight", "down_proj.weight")):
+        elif name.endswith(BRANCHES):
             tensor.normal_(0.0, 0.1)
         elif name.endswith("k_proj.weight") and tensor.shape[0] == tensor.shape[1]:
             torch.nn.init.orthogonal_(tensor, gain=tensor.shape[0] ** 0.5 / 4)

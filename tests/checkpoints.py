@@ -41,7 +41,7 @@ from transformers import (
 from causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
 
 STD = {
-    **{"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 1.0, "k_proj": 1.0, "out_proj": 0.07, "fc2": 0.1},
+    **{"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 0.4, "k_proj": 0.4, "out_proj": 0.07, "fc2": 0.1},
     **{"Attention.q": 0.15, "Attention.o": 0.07, "wo": 0.1, "relative_attention_bias": 2.0},
 }
 """Sharp attention and small branches, so that the tokens generated depend on the source and on one another."""

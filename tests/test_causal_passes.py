@@ -6,12 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 
 from bundles import BundleCache
-from tightbeam.export.graph_files import write_graphs
+from pass_runs import empty_caches, random_run, run_step, sessions, step_feeds
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassError, passes_of, rewrite, same_for_all
 from tightbeam.graph_passes.fold_biases import fold_biases
 from tightbeam.graph_passes.prompt_shared import prompt_shared
@@ -32,29 +31,14 @@ JOINED = [*itertools.product(("kv", "k", "states"), ("kv", "k")), ("states", "x"
 def run_(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One random run: prompts of three lengths, tokens, and beams that are reordered at every step."""
     generator = np.random.default_rng(3)
-    parents = generator.integers(0, M, (T, B, M))
-    parents[0] = np.arange(M)
-    tokens = generator.integers(3, 90, (T, R))
     prompts = [generator.integers(3, 90, count) for count in COUNTS]
-    tokens[0] = np.repeat([prompt[-1] for prompt in prompts], M)
-    history = np.zeros((R, 0), dtype=np.int64)
-    ancestry = np.zeros((B, M, 0), dtype=np.int32)
-    histories, ancestries, rows = [], [], []
-    for step in range(T):
-        row = (parents[step] + np.arange(B)[:, None] * M).reshape(R)
-        history = np.concatenate([history[row], tokens[step][:, None]], axis=1)
-        ancestry = np.take_along_axis(ancestry, parents[step][:, :, None], axis=1)
-        ancestry = np.concatenate([ancestry, np.tile(np.arange(M, dtype=np.int32), (B, 1))[:, :, None]], axis=2)
-        histories.append(history)
-        ancestries.append(ancestry)
-        rows.append(row)
+    run = random_run(generator, B, M, T, np.repeat([prompt[-1] for prompt in prompts], M))
     mask = (np.arange(N) < np.array(COUNTS)[:, None] - 1).astype(np.int64)
     ids = np.zeros((B, N), np.int64)
     for b, prompt in enumerate(prompts):
         ids[b, : len(prompt) - 1] = prompt[:-1]
     folder = tmp_path_factory.mktemp("graphs")
-    run = {"ids": ids, "mask": mask, "histories": histories, "ancestries": ancestries, "rows": rows, "folder": folder}
-    return run | {"prompts": prompts}
+    return {**run, "ids": ids, "mask": mask, "folder": folder, "prompts": prompts}
 
 
 def exact_logits(model: Any, run: dict[str, Any]) -> Any:
@@ -71,18 +55,9 @@ def exact_logits(model: Any, run: dict[str, Any]) -> Any:
     return torch.stack(found).numpy()
 
 
-def sessions(graphs: ModelGraphs, run: dict[str, Any]) -> list[ort.InferenceSession]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    write_graphs(graphs, run["folder"])
-    paths = [str(run["folder"] / f"{name}.onnx") for name in ("encoder", "decoder")]
-    return [ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in paths]
-
-
 def untouched_logits(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
     """The canonical graphs, whose past holds the prompt: row by row, since they know no padding and no window."""
-    encoder, decoder = sessions(graphs, run)
+    encoder, decoder = sessions(graphs, run["folder"])
     found = np.zeros((T, R, graphs.sizes.vocabulary), np.float32)
     for row in range(R):
         prompt = run["prompts"][row // M]
@@ -108,35 +83,20 @@ def untouched_logits(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
 
 def logits_of(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
     """Logits [T, R, vocabulary] of graphs that a plan has made."""
-    encoder, decoder = sessions(graphs, run)
+    encoder, decoder = sessions(graphs, run["folder"])
     feeds = {"input_ids": run["ids"], "num_beams": np.array([M])}
     outputs = encoder.run(None, {t.name: feeds[t.name] for t in encoder.get_inputs()})
-    constant = dict(zip([t.name for t in encoder.get_outputs()], outputs, strict=True)) | {
-        "attention_mask": run["mask"]
-    }
     first = np.array(COUNTS, np.int32) - 1
-    caches = {}
-    for tensor in graphs.decoder.inputs:
-        if tensor.name.startswith(("past.", "cache.")):
-            dims = {"R": R, "T": 0, "T_max": T + 2}
-            caches[tensor.name] = np.zeros([dims.get(d, d) for d in tensor.shape], dtype=np.float32)
+    constant = dict(zip([t.name for t in encoder.get_outputs()], outputs, strict=True)) | {
+        "attention_mask": run["mask"],
+        "first_positions": first,
+    }
+    caches = empty_caches(graphs.decoder, R, T + 2)
     logits = []
     for step in range(T):
-        feeds = {
-            **constant,
-            **caches,
-            "tokens": run["histories"][step][:, -1:],
-            "positions": first.repeat(M)[:, None].astype(np.int64) + step,
-            "first_positions": first,
-            "ancestry": run["ancestries"][step],
-            "lengths": np.full(B, step + 1, dtype=np.int32),
-            "beam_index": run["rows"][step],
-        }
-        found = decoder.run(None, {tensor.name: feeds[tensor.name] for tensor in graphs.decoder.inputs})
-        named = dict(zip([t.name for t in decoder.get_outputs()], found, strict=True))
-        logits.append(named["logits"].reshape(R, -1))
-        for name in caches:
-            caches[name] = named[name.replace("past.", "present.").replace("cache.", "cache_out.")]
+        positions = first.repeat(M)[:, None].astype(np.int64) + step
+        found, caches = run_step(decoder, {**constant, **step_feeds(run, step), "positions": positions}, caches)
+        logits.append(found)
     return np.stack(logits)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from bundles import BundleCache
 from checkpoints import SENTENCES, CheckpointCache
@@ -19,6 +20,7 @@ from tightbeam.deploy.lines import run_lines
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint import load_checkpoint
 from tightbeam.export.memory_table import memory_table
+from tightbeam.graph_passes import PassError
 
 TEXT = {"tokenizer": True, "vocab_size": 300}
 
@@ -55,9 +57,39 @@ def test_an_export_ends_with_a_comparison(
     assert record["text"] == runner.decode(whole[len(ids) :]) == runner.generate_text([SENTENCES[0]], num_beams=2)[0]
 
 
-def test_a_refused_variant_leaves_nothing(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"stands RotaryEmbedding .* \(--variant dedup\)"):
-        export_model(checkpoints("llama", **TEXT), tmp_path / "out", variant="el", check=False)
+def test_an_attention_outside_the_interface_is_measured(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """And stays as it was."""
+    folder = checkpoints("falcon", multi_query=False, **TEXT)
+    bundle = export_model(folder, tmp_path / "out", variant="dedup", generated_cache="k", max_new_tokens=5)
+    assert [layer.generated for layer in bundle.manifest.layers] == ["k", "k"]
+    assert len(bundle.manifest.guard) == 2
+    assert all(found.error <= found.allowed for found in bundle.manifest.guard)
+    checkpoint = load_checkpoint(folder)
+    names = list(checkpoint.model.state_dict())
+    with checkpoint.family.measurable(checkpoint.model):
+        assert list(checkpoint.model.state_dict()) != names
+    assert list(checkpoint.model.state_dict()) == names
+    assert FalconAttention.forward.__module__ == FalconAttention.__module__
+
+
+@pytest.mark.parametrize(
+    ("family", "choice", "reason"),
+    [
+        ("llama", {"variant": "el"}, r"prompt_inputs: .* stands RotaryEmbedding .* \(--variant dedup\)"),
+        ("llama", {"variant": "dedup", "generated_cache": "x"}, "self_inputs: .* stands RotaryEmbedding"),
+        ("llama", {"variant": "kcache"}, "prompt_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("gpt_bigcode", {"variant": "slim"}, "self_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),
+    ],
+)
+def test_what_the_sizes_rule_out_is_refused_first(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, choice: dict[str, str], reason: str
+) -> None:
+    """Before the model generates and is traced, which takes long, and nothing is left of it."""
+    steps: list[str] = []
+    with pytest.raises(PassError, match=reason):
+        export_model(checkpoints(family, **TEXT), tmp_path / "out", **choice, on_step=steps.append)
+    assert steps == ["loading"]
     assert not list(tmp_path.iterdir())
 
 
@@ -120,6 +152,13 @@ def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path:
         ("gpt2", {"activation_function": "x"}, "activation_function 'x' is unknown"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention is switched on; expected GPT2LMHeadModel alone"),
         ("gpt_bigcode", {"multi_query": False}, "multi_query is false; supported are models with one key head"),
+        ("falcon", {"alibi": True}, "alibi is true; supported are models whose positions turn queries and keys"),
+        ("falcon", {"num_attention_heads": 8}, "hidden_size 36 is not divisible by num_attention_heads 8"),
+        ("falcon", {"multi_query": False, "num_kv_heads": 3}, "num_kv_heads is 3; expected num_attention_heads, 6"),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 4}, "not divisible by the 4 key heads"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn is false; expected true"),
+        ("falcon", {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3}, "is 3; expected 1 or 2"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "is 2; expected 1 without new_decoder_architecture"),
         ("llama", {"num_key_value_heads": 4}, "num_attention_heads 6 is not divisible by the 4 key heads"),
         (
             "llama",

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bundles import BundleCache
 from everyone_stays import search_together
-from test_parity import batch, expect_equal, generate
+from expected import expect_equal, generate
+from test_parity import batch
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy import onnxruntime_engine as engine_module
 from tightbeam.deploy.beams import BeamStepper

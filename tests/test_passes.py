@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 import pytest
 import torch
 
 from bundles import BundleCache
-from tightbeam.export.graph_files import write_graphs
+from pass_runs import empty_caches, random_run, run_step, sessions, step_feeds
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
@@ -63,44 +62,14 @@ def run_(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     generator = np.random.default_rng(3)
     mask = np.ones((B, N), dtype=np.int64)
     mask[1, 4:] = 0
-    parents = generator.integers(0, M, (T, B, M))
-    parents[0] = np.arange(M)
-    tokens = generator.integers(3, 90, (T, R))
-    history = np.zeros((R, 0), dtype=np.int64)
-    ancestry = np.zeros((B, M, 0), dtype=np.int32)
-    histories, ancestries, rows = [], [], []
-    for step in range(T):
-        row = (parents[step] + np.arange(B)[:, None] * M).reshape(R)
-        history = np.concatenate([history[row], tokens[step][:, None]], axis=1)
-        ancestry = np.take_along_axis(ancestry, parents[step][:, :, None], axis=1)
-        ancestry = np.concatenate([ancestry, np.tile(np.arange(M, dtype=np.int32), (B, 1))[:, :, None]], axis=2)
-        histories.append(history)
-        ancestries.append(ancestry)
-        rows.append(row)
-    return {
-        "ids": generator.integers(3, 90, (B, N)),
-        "mask": mask,
-        "histories": histories,
-        "ancestries": ancestries,
-        "rows": rows,
-        "folder": tmp_path_factory.mktemp("graphs"),
-    }
-
-
-def sessions(graphs: ModelGraphs, run: dict[str, Any]) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    write_graphs(graphs, run["folder"])
-    paths = [str(run["folder"] / f"{name}.onnx") for name in ("encoder", "decoder")]
-    first, second = (ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in paths)
-    return first, second
+    run = random_run(generator, B, M, T)
+    ids = generator.integers(3, 90, (B, N))
+    return {**run, "ids": ids, "mask": mask, "folder": tmp_path_factory.mktemp("graphs")}
 
 
 def decode(graphs: ModelGraphs, run: dict[str, Any]) -> Array:
     """Logits [T, R, vocabulary] of a whole run, whatever caches the graphs have by now."""
-    encoder, decoder = sessions(graphs, run)
-    sizes = graphs.sizes
+    encoder, decoder = sessions(graphs, run["folder"])
     by_name = {tensor.name: tensor for tensor in graphs.decoder.inputs}
     feeds = {"input_ids": run["ids"], "attention_mask": run["mask"], "num_beams": np.array([M])}
     outputs = encoder.run(None, {t.name: feeds[t.name] for t in encoder.get_inputs()})
@@ -109,29 +78,14 @@ def decode(graphs: ModelGraphs, run: dict[str, Any]) -> Array:
     for name in ("encoder_hidden_states", "attention_mask"):
         if name in by_name and by_name[name].shape[0] == "R":
             constant[name] = np.repeat(constant[name], M, axis=0)
-    caches = {}
-    for tensor in graphs.decoder.inputs:
-        if tensor.name.startswith(("past.", "cache.")):
-            dims = {"R": R, "T": 0, "T_max": T + 2}
-            caches[tensor.name] = np.zeros([dims.get(d, d) for d in tensor.shape], dtype=np.float32)
+    caches = empty_caches(graphs.decoder, R, T + 2)
     logits = []
     for step in range(T):
         if "beam_index" not in by_name:
             caches = {n: c[run["rows"][step]] if n.startswith("past.") else c for n, c in caches.items()}
-        feeds = {
-            **constant,
-            **caches,
-            "tokens": run["histories"][step][:, -1:],
-            "positions": np.full((R, 1), step),
-            "ancestry": run["ancestries"][step],
-            "lengths": np.full(B, step + 1, dtype=np.int32),
-            "beam_index": run["rows"][step],
-        }
-        found = decoder.run(None, {name: feeds[name] for name in by_name})
-        named = dict(zip([t.name for t in decoder.get_outputs()], found, strict=True))
-        logits.append(named["logits"].reshape(R, sizes.vocabulary))
-        for name in caches:
-            caches[name] = named[name.replace("past.", "present.").replace("cache.", "cache_out.")]
+        feeds = {**constant, **step_feeds(run, step), "positions": np.full((R, 1), step)}
+        found, caches = run_step(decoder, feeds, caches)
+        logits.append(found)
     return np.stack(logits)
 
 
@@ -217,7 +171,7 @@ def test_the_search_head_takes_the_best_of_the_logits(
 ) -> None:
     graphs = canonical.copy()
     search_head(graphs)
-    encoder, decoder = sessions(graphs, run_)
+    encoder, decoder = sessions(graphs, run_["folder"])
     (states,) = encoder.run(None, {"input_ids": run_["ids"], "attention_mask": run_["mask"]})
     empty = np.zeros((R, graphs.sizes.H, 0, graphs.sizes.K), dtype=np.float32)
     scores, beams, tokens, *_ = decoder.run(

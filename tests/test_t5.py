@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from bundles import BundleCache
 from checkpoints import CheckpointCache
+from expected import expect_equal
 from test_checkpoint import edit_json, refusal
-from test_parity import SETTINGS, batch, expect_equal, runs_of
+from test_parity import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle import write_bundle
 from tightbeam.export import export_model
@@ -68,7 +69,7 @@ def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
     assert (model.lm_head.weight is model.shared.weight) == ("tie_word_embeddings" not in shape)
     for variant in PRESETS:
         runner = Runner.load(bundles(variant, "t5", seed=4, **shape), threads=1)
-        expect_equal(runner, model, runs_of(runner, SETTINGS[5:7]))
+        expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
 def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
@@ -81,7 +82,7 @@ def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
                 bundles(variant, "mt5", **shape)
         else:
             runner = Runner.load(bundles(variant, "mt5", **shape), threads=1)
-            expect_equal(runner, model, runs_of(runner, SETTINGS[5:7]))
+            expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -97,7 +98,7 @@ def test_every_layer_may_keep_something_else(bundles: BundleCache, tmp_path: Pat
         tmp_path / "mixed", lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
     )
     runner = Runner.load(tmp_path / "mixed", threads=1)
-    expect_equal(runner, checkpoint.model, runs_of(runner, SETTINGS[3:7]))
+    expect_equal(runner, checkpoint.model, runs_of(runner, SETTINGS[3:9]))
 
 
 def test_the_longest_source_and_output(bundles: BundleCache) -> None:
@@ -108,7 +109,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         assert runner.manifest.sizes.max_source == runner.manifest.sizes.max_target == LENGTH
         ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LENGTH, LENGTH - 1))
         lengths = {"max_length": LENGTH, "min_length": LENGTH}
-        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 3)])
+        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
 
 
 def test_text_and_what_old_checkpoints_hold(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -121,6 +122,21 @@ def test_text_and_what_old_checkpoints_hold(checkpoints: CheckpointCache, tmp_pa
     assert bundle.manifest.parity is not None
     assert bundle.manifest.parity.tokens > 0
     assert {entry.name: entry.matched for entry in bundle.manifest.passes}["tie_embeddings"] == 1
+
+
+CHRONOS = {"tokenizer_class": "MeanScaleUniformBins", "n_tokens": 4096, "n_special_tokens": 2, "prediction_length": 64}
+
+
+def test_chronos_is_a_t5_whose_tokens_are_bins(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Without a tokenizer: Chronos makes token ids of a series by itself."""
+    shape = {"vocab_size": 4096, "eos_token_id": 1, "num_layers": 2, "num_decoder_layers": 2}
+    folder = checkpoints("t5", **shape, chronos_config=CHRONOS)
+    bundle = export_model(folder, tmp_path / "out", variant="el", max_new_tokens=6)
+    assert bundle.manifest.tokenizer is None
+    assert bundle.manifest.parity is not None
+    assert bundle.manifest.parity.tokens > 0
+    runs = [(*batch(4096, beams), {"num_beams": beams, "max_new_tokens": 9}) for beams in (1, 2, 3, 5)]
+    expect_equal(Runner.load(bundle.path, threads=1), load_checkpoint(folder).model, runs)
 
 
 def test_the_limit_without_n_positions(checkpoints: CheckpointCache) -> None:
@@ -139,6 +155,7 @@ def test_the_limit_without_n_positions(checkpoints: CheckpointCache) -> None:
         ({"feed_forward_proj": "gated-gelu-x"}, "feed_forward_proj"),
         ({"relative_attention_num_buckets": 3}, "relative_attention_num_buckets is 3; expected an even number"),
         ({"relative_attention_max_distance": 4}, "relative_attention_max_distance is 4; expected more than half"),
+        ({"architectures": ["ChronosBoltModelForForecasting"]}, "only T5ForConditionalGeneration generates text"),
         ({"architectures": ["T5EncoderModel"]}, "only T5ForConditionalGeneration generates text"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder is false"),
     ],

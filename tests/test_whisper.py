@@ -64,9 +64,10 @@ def generate(model: Any, features: torch.Tensor, settings: dict[str, Any]) -> An
 
 
 def expect_equal(runner: Runner, checkpoint: Checkpoint, settings: tuple[dict[str, Any], ...]) -> None:
-    features = extract(checkpoint, [chirp(1.0), chirp(0.4, high_hz=900), chirp(0.7, low_hz=2000, high_hz=100)])
     scores = []
-    for own in settings:
+    for index, own in enumerate(settings):
+        sounds = [chirp(1.0), chirp(0.4, high_hz=900), chirp(0.7, low_hz=2000 - 300 * index, high_hz=100)]
+        features = extract(checkpoint, [sound * (1 - 0.1 * index) for sound in sounds])
         expected = generate(checkpoint.model, features, own)
         found = runner.generate_from_features(features.numpy(), **own)
         np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
@@ -113,7 +114,7 @@ def test_prompts_of_old_and_new_checkpoints(
     monkeypatch.setattr(checkpoint.model, "generation_config", transformers.GenerationConfig(**plain, **generation))
     runner = Runner.load(folder, threads=1)
     runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": {**plain, **generation}}))
-    settings: tuple[dict[str, Any], ...] = ({"max_new_tokens": 8}, {"max_new_tokens": 8, "num_beams": 3})
+    settings = tuple({"max_new_tokens": 7 + beams, "num_beams": beams} for beams in range(1, 9))
     expect_equal(runner, checkpoint, settings)
 
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +41,7 @@ from tightbeam.plugins.beam_top_k.cases import random_case as random_head
 from tightbeam.plugins.case import Array as CaseArray
 from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
 from tightbeam.plugins.library import cpu_library
+from turns import in_turn
 
 NEW_TOKENS_FOR_PARITY = 8
 VARIANTS = ("baseline", "dedup", "el")
@@ -379,19 +378,6 @@ class _SearchHead:
             else:
                 binding.bind_output(tensor, "cpu")
         return lambda: session.run_with_iobinding(binding)
-
-
-def in_turn(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, measured in turn so that a slow moment of the machine meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for call in work.values():
-        call()
-    for _ in range(rounds):
-        for name, call in work.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def _print_encoder(console: Console, figures: list[dict[str, float]], source: int) -> None:

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import Floor, bundle_of, check_parity, in_turn, random_source, step_at
+from bench import Floor, bundle_of, check_parity, random_source, step_at
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.engine import Array
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
@@ -30,6 +30,7 @@ from tightbeam.export.machine import cache_file, this_machine
 from tightbeam.export.tracing import trace
 from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes
 from tightbeam.graph_passes.cost import count_weights, predict
+from turns import in_turn
 
 FLOOR = "floor"
 

@@ -20,12 +20,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench import in_turn
 from demo_reports import facts_right, generate
 from paper_attention_times import TOLERANCE, Source, shared
 from paper_el import BART_LARGE
 from tightbeam.deploy import Runner
 from tightbeam.export import export_model
+from turns import in_turn
 
 THRESHOLDS = (0.0001, 0.001, 0.01, 0.1)
 SHARPNESS = (1.0, 2.0, 4.0, 8.0)

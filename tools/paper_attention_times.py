@@ -12,8 +12,6 @@ queries and of the output, is left out of all:
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +25,9 @@ from tightbeam.deploy.onnxruntime_engine import session_options
 from tightbeam.graph_passes import Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 from tightbeam.plugins.library import cpu_library
+from turns import in_turn
 
-__all__ = ["FORMS", "AttentionTimes", "Form", "Source", "in_turn", "shared", "time_attention"]
+__all__ = ["FORMS", "AttentionTimes", "Form", "Source", "shared", "time_attention"]
 
 Array = npt.NDArray[Any]
 TOLERANCE = 2e-5
@@ -253,16 +252,3 @@ def time_attention(sizes: Sizes, B: int, M: int, N: int, rounds: int, threads: i
             raise SystemExit(f"error: {name!r} differs from the definition by {error:.1e}, more than {TOLERANCE:.0e}")
         work[name] = run
     return AttentionTimes(M, N, {name: 1e3 * seconds / B for name, seconds in in_turn(work, rounds).items()})
-
-
-def in_turn(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, measured in turn so that a slow moment of the machine meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for call in work.values():
-        call()
-    for _ in range(rounds):
-        for name, call in work.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, GenerationConfig
 from transformers.utils import logging
 
-from paper_attention_times import in_turn
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.engine import Decoding
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.export import export_model
+from turns import in_turn
 
 __all__ = ["Ablation", "Fit", "Growth", "fit", "time_ablation", "time_growth"]
 

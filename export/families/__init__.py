@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightbeam.export.families.bart import BART
 from tightbeam.export.families.base import Family
+from tightbeam.export.families.falcon import FALCON
 from tightbeam.export.families.fsmt import FSMT
 from tightbeam.export.families.gemma import GEMMA
 from tightbeam.export.families.gpt2 import GPT2
@@ -35,6 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     WHISPER,
     GPT2,
     GPT_BIGCODE,
+    FALCON,
     LLAMA,
     MISTRAL,
     QWEN2,

@@ -7,9 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers.activations import ACT2FN
+
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
-__all__ = ["Family", "size_faults"]
+__all__ = [
+    "Family",
+    "activation_faults",
+    "half_faults",
+    "head_faults",
+    "size_faults",
+    "square_sizes",
+]
 
 
 @dataclass(frozen=True)
@@ -53,3 +62,40 @@ def size_faults(config: Any, names: tuple[str, ...]) -> Iterator[str]:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield f"{name} is {value!r}; expected a whole number of at least 1"
+
+
+def head_faults(config: Any, width: str, heads: str) -> Iterator[str]:
+    """Whether the config's heads share its width among them, both sizes under these names."""
+    D, H = getattr(config, width), getattr(config, heads)
+    if D % H:
+        yield f"{width} {D} is not divisible by {heads} {H}; correct one of them"
+
+
+def activation_faults(config: Any, name: str) -> Iterator[str]:
+    """Whether transformers has the activation that the config has under this name."""
+    value = getattr(config, name)
+    if value not in ACT2FN:
+        yield f"{name} {value!r} is unknown; transformers has {', '.join(sorted(ACT2FN))}"
+
+
+def half_faults(config: Any, architecture: str) -> Iterator[str]:
+    """Whether the config is one of an encoder and a decoder."""
+    if not config.is_encoder_decoder:
+        yield f"is_encoder_decoder is false; {architecture} needs both halves"
+
+
+def square_sizes(config: Any, max_source: int, max_target: int) -> Sizes:
+    """The sizes of a decoder whose heads share its width among them, under the names that BART's config has for it."""
+    H, D = int(config.decoder_attention_heads), int(config.d_model)
+    return Sizes(
+        D=D,
+        H=H,
+        G=H,
+        K=D // H,
+        V=D // H,
+        L=int(config.decoder_layers),
+        vocabulary=int(getattr(config, "decoder_vocab_size", None) or config.vocab_size),
+        source_vocabulary=int(config.vocab_size),
+        max_source=int(max_source),
+        max_target=int(max_target),
+    )

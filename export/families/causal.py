@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.activations import ACT2FN
-
 from tightbeam.export.causal import trace_causal
-from tightbeam.export.families.base import Family, size_faults
+from tightbeam.export.families.base import Family, activation_faults, head_faults, size_faults
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 __all__ = ["Causal"]
@@ -36,9 +34,9 @@ class Causal(Family):
         yield from faults
         if faults:
             return
-        D, H, G = getattr(config, self.width), getattr(config, self.heads), self.key_heads(config)
-        if getattr(config, "head_dim", None) is None and D % H:
-            yield f"{self.width} {D} is not divisible by {self.heads} {H}; correct one of them"
+        H, G = getattr(config, self.heads), self.key_heads(config)
+        if getattr(config, "head_dim", None) is None:
+            yield from head_faults(config, self.width, self.heads)
         if not isinstance(G, int) or G < 1 or H % G:
             yield f"{self.heads} {H} is not divisible by the {G!r} key heads; correct one of them"
         window = getattr(config, "sliding_window", None)
@@ -46,11 +44,7 @@ class Causal(Family):
             yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
         if getattr(config, self.positions) < 2:
             yield f"{self.positions} is 1; expected room for a prompt and a new token"
-        if getattr(config, self.activation) not in ACT2FN:
-            yield (
-                f"{self.activation} {getattr(config, self.activation)!r} is unknown; "
-                f"transformers has {', '.join(sorted(ACT2FN))}"
-            )
+        yield from activation_faults(config, self.activation)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import onnx_graphsurgeon as gs
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.fsmt.modeling_fsmt import Attention
 
-from tightbeam.export.encoder_decoder import caches_of, present_of, trace_decoder, trace_encoder
+from tightbeam.export.encoder_decoder import PositionTable, caches_of, present_of, trace_decoder, trace_encoder
 from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.base import read_instead, settle_attention, tidy
@@ -28,31 +29,14 @@ class FsmtLike(BartLike):
     """As BART, but for its attention, its positions, and its head, which is part of the decoder."""
 
     def sizes(self, config: Any) -> Sizes:
-        H, D = int(config.decoder_attention_heads), int(config.d_model)
-        positions = int(config.max_position_embeddings)
-        return Sizes(
-            D=D,
-            H=H,
-            G=H,
-            K=D // H,
-            V=D // H,
-            L=int(config.decoder_layers),
-            vocabulary=int(config.tgt_vocab_size),
-            source_vocabulary=int(config.src_vocab_size),
-            max_source=positions,
-            max_target=positions,
-        )
+        vocabulary, source_vocabulary = int(config.tgt_vocab_size), int(config.src_vocab_size)
+        return replace(super().sizes(config), vocabulary=vocabulary, source_vocabulary=source_vocabulary)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         decoder = model.get_decoder()
-        positions = FsmtPositions(decoder.embed_positions)
-        original, decoder.embed_positions = decoder.embed_positions, positions
-        try:
-            with self.measurable(model):
-                encoder = trace_encoder(FsmtEncoder(model.get_encoder()), sizes)
-                step = trace_decoder(FsmtStep(decoder, positions), sizes)
-        finally:
-            decoder.embed_positions = original
+        with self.measurable(model), FsmtPositions(decoder.embed_positions).in_place_of(decoder) as positions:
+            encoder = trace_encoder(FsmtEncoder(model.get_encoder()), sizes)
+            step = trace_decoder(FsmtStep(decoder, positions), sizes)
         _samples_first(step)
         graphs = ModelGraphs(encoder, step, sizes)
         settle_attention(graphs)
@@ -60,12 +44,8 @@ class FsmtLike(BartLike):
 
     @contextmanager
     def measurable(self, model: Any) -> Iterator[None]:
-        original = vars(Attention)["forward"]
-        setattr(Attention, "forward", _attend)  # noqa: B010 - as an assignment, mypy takes it for a mistake
-        try:
+        with patch.object(Attention, "forward", _attend):
             yield
-        finally:
-            setattr(Attention, "forward", original)  # noqa: B010
 
 
 def _attend(
@@ -106,19 +86,17 @@ def _samples_first(step: gs.Graph) -> None:
     tidy(step)
 
 
-class FsmtPositions(nn.Module):
-    """Positions looked up by a graph input. A pad token has none of its own, as in `SinusoidalPositionalEmbedding`: it
-    stands where the token before it stood."""
+class FsmtPositions(PositionTable):
+    """A pad token has no position of its own, as in `SinusoidalPositionalEmbedding`: it stands where the token before
+    it stood."""
 
     def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
         assert table.padding_idx is not None
-        self.weight, self.padding_idx = table.weight, table.padding_idx
-        self.positions: Tensor | None = None
+        super().__init__(table, table.padding_idx)
 
-    def forward(self, tokens: Tensor, **_: Any) -> Tensor:
+    def forward(self, tokens: Tensor, *_: Any, **__: Any) -> Tensor:
         assert self.positions is not None
-        rows = self.positions + self.padding_idx + tokens.ne(self.padding_idx).long()
+        rows = self.positions + self.offset + tokens.ne(self.offset).long()
         return nn.functional.embedding(rows, self.weight)  # [R, 1, D]
 
 
@@ -137,7 +115,7 @@ class FsmtEncoder(nn.Module):
 class FsmtStep(nn.Module):
     """One decoder step over an explicit past; its result is the logits."""
 
-    def __init__(self, decoder: nn.Module, positions: FsmtPositions) -> None:
+    def __init__(self, decoder: nn.Module, positions: PositionTable) -> None:
         super().__init__()
         self.decoder = decoder
         self.positions = positions

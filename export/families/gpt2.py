@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tightbeam.export.families.causal import Causal
 
-GPT2 = Causal(
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2Like(Causal):
+    """GPT-2's names of the config's fields; positions are embedded."""
+
+    width: str = "n_embd"
+    layers: str = "n_layer"
+    heads: str = "n_head"
+    positions: str = "n_positions"
+    activation: str = "activation_function"
+    rotary: bool = False
+
+
+GPT2 = Gpt2Like(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
-    width="n_embd",
-    layers="n_layer",
-    heads="n_head",
-    positions="n_positions",
-    activation="activation_function",
-    rotary=False,
     aliases={
         "gpt2": "openai-community/gpt2",
         "gpt2-medium": "openai-community/gpt2-medium",

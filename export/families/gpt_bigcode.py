@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tightbeam.export.families.causal import Causal
+from tightbeam.export.families.gpt2 import Gpt2Like
 
 
-class BigCode(Causal):
+class BigCode(Gpt2Like):
     """Only with ``multi_query``: the other form takes each head's queries, keys and values out of one block."""
 
     def config_faults(self, config: Any) -> Iterator[str]:
@@ -20,13 +20,4 @@ class BigCode(Causal):
         return 1
 
 
-GPT_BIGCODE = BigCode(
-    model_type="gpt_bigcode",
-    architecture="GPTBigCodeForCausalLM",
-    width="n_embd",
-    layers="n_layer",
-    heads="n_head",
-    positions="n_positions",
-    activation="activation_function",
-    rotary=False,
-)
+GPT_BIGCODE = BigCode(model_type="gpt_bigcode", architecture="GPTBigCodeForCausalLM")

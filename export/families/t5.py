@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from tightbeam.export.encoder_decoder import EncoderStep, caches_of, present_of, trace_encoder_decoder
-from tightbeam.export.families.base import Family, size_faults
+from tightbeam.export.encoder_decoder import EncoderStep, ModelStep, trace_encoder_decoder
+from tightbeam.export.families.base import Family, half_faults, size_faults
 from tightbeam.export.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
@@ -56,8 +55,7 @@ class T5Like(Family):
                 f"feed_forward_proj {config.feed_forward_proj!r} is unknown; expected relu, gated-gelu, or another of "
                 f"{', '.join(sorted(ACT2FN))}"
             )
-        if not config.is_encoder_decoder:
-            yield f"is_encoder_decoder is false; {self.architecture} needs both halves"
+        yield from half_faults(config, self.architecture)
 
     def sizes(self, config: Any) -> Sizes:
         H, K = int(config.num_heads), int(config.d_kv)
@@ -80,33 +78,7 @@ class T5Like(Family):
         source = {attention: SourceBias(attention) for attention in attentions_with_bias(encoder)}
         own = {attention: StepBias(attention, sizes.max_target) for attention in attentions_with_bias(decoder)}
         with biases_from({**source, **own}):
-            return trace_encoder_decoder(EncoderStep(encoder), T5Step(model, list(own.values())), sizes)
-
-
-class T5Step(nn.Module):
-    """One decoder step over an explicit past, through the whole model: its head is scaled in some members."""
-
-    def __init__(self, model: Any, biases: list[StepBias]) -> None:
-        super().__init__()
-        self.model = model
-        self.biases = biases
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
-    ) -> tuple[Tensor, ...]:
-        for bias in self.biases:
-            bias.positions = positions
-        caches = caches_of(past)
-        R, T = past[0].shape[0], past[0].shape[2]
-        logits = self.model(
-            encoder_outputs=(encoder_hidden_states,),
-            attention_mask=attention_mask[:, None, None, :].bool(),
-            decoder_input_ids=tokens,
-            decoder_attention_mask=tokens.new_ones((R, 1, 1, T + 1)).bool(),  # one query at the end sees all positions
-            past_key_values=caches,
-            use_cache=True,
-        ).logits
-        return (logits, *present_of(caches))
+            return trace_encoder_decoder(EncoderStep(encoder), ModelStep(model, list(own.values())), sizes)
 
 
 T5 = T5Like(
