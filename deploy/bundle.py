@@ -156,7 +156,7 @@ class ModelSizes(_Entry):
     """The model's sizes in DESIGN's letters; the longest source and target in tokens.
 
     ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
-    and keys (RoPE).
+    and keys (RoPE). ``streams``: positions that a row runs in a step.
     """
 
     D: Size
@@ -171,6 +171,7 @@ class ModelSizes(_Entry):
     max_target: Size
     decoder_only: bool = False
     rotary: bool = False
+    streams: Size = 1
 
 
 class Manifest(_Entry):

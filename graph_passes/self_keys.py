@@ -41,9 +41,9 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         elif sizes.decoder_only:
             share_query(block, query)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
-        attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
-        given, made = [query, row, keys], [attended, keys_out]
-        own.attend("BeamLatentAttention", layer, given, made, KEYS, before_rotation=True)
+        query, row = own.newest(block, query, sizes.K, row, E)
+        given, made = [query, row, keys], [keys_out]
+        attended = own.attend("BeamLatentAttention", layer, given, made, E, KEYS, before_rotation=True)
         W_KV = value_heads(undo(block.key.weight.values, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         values = multiply_heads(build, attended, W_KV, np.dtype(block.key.weight.dtype))
         replace(block, build.positions(values, sizes.H * sizes.V))
