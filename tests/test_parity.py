@@ -15,7 +15,7 @@ from tightbeam.deploy import Runner
 from tightbeam.graph_passes import PRESETS, Job, Sizes
 from tolerance import assert_runs_close
 
-FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5")
+FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
 NEW_TOKENS = 18
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -45,7 +45,7 @@ def generate(model: Any, ids: Any, mask: Any, settings: dict[str, Any]) -> Any:
     with torch.no_grad():
         return model.generate(
             torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
+            attention_mask=torch.tensor(mask, dtype=torch.double if model.dtype == torch.double else None),
             return_dict_in_generate=True,
             output_scores=True,
             **settings,
