@@ -36,7 +36,7 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt"]
+DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt", "*.tokenizer"]
 HUB_TIMEOUT_S = 5.0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 
@@ -50,6 +50,7 @@ TOKENIZER_SETS: tuple[tuple[str, ...], ...] = (
     ("sentencepiece.model",),
     ("tokenizer.model",),
     ("vocab.txt",),
+    ("prophetnet.tokenizer",),
 )
 """Each is a complete tokenizer; a folder with some of these files and no complete set is broken."""
 TOKENIZER_SIGNS = {name for files in TOKENIZER_SETS for name in files} | {"tokenizer_config.json"}

@@ -74,7 +74,7 @@ class TextSamples:
             place = slice(len(row)) if self.pad_left_with is None else slice(N - len(row), N)
             ids[index, place] = torch.tensor(row)
             mask[index, place] = 1
-        # ProphetNet makes its lowest score of the mask: of whole numbers in float32, which has none as low as float64's.
+        # Of whole numbers, ProphetNet makes float32's scores, in which float64's lowest has no place.
         return {"inputs": ids, "attention_mask": mask.double() if dtype == torch.float64 else mask}
 
     def shown(self, text: str) -> str:

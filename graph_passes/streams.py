@@ -31,8 +31,10 @@ STREAMS = 2
 
 
 def settle_streams(graphs: ModelGraphs) -> None:
-    """Name the Reshape that makes two rows of the embeddings side by side, [R, 1, 2 D], so that ``step_rows`` knows it.
-    Raises PassError unless there is one."""
+    """Let ``step_rows`` know where streams begin and end: the Reshape that makes two rows of embeddings side by side,
+    [R, 1, 2 D], and the Gather of every second row, [R, 1, D], that the logits are made of. Raises PassError where the
+    one or the other is not there."""
+    build = Builder(graphs.decoder, "streams")
     joined = [
         node
         for node in graphs.decoder.nodes
@@ -42,6 +44,10 @@ def settle_streams(graphs: ModelGraphs) -> None:
     if len(joined) != 1:
         raise PassError(f"trace: found {len(joined)} places where streams become rows, expected 1")
     joined[0].name += f".{POSITIONS}"
+    head = graphs.decoder.outputs[0].inputs[0]
+    if head.op != "MatMul" or head.inputs[0].inputs[0].op != "Gather":
+        raise PassError("trace: the logits are made of no stream")
+    head.inputs[0] = build.positions(head.inputs[0], graphs.sizes.D)
 
 
 def heads_of_pairs(build: Builder, rows: gs.Tensor, H: int, width: int) -> gs.Tensor:
