@@ -187,7 +187,6 @@ def test_a_trace_of_another_form_is_refused(bundles: BundleCache) -> None:
         ({"relative_max_distance": 4}, "relative_max_distance is 4; expected more than half of the 8 buckets"),
         ({"max_position_embeddings": 3}, "max_position_embeddings is 3; expected at least 4"),
         ({"pad_token_id": 1}, "pad_token_id is 1; transformers counts positions from it, and expects 0"),
-        ({"use_cache": False}, "use_cache is false; transformers then mixes the heads of predicting streams up"),
         ({"activation_function": "geluu"}, "activation_function 'geluu' is unknown"),
         ({"add_cross_attention": False}, "add_cross_attention is false"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder is false"),
@@ -202,6 +201,12 @@ def test_configs_that_contradict(
     message = refusal(folder)
     assert expected in message
     assert "config.json" in message
+
+
+def test_generation_without_a_cache_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "prophetnet")
+    edit_json(folder / "generation_config.json", use_cache=False)
+    assert "generation_config.json: use_cache is false, with which transformers mixes the heads" in refusal(folder)
 
 
 def test_the_published_sizes(checkpoints: CheckpointCache) -> None:

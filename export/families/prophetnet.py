@@ -75,8 +75,6 @@ class ProphetNetLike(Family):
                 yield f"max_position_embeddings is {config.max_position_embeddings}; expected at least 4"
         if config.pad_token_id != 0:
             yield f"pad_token_id is {config.pad_token_id}; transformers counts positions from it, and expects 0"
-        if not config.use_cache:
-            yield "use_cache is false; transformers then mixes the heads of predicting streams up: set it true"
         if config.activation_function not in ACT2FN:
             yield (
                 f"activation_function {config.activation_function!r} is unknown; "
@@ -86,6 +84,10 @@ class ProphetNetLike(Family):
             yield f"add_cross_attention is false; {self.architecture} reads its source by it"
         if not config.is_encoder_decoder:
             yield f"is_encoder_decoder is false; {self.architecture} needs both halves"
+
+    def generation_faults(self, generation: Any) -> Iterator[str]:
+        if not generation.use_cache:
+            yield "use_cache is false, with which transformers mixes the heads of predicting streams up; set it true"
 
     def sizes(self, config: Any) -> Sizes:
         H, D = int(config.num_decoder_attention_heads), int(config.hidden_size)
