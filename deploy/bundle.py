@@ -158,7 +158,8 @@ class ModelSizes(_Entry):
     """The model's sizes in DESIGN's letters; the longest source and target in tokens.
 
     ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
-    and keys (RoPE). ``key_norm``: a norm stands between keys and their scores.
+    and keys (RoPE). ``key_norm``: a norm stands between keys and their scores. ``streams``: positions that a row runs
+    in a step.
     """
 
     D: Size
@@ -174,6 +175,7 @@ class ModelSizes(_Entry):
     decoder_only: bool = False
     rotary: bool = False
     key_norm: bool = False
+    streams: Size = 1
 
 
 class Manifest(_Entry):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tightbeam.export.checkpoint import Checkpoint, quiet_transformers
@@ -58,7 +59,7 @@ def decoder_activations(
         states = model.get_encoder()(**given).last_hidden_state
         with _recorded(model.get_decoder()) as seen:
             model(
-                encoder_outputs=(states,),
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
                 attention_mask=mask,
                 decoder_input_ids=target,
                 decoder_attention_mask=target_mask,

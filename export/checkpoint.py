@@ -36,7 +36,7 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt"]
+DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt", "*.tokenizer"]
 HUB_TIMEOUT_S = 5.0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 
@@ -50,6 +50,7 @@ TOKENIZER_SETS: tuple[tuple[str, ...], ...] = (
     ("sentencepiece.model",),
     ("tokenizer.model",),
     ("vocab.txt",),
+    ("prophetnet.tokenizer",),
 )
 """Each is a complete tokenizer; a folder with some of these files and no complete set is broken."""
 TOKENIZER_SIGNS = {name for files in TOKENIZER_SETS for name in files} | {"tokenizer_config.json"}
@@ -126,7 +127,7 @@ def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
         model=model,
         config=model.config,
         sizes=sizes,
-        generation_config=_generation_settings(model, folder, sizes.vocabulary),
+        generation_config=_generation_settings(family, model, folder, sizes.vocabulary),
         tokenizer=tokenizer,
     )
 
@@ -366,7 +367,7 @@ def _listed(items: Iterable[str], shown: int = 3) -> str:
     return "; ".join(listed[:shown]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def _generation_settings(model: Any, folder: Path, vocabulary: int) -> dict[str, Any]:
+def _generation_settings(family: Family, model: Any, folder: Path, vocabulary: int) -> dict[str, Any]:
     # transformers folds the settings of an old-style config.json into model.generation_config
     settings: dict[str, Any] = json.loads(model.generation_config.to_json_string(use_diff=True, ignore_metadata=True))
     source = folder / CONFIG_FILE
@@ -375,6 +376,8 @@ def _generation_settings(model: Any, folder: Path, vocabulary: int) -> dict[str,
         for name, value in _read_json(source).items():  # it drops names that it does not know; the runner must see them
             if value is not None and name not in METADATA_FIELDS:
                 settings.setdefault(name, value)
+    for fault in family.generation_faults(model.generation_config):
+        raise ExportError(f"{source}: {fault}")
     if getattr(model.config, "forced_decoder_ids", None):  # Whisper's prompt, where old checkpoints have it
         settings.setdefault("forced_decoder_ids", model.config.forced_decoder_ids)
     _check_special_ids(source, settings, vocabulary)

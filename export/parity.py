@@ -74,7 +74,8 @@ class TextSamples:
             place = slice(len(row)) if self.pad_left_with is None else slice(N - len(row), N)
             ids[index, place] = torch.tensor(row)
             mask[index, place] = 1
-        return {"inputs": ids, "attention_mask": mask}
+        # Of whole numbers, ProphetNet makes float32's scores, in which float64's lowest has no place.
+        return {"inputs": ids, "attention_mask": mask.double() if dtype == torch.float64 else mask}
 
     def shown(self, text: str) -> str:
         """A decoded text as the command shows it."""

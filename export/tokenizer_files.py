@@ -8,6 +8,7 @@ from typing import Any
 from tightbeam.deploy.bundle import TokenizerEntry, file_entry
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.sample_texts import TOKENIZER_TEXTS
+from tightbeam.export.wordpiece import is_wordpiece, tokenizer_from_wordpiece
 
 FOLDER = "tokenizer"
 
@@ -20,8 +21,13 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry | No
     if checkpoint.tokenizer is None:
         return None
     checkpoint.tokenizer.save_pretrained(folder / FOLDER)
+    alone = folder / FOLDER / "tokenizer.json"
+    if not alone.exists() and is_wordpiece(checkpoint.tokenizer):
+        tokenizer_from_wordpiece(checkpoint.tokenizer).save(str(alone))
+        if not _alone_suffices(checkpoint.tokenizer, alone):
+            alone.unlink()
     names = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDER).rglob("*") if path.is_file())
-    kind = "tokenizers" if _alone_suffices(checkpoint.tokenizer, folder / FOLDER / "tokenizer.json") else "transformers"
+    kind = "tokenizers" if _alone_suffices(checkpoint.tokenizer, alone) else "transformers"
     return TokenizerEntry.model_validate(
         {"kind": kind, "folder": FOLDER, "files": [file_entry(folder, name) for name in names]}
     )

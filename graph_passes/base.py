@@ -45,6 +45,13 @@ class Sizes:
     """positions turn queries and keys (RoPE)"""
     key_norm: bool = False
     """a norm stands between keys and their scores"""
+    streams: int = 1
+    """positions that a row runs in a step: 2 where a predicting stream runs beside the main one (``streams``)"""
+
+    @property
+    def rows(self) -> str:
+        """The name of the decoder's rows, as a dimension."""
+        return "R" if self.streams == 1 else f"{self.streams} R"
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,9 @@ class ModelGraphs:
     """newest positions that each layer's self-attention sees, 0 where it sees all; empty where all layers see all"""
     rotation: tuple[Array, Array] | None = None
     """cosines and sines [positions, X] that turn the first 2 X numbers of queries and keys, in two halves"""
+    buckets: Array | None = None
+    """int64 [distances]: where a query's own biases stand by the distance back to a key, which it has a few of, in
+    layers of two streams"""
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
@@ -185,7 +195,7 @@ def settle_attention(graphs: ModelGraphs) -> None:
             raise PassError(f"trace: found {len(nodes)} {expected[kind]}, expected {graphs.sizes.L}, one a layer")
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
-            if kind == OWN:
+            if kind == OWN and graphs.sizes.streams == 1:  # else what is added says which stream sees what
                 node.inputs = [*node.inputs[:3], *_bias_of_mask(node)]
     tidy(graphs.decoder)
 
@@ -257,7 +267,7 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
         raise PassError(f"{pass_name}: {where} needs a scale, no softcap and no causal mask, it has {dict(node.attrs)}")
 
     def projection(tensor: gs.Tensor, role: str) -> Projection:
-        found = _projection_behind(tensor)
+        found = projection_behind(tensor)
         if found is None:
             raise PassError(f"{pass_name}: the {role} of {where} is no MatMul by a weight")
         return found
@@ -292,7 +302,7 @@ BETWEEN_OPS = ("RotaryEmbedding", "RMSNormalization", "LayerNormalization")
 """What a model may do to queries and keys after their projection."""
 
 
-def _projection_behind(tensor: gs.Tensor) -> Projection | None:
+def projection_behind(tensor: gs.Tensor) -> Projection | None:
     """Walk up through layout changes and ``BETWEEN_OPS`` to ``source x weight (+ bias)``."""
     tensor, between = behind_attention(tensor)
     output, bias = tensor, None

@@ -103,7 +103,7 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: Wei
 
 def step_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts) -> list[Work]:
     """One step with T generated positions behind it."""
-    works = [Work("products", weights.decoder * job.itemsize, 2 * job.R * weights.decoder)]
+    works = [Work("products", weights.decoder * job.itemsize, 2 * sizes.streams * job.R * weights.decoder)]
     first = True
     for layer in plan:
         is_first = layer.source == "first-k" and first
@@ -135,5 +135,5 @@ def _generated_attention(kind: str, sizes: Sizes, job: Job) -> Work:
 
 def _attention(what: str, job: Job, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
     numbers += sizes.H * by_row
-    operations = 2 * job.R * sizes.H * (positions * by_score + by_row)
+    operations = 2 * sizes.streams * job.R * sizes.H * (positions * by_score + by_row)
     return Work(what, numbers * job.itemsize, operations)

@@ -111,25 +111,32 @@ def attend_states(
     flags: gs.Tensor,
     W_K: npt.NDArray[Any],
     W_V: npt.NDArray[Any],
+    rows: str,
 ) -> None:
     """Let a block read ``states`` [B, N, X] as keys and values at once, whole rows: its queries go through W_K
-    [H, K, X] first, what it attends to through W_V [H, X, V]."""
+    [H, K, X] first, what it attends to through W_V [H, X, V]. ``rows``: ``Sizes.rows``."""
     H, _, X = W_K.shape
     dtype = block.key.weight.dtype
     queries = multiply_heads(build, block.query.output, W_K, dtype)  # [R, H, X]
-    attended = build.variable(name, ["R", H, X])
+    attended = build.variable(name, [rows, H, X])
     build.operator("LatentAttention", [queries, states, flags], {"scale": block.scale}, [attended])
     replace(block, build.positions(multiply_heads(build, attended, W_V, dtype), H * W_V.shape[2]))
 
 
 def attend_keys(
-    build: Builder, block: AttentionBlock, name: str, keys: gs.Tensor, flags: gs.Tensor, W_KV: npt.NDArray[Any]
+    build: Builder,
+    block: AttentionBlock,
+    name: str,
+    keys: gs.Tensor,
+    flags: gs.Tensor,
+    W_KV: npt.NDArray[Any],
+    rows: str,
 ) -> None:
     """Let a block read ``keys`` [B, N, G K]: a head's own part for its scores, whole rows through W_KV [H, G K, V] for
-    its values."""
+    its values. ``rows``: ``Sizes.rows``."""
     H, E, V = W_KV.shape
     queries = build.reshape(block.query.output, [-1, H, block.query.weight.shape[1] // H])  # [R, H, K]
-    attended = build.variable(name, ["R", H, E])
+    attended = build.variable(name, [rows, H, E])
     build.operator("LatentAttention", [queries, keys, flags], {"scale": block.scale}, [attended])
     replace(block, build.positions(multiply_heads(build, attended, W_KV, block.key.weight.dtype), H * V))
 

@@ -43,8 +43,8 @@ def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -
         block = blocks[layer]
         W_K = key_heads(undo(W_K1, block.key.weight.values), sizes.H, sizes.K)  # [H, K, E]
         W_V = value_heads(undo(W_K1, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
-        attend_states(build, block, f"attended_{layer}", keys, flags, W_K, W_V)
+        attend_states(build, block, f"attended_{layer}", keys, flags, W_K, W_V, sizes.rows)
     W_KV = undo(W_K1, blocks[first].value.weight.values)
-    attend_keys(build, blocks[first], f"attended_{first}", keys, flags, value_heads(W_KV, sizes.H, sizes.V))
+    attend_keys(build, blocks[first], f"attended_{first}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
     drop_encoder_states(graphs)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("first-k", len(blocks), sizes))

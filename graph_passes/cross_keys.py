@@ -36,6 +36,6 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     for layer, block in blocks.items():
         W_KV = undo(block.key.weight.values, block.value.weight.values)  # [E, G V]
         keys = keys_in_encoder(graphs, block, layer)
-        attend_keys(build, block, f"attended_{layer}", keys, flags, value_heads(W_KV, sizes.H, sizes.V))
+        attend_keys(build, block, f"attended_{layer}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
     drop_encoder_states(graphs)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))

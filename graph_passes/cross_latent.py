@@ -30,6 +30,6 @@ def cross_latent(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
     for layer, block in blocks.items():
         W_K = key_heads(block.key.weight.values, sizes.H, sizes.K)  # [H, K, D]
         W_V = value_heads(block.value.weight.values, sizes.H, sizes.V)  # [H, D, V]
-        attend_states(build, block, f"attended_{layer}", states, flags, W_K, W_V)
+        attend_states(build, block, f"attended_{layer}", states, flags, W_K, W_V, sizes.rows)
     tidy(graphs.decoder)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("states", len(blocks), sizes))

@@ -34,6 +34,8 @@ def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
     source = decoder.add("Shape", [mask], {"start": 2})
     row_shape = decoder.add("Concat", [decoder.constant([-1, 1, 1]), source], {"axis": 0})
     mask = decoder.add("Reshape", [mask, row_shape])  # [R, 1, 1, N]
+    if sizes.streams > 1:  # ONNX Runtime's Attention wants the query axis in full
+        mask = decoder.add("Expand", [mask, decoder.constant([1, 1, sizes.streams, 1])])
     for layer, block in blocks.items():
         sources = []
         widths = {"key": sizes.K, "value": sizes.V}
@@ -41,7 +43,7 @@ def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
             rows = repeat_for_beams(encoder, tensor, num_beams)  # [R, G, N, K]
             sources.append(source_tensor(graphs, rows, f"source.{layer}.{part}", ["R", sizes.G, "N", width]))
         attended = decoder.add("Attention", [block.node.inputs[0], *sources, mask], {"scale": block.scale})
-        attended = decoder.transpose(attended, [0, 2, 1, 3])  # [R, 1, H, V]
-        replace(block, decoder.reshape(attended, [0, 0, sizes.H * sizes.V]))
+        attended = decoder.transpose(attended, [0, 2, 1, 3])  # [R, streams, H, V]
+        replace(block, decoder.reshape(attended, [-1, 1, sizes.H * sizes.V]))
     drop_encoder_states(graphs)
     return PassResult(NAME, len(blocks))

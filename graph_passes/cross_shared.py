@@ -35,7 +35,7 @@ def cross_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
             source_tensor(graphs, value, f"source.{layer}.value", ["B", sizes.G, "N", sizes.V]),
         ]
         query = build.rows(block.query.output, sizes.H * sizes.K)
-        attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
+        attended = build.variable(f"attended_{layer}", [sizes.rows, sizes.H * sizes.V])
         build.operator("SourceAttention", [query, *sources, flags], {"scale": block.scale}, [attended])
         replace(block, build.positions(attended, sizes.H * sizes.V))
     drop_encoder_states(graphs)

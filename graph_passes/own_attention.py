@@ -26,6 +26,7 @@ from tightbeam.graph_passes.base import (
 from tightbeam.graph_passes.cache_bytes import generated_bytes
 from tightbeam.graph_passes.prior import prior_of, share_query
 from tightbeam.graph_passes.rotation_tables import RotationTables
+from tightbeam.graph_passes.streams import Streams, pairs_of_heads
 
 
 @dataclass
@@ -47,6 +48,7 @@ class OwnCaches:
     written: list[gs.Variable] = field(init=False, default_factory=list)
     biases: dict[str, gs.Constant] = field(init=False, default_factory=dict)
     tables: RotationTables = field(init=False)
+    streams: Streams | None = field(init=False)
 
     def __post_init__(self) -> None:
         decoder = self.graphs.decoder
@@ -55,6 +57,7 @@ class OwnCaches:
         self.tables = RotationTables(self.graphs, self.build)
         ancestry = graph_input(decoder, "ancestry", np.int32, ["B", "M", "T"])
         self.history = [ancestry, graph_input(decoder, "lengths", np.int32, ["B"])]
+        self.streams = Streams(self.graphs, self.build, ancestry) if self.graphs.sizes.streams > 1 else None
 
     def cache(self, layer: int, part: str, heads: int, width: int) -> tuple[gs.Variable, gs.Variable]:
         """A cache [R, heads, T_max, width]: the decoder input, and the output that follows it."""
@@ -70,21 +73,25 @@ class OwnCaches:
         op: str,
         layer: int,
         inputs: Sequence[gs.Tensor],
-        outputs: Sequence[gs.Tensor],
+        caches: Sequence[gs.Tensor],
+        width: int,
         space: str,
         before_rotation: bool = False,
-    ) -> None:
-        """``op`` of our own over ``inputs`` and the history, with the layer's bias by distance, and with what the
-        prompt gave this layer, where there are such. ``space``: what the operator's output is made of (``prior``).
-        ``before_rotation``: the operator turns queries and keys, where the layer has them turned."""
-        block = self.blocks[layer]
+    ) -> gs.Tensor:
+        """[R, H width], of two streams [2 R, H width]: ``op`` of our own over ``inputs`` and the history, with the
+        layer's bias by distance, and with what the prompt gave this layer, where there are such. ``caches``: what it
+        gives besides. ``space``: what the operator's output is made of (``prior``). ``before_rotation``: the operator
+        turns queries and keys, where the layer has them turned."""
+        block, sizes = self.blocks[layer], self.graphs.sizes
+        attended = self.build.variable(f"attended_{layer}", ["R", sizes.streams * sizes.H * width])
         bias = MISSING if block.distance_bias is None else self._by_head(block.distance_bias)
         rotation = self._rotation(block) if before_rotation else [MISSING] * 3
         optional = [*rotation, bias, *self._prior(layer, block, space)]
         while optional and optional[-1] is MISSING:
             optional.pop()
         attributes = {"scale": block.scale, "window": self.graphs.window(layer)}
-        self.build.operator(op, [*inputs, *self.history, *optional], attributes, outputs)
+        self.build.operator(op, [*inputs, *self.history, *optional], attributes, [attended, *caches])
+        return attended if self.streams is None else pairs_of_heads(self.build, attended, sizes.H, width)
 
     def _by_head(self, table: gs.Constant) -> gs.Constant:
         """A bias [Y, H], which layers may share, as the operators take it, [H, Y]."""
@@ -93,12 +100,15 @@ class OwnCaches:
         return self.biases[table.name]
 
     def _prior(self, layer: int, block: AttentionBlock, space: str) -> list[gs.Tensor]:
+        if self.streams is not None:
+            return self.streams.optional(block)
         if not self.graphs.sizes.decoder_only:
             return []
         return prior_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)
 
     def projected(self, block: AttentionBlock) -> gs.Tensor:
-        """The new token's queries, keys and values side by side, [R, H K + G (K + V)]."""
+        """The new token's queries, keys and values side by side, [R, H K + G (K + V)]; of two streams, the queries of
+        both."""
         sizes = self.graphs.sizes
         widths = [sizes.H * sizes.K, sizes.G * sizes.K, sizes.G * sizes.V]
         if block.between:
@@ -107,12 +117,21 @@ class OwnCaches:
             return self.build.add("Concat", [self.build.rows(*part) for part in parts], {"axis": 1})
         parts_of_one = (block.query, block.key, block.value)
         together = self.build.rows(project_together(self.build, parts_of_one, block.node.name), sum(widths))
+        if self.streams is not None:
+            return self.streams.projected(block, together)
         if sizes.decoder_only:
             query, rest = (gs.Variable(f"{block.node.name}.{part}") for part in ("query", "rest"))
             parts_of_two = self.build.constant([widths[0], sum(widths[1:])])
             self.build.add("Split", [together, parts_of_two], {"axis": 1}, [query, rest])
             share_query(block, query)
         return together
+
+    def newest(
+        self, block: AttentionBlock, query: gs.Tensor, X: int, row: gs.Tensor, width: int
+    ) -> tuple[gs.Tensor, gs.Tensor]:
+        """The new token's queries [R, H X] and row [R, width], of which values are made too, as they are; of two
+        streams, the queries of both."""
+        return (query, row) if self.streams is None else self.streams.newest(block, query, X, row, width)
 
     def _rotation(self, block: AttentionBlock) -> list[gs.Tensor]:
         """Cosines, sines and first positions for an operator that turns a block's queries and keys itself; none where

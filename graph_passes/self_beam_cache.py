@@ -28,8 +28,8 @@ def self_beam_cache(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
         projected = own.projected(block)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
         values, values_out = own.cache(layer, "value", sizes.G, sizes.V)
-        attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
-        own.attend("BeamAttention", layer, [projected, keys, values], [attended, keys_out, values_out], VALUES)
+        given, made = [projected, keys, values], [keys_out, values_out]
+        attended = own.attend("BeamAttention", layer, given, made, sizes.V, VALUES)
         replace(block, build.positions(attended, sizes.H * sizes.V))
     own.finish()
     return PassResult(NAME, len(own.blocks), bytes_saved=generated_saved("kv", len(own.blocks), sizes))

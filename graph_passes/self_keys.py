@@ -42,9 +42,9 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         elif sizes.decoder_only:
             share_query(block, query)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
-        attended = build.variable(f"attended_{layer}", ["R", sizes.H * E])
-        given, made = [query, row, keys], [attended, keys_out]
-        own.attend("BeamLatentAttention", layer, given, made, KEYS, before_rotation=True)
+        query, row = own.newest(block, query, sizes.K, row, E)
+        given, made = [query, row, keys], [keys_out]
+        attended = own.attend("BeamLatentAttention", layer, given, made, E, KEYS, before_rotation=True)
         values = KeptKeys.of(block).values(build, block, attended, sizes)
         replace(block, build.positions(values, sizes.H * sizes.V))
     own.finish()

@@ -92,7 +92,20 @@ BIAS = """
     bias_shape = Concat <axis = 0> (minus_one, G, Q, T)
     bias_grouped = Reshape (bias_by_row, bias_shape)
     bias_like = CastLike (bias_grouped, plain_scores)
-    biased_scores = Add (plain_scores, bias_like)
+    head_biased_scores = Add (plain_scores, bias_like)
+"""
+
+ROW_BIAS = """
+    row_safe_distance = Max (distance, zero)
+    row_distance = Unsqueeze (row_safe_distance, axis1)
+    row_heads = Shape <start = 0, end = 2> (row_bias)
+    row_distance_shape = Concat <axis = 0> (row_heads, T)
+    row_distances = Expand (row_distance, row_distance_shape)
+    row_bias_flat = GatherElements <axis = 2> (row_bias, row_distances)
+    row_bias_shape = Concat <axis = 0> (minus_one, G, Q, T)
+    row_bias_grouped = Reshape (row_bias_flat, row_bias_shape)
+    row_bias_like = CastLike (row_bias_grouped, head_biased_scores)
+    biased_scores = Add (head_biased_scores, row_bias_like)
 """
 
 WEIGHTS = """
@@ -132,8 +145,9 @@ JOIN = """
 
 def scores_and_weights(present: frozenset[str]) -> str:
     """From ``score_query`` and ``score_keys`` to ``weights``."""
-    bias = BIAS if "distance_bias" in present else "    biased_scores = Identity (plain_scores)\n"
-    return SCORES + bias + WEIGHTS
+    by_head = BIAS if "distance_bias" in present else "    head_biased_scores = Identity (plain_scores)\n"
+    by_row = ROW_BIAS if "row_bias" in present else "    biased_scores = Identity (head_biased_scores)\n"
+    return SCORES + by_head + by_row + WEIGHTS
 
 
 def rotations(present: frozenset[str], query: str, keys: str) -> str:

@@ -29,6 +29,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    ProphetNetConfig,
+    ProphetNetForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     UMT5Config,
@@ -41,6 +43,8 @@ from transformers import (
 from causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
 
 STD = {
+    **{"position_embeddings": 1.0, "ngram_embeddings": 0.1, "query_proj": 1.0, "value_proj": 0.4},
+    **{"feed_forward.output": 0.03},
     **{"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 0.4, "k_proj": 0.4, "out_proj": 0.07, "fc2": 0.1},
     **{"Attention.q": 0.15, "Attention.o": 0.07, "wo": 0.1, "relative_attention_bias": 2.0},
 }
@@ -55,6 +59,7 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "t5": (T5Config, T5ForConditionalGeneration),
     "mt5": (MT5Config, MT5ForConditionalGeneration),
     "umt5": (UMT5Config, UMT5ForConditionalGeneration),
+    "prophetnet": (ProphetNetConfig, ProphetNetForConditionalGeneration),
     "whisper": (WhisperConfig, WhisperForConditionalGeneration),
 }
 
@@ -110,6 +115,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_decoder_layers": 2,
         "vocab_size": 103,
     },
+    "prophetnet": {
+        "vocab_size": 99,
+        "hidden_size": 36,
+        "num_encoder_attention_heads": 2,
+        "num_decoder_attention_heads": 3,
+        "num_encoder_layers": 3,  # as in T5's sizes
+        "num_decoder_layers": 3,
+        "encoder_ffn_dim": 50,
+        "decoder_ffn_dim": 44,
+        "max_position_embeddings": 64,
+        # As in T5's sizes.
+        "num_buckets": 8,
+        "relative_max_distance": 13,
+        "decoder_start_token_id": 5,
+    },
     "whisper": {
         "activation_function": "gelu",
         "vocab_size": 107,
@@ -161,7 +181,7 @@ def make_checkpoint(
     if causal:
         config = causal_config(family, config_overrides)
     else:
-        sizes = {} if family.endswith("t5") else ODD_SIZES
+        sizes = {} if family.endswith(("t5", "prophetnet")) else ODD_SIZES
         config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + zlib.crc32(family.encode()))
@@ -197,7 +217,7 @@ def randomise(model: PreTrainedModel) -> None:
             tensor.normal_(1.0, 0.2).mul_(torch.randint(0, 2, tensor.shape) * 2 - 1)
         elif name.endswith("bias"):
             tensor.normal_(0.0, 0.3)
-        elif name.endswith(("k_proj.weight", "Attention.k.weight")):
+        elif name.endswith(("k_proj.weight", "key_proj.weight", "Attention.k.weight")):
             # As sharp as random numbers, with an inverse that adds nothing to the error: what K-only caches do where
             # there is none is test_guard.py's matter.
             torch.nn.init.orthogonal_(tensor, gain=STD["k_proj"] * max(tensor.shape) ** 0.5)

@@ -35,7 +35,7 @@ def generate(model: Any, ids: Array, mask: Array, settings: dict[str, Any]) -> A
     with torch.no_grad():
         return model.generate(
             torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
+            attention_mask=torch.tensor(mask, dtype=torch.double if model.dtype == torch.double else None),
             return_dict_in_generate=True,
             output_scores=True,
             **settings,

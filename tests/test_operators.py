@@ -131,6 +131,7 @@ OPTIONS = {
     "shifted": st.booleans(),
     "bias": st.booleans(),
     "prior": st.booleans(),
+    "row_bias": st.booleans(),
     "spread": st.sampled_from([1.0, 10.0]),
     "seed": SEEDS,
 }

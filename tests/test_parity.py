@@ -15,7 +15,7 @@ from expected import expect_equal
 from tightbeam.deploy import Runner
 from tightbeam.graph_passes import PRESETS, Job, Sizes
 
-FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5")
+FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
 NEW_TOKENS = 18
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},

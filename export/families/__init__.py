@@ -17,6 +17,7 @@ from tightbeam.export.families.olmo import OLMO
 from tightbeam.export.families.olmo2 import OLMO2
 from tightbeam.export.families.pegasus import PEGASUS
 from tightbeam.export.families.phi3 import PHI3
+from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.qwen2 import QWEN2
 from tightbeam.export.families.qwen3 import QWEN3
 from tightbeam.export.families.smollm3 import SMOLLM3
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     T5,
     MT5,
     UMT5,
+    PROPHETNET,
     WHISPER,
     GPT2,
     GPT_BIGCODE,

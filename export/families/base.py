@@ -40,6 +40,10 @@ class Family:
         """What in a config contradicts itself or the family, one clause each, with what was expected."""
         raise NotImplementedError
 
+    def generation_faults(self, generation: Any) -> Iterator[str]:
+        """What in a model's generation config would give other tokens than a bundle does, likewise."""
+        yield from ()
+
     def sizes(self, config: Any) -> Sizes:
         """DESIGN's letters; of the decoder where the model has two halves."""
         raise NotImplementedError

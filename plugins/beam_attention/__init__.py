@@ -14,6 +14,7 @@ input                      type, shape                meaning
 ``distance_bias``, opt.    float32 [H, Y]             added to a score by its distance lengths - 1 - t
 ``prior_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
 ``prior_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
+``row_bias``, optional     float32 [R, H, Y]          as ``distance_bias``, for each row one of its own
 attribute ``scale``        float                      factor on the scores
 attribute ``window``       int                        newest positions that count; 0, the default: all
 output ``output``          float [R, H V]             attention over positions 0..lengths-1
@@ -26,7 +27,8 @@ nothing but ``ancestry``, whose newest entry is each beam's own slot. Head h rea
 unrotated and rotated when they are read. What a cache holds beyond ``lengths`` must be finite; it never counts.
 
 A decoder-only model gives its prompt, which the beams share, to another attention (``source_attention``, or
-``latent_attention`` and its projection), whose result is the prior here.
+``latent_attention`` and its projection), whose result is the prior here. A position that a step sees but does not keep
+(ProphetNet's predicting stream) is a prior too, and so is the bias by row ProphetNet's: its queries weigh distances.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from tightbeam.plugins.schema import Operator
 
 __all__ = ["BEAM_ATTENTION", "OPTIONAL_INPUTS"]
 
-OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse")
+OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse", "row_bias")
 
 SPLIT = """
     width = Shape <start = 1, end = 2> (projected)
@@ -80,7 +82,7 @@ OUTPUT = """
 def _body(present: frozenset[str]) -> str:
     text = HISTORY + SPLIT + gather("key", "key_cache_out") + gather("value", "value_cache_out")
     text += rotations(present, "query", "key_own")
-    if not present & {"distance_bias", "prior_output"}:
+    if not present & {"distance_bias", "prior_output", "row_bias"}:
         return text + PLAIN + OUTPUT
     join = JOIN if "prior_output" in present else "    joined = Identity (own_output)\n"
     return text + scores_and_weights(present) + EXPLICIT + join + OUTPUT.replace("(attended,", "(joined,")

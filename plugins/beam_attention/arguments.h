@@ -11,7 +11,7 @@ struct BeamAttentionArguments {
   int rotary;          // numbers of a key head that are rotated, even, <= K; 0 without cosines
   int rotary_positions;  // rows of the rotation tables
   int bias_heads;      // H, or 0 without distance_bias
-  int bias_distances;  // columns of distance_bias
+  int bias_distances;  // columns of distance_bias, and of row_bias
   float scale;
   int window;  // newest positions that count; 0: all
 
@@ -24,6 +24,7 @@ struct BeamAttentionArguments {
   const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or null
   const Float* prior_output;   // [R, H V]: attention over other positions, to be joined in one softmax; or null
   const float* prior_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prior_output
+  const float* row_bias;       // [R, H, bias_distances], added likewise, with distances of each row's own; or null
 
   Float* key_cache;    // [R, G, T_max, K]: read, and written at position lengths-1
   Float* value_cache;  // [R, G, T_max, V]

@@ -42,6 +42,7 @@ def random_options(
     shifted: bool,
     bias: bool,
     prior: bool,
+    row_bias: bool,
 ) -> dict[str, Array]:
     """The optional inputs. ``width``: of a row of the prior's output."""
     options: dict[str, Array] = {}
@@ -58,6 +59,8 @@ def random_options(
         options["prior_output"] = generator.standard_normal((B * M, width)).astype(np.float32)
         options["prior_lse"] = generator.standard_normal((B * M, H)).astype(np.float32) * np.float32(2)
         options["prior_lse"][0, 0] = -np.inf  # another attention that saw nothing
+    if row_bias:
+        options["row_bias"] = generator.standard_normal((B * M, H, T_max)).astype(np.float32)
     return options
 
 
@@ -77,6 +80,7 @@ def random_case(
     shifted: bool = False,
     bias: bool = False,
     prior: bool = False,
+    row_bias: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
 ) -> Case:
@@ -95,9 +99,20 @@ def random_case(
         "lengths": counted.astype(np.int32),
     }
     options = random_options(
-        generator, B=B, M=M, H=H, T_max=T_max, width=H * V, rotary=rotary, shifted=shifted, bias=bias, prior=prior
+        generator,
+        B=B,
+        M=M,
+        H=H,
+        T_max=T_max,
+        width=H * V,
+        rotary=rotary,
+        shifted=shifted,
+        bias=bias,
+        prior=prior,
+        row_bias=row_bias,
     )
-    flags = [name for name, on in (("shifted", shifted), ("bias", bias), ("prior", prior)) if on]
+    switches = (("shifted", shifted), ("bias", bias), ("prior", prior), ("row_bias", row_bias))
+    flags = [name for name, on in switches if on]
     name = "-".join(
         [f"B{B}-M{M}-H{H}-G{G}-K{K}-V{V}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"]
     )
@@ -123,6 +138,8 @@ def cases() -> list[Case]:
         ),
         random_case(11, B=1, M=4, H=2, G=2, K=64, V=64, T=300, T_max=310, spread=15.0, lengths=[300]),
         random_case(12, B=2, M=1, H=3, G=3, K=5, V=5, T=8, T_max=8, lengths=[1, 8]),
+        random_case(13, B=2, M=3, H=4, G=4, K=12, V=12, T=9, T_max=11, row_bias=True),
+        random_case(14, B=2, M=3, H=6, G=3, K=8, V=6, T=70, T_max=75, window=30, bias=True, prior=True, row_bias=True),
     ]
 
 
@@ -163,6 +180,9 @@ def attend_history(case: Case, query: Array, keys: Array, values: Array) -> Arra
     if "distance_bias" in case.inputs:
         bias = case.inputs["distance_bias"].astype(dtype)
         scores = scores + bias[:, np.maximum(distance, 0)].transpose(1, 0, 2)
+    if "row_bias" in case.inputs:
+        index = np.broadcast_to(np.maximum(distance, 0)[:, None], scores.shape)
+        scores = scores + np.take_along_axis(case.inputs["row_bias"].astype(dtype), index, axis=2)
     window = case.attributes["window"]
     seen = (distance >= 0) & ((distance < window) | (window == 0))
     weights, lse = softmax_with_lse(np.where(seen[:, None], scores, dtype(-np.inf)))

@@ -44,7 +44,8 @@ struct BeamAttentionRows {
 
   __device__ float score(int q, int t, float dot) const {
     const int head = first_head + q;
-    return history_score(a, span, head < a.H ? head : a.H - 1, t, dot);
+    const long long row = static_cast<long long>(sample) * a.M + beam;
+    return history_score(a, span, row, head < a.H ? head : a.H - 1, t, dot);
   }
 
   // A key turned by an angle, times a query, is the key times the query turned back: what multiplies key number c is

@@ -20,6 +20,7 @@ inline const Operator& beam_attention_table() {
                                   Input("distance_bias", Element::float32, "H, Y").optional(),
                                   Input("prior_output", Element::Float, "B M, H V").optional(),
                                   Input("prior_lse", Element::float32, "B M, H").optional(),
+                                  Input("row_bias", Element::float32, "B M, H, Y").optional(),
                               },
                               {
                                   Output("output", Element::Float, "B M, H V"),

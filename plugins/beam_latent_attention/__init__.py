@@ -8,7 +8,7 @@ input                      type, shape            meaning
 ``cache``                  float [R, G, T_max, K] room for T_max positions of each beam slot
 ``ancestry``               int32 [B, M, T]        which beam slot wrote position t of a beam's own history
 ``lengths``                int32 [B]              tokens of the sample so far, the new one included, 1..T
-``cosines`` ... ``prior``  as in BeamAttention    ``prior_output`` is [R, H G K]
+optional ones              as in BeamAttention    ``prior_output`` is [R, H G K]
 attribute ``scale``        float                  factor on the scores
 attribute ``window``       int                    newest positions that count; 0, the default: all
 output ``output``          float [R, H G K]       each head's weights over whole rows, unrotated

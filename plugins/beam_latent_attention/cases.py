@@ -33,6 +33,7 @@ def random_case(
     shifted: bool = False,
     bias: bool = False,
     prior: bool = False,
+    row_bias: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
 ) -> Case:
@@ -51,9 +52,20 @@ def random_case(
         "lengths": counted.astype(np.int32),
     }
     options = random_options(
-        generator, B=B, M=M, H=H, T_max=T_max, width=H * G * K, rotary=rotary, shifted=shifted, bias=bias, prior=prior
+        generator,
+        B=B,
+        M=M,
+        H=H,
+        T_max=T_max,
+        width=H * G * K,
+        rotary=rotary,
+        shifted=shifted,
+        bias=bias,
+        prior=prior,
+        row_bias=row_bias,
     )
-    flags = [name for name, on in (("shifted", shifted), ("bias", bias), ("prior", prior)) if on]
+    switches = (("shifted", shifted), ("bias", bias), ("prior", prior), ("row_bias", row_bias))
+    flags = [name for name, on in switches if on]
     name = "-".join([f"B{B}-M{M}-H{H}-G{G}-K{K}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"])
     floats = ("query", "row", "cache", *(["prior_output"] if prior else []))
     return Case(name, {**inputs, **options}, {"scale": K**-0.5, "window": window}, floats)
@@ -73,6 +85,8 @@ def cases() -> list[Case]:
             7, B=3, M=3, H=6, G=3, K=10, T=50, T_max=60, window=20, rotary=4, shifted=True, bias=True, prior=True
         ),
         random_case(8, B=1, M=2, H=2, G=2, K=64, T=150, T_max=160, spread=15.0, lengths=[150]),
+        random_case(9, B=2, M=3, H=4, G=2, K=12, T=9, T_max=11, row_bias=True),
+        random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, bias=True, prior=True, row_bias=True),
     ]
 
 

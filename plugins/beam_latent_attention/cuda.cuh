@@ -50,7 +50,9 @@ struct BeamLatentProblem {
         turn_key_fragments(b, corner, stride, a, column, [&](int i) { return span.first + min(n + i, span.newest); });
   }
   __device__ bool counts(int n) const { return n < end; }
-  __device__ float score(int j, int n, float dot) const { return history_score(a, span, first_head + j, n, dot); }
+  __device__ float score(int j, int n, float dot) const {
+    return history_score(a, span, row(), first_head + j, n, dot);
+  }
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row() * a.H + first_head + j;

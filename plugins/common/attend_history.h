@@ -33,6 +33,7 @@ struct History {
   const float* distance_bias;
   const float* prior_output;
   const float* prior_lse;
+  const float* row_bias;
   float* output;  // [R, H, width of the values]
 };
 
@@ -60,6 +61,7 @@ History history_of(const char* op, const Arguments& a) {
   history.distance_bias = a.distance_bias;
   history.prior_output = a.prior_output;
   history.prior_lse = a.prior_lse;
+  history.row_bias = a.row_bias;
   history.output = a.output;
   return history;
 }

@@ -66,6 +66,7 @@ void fill_history(const Call& call, Arguments& arguments) {
   arguments.distance_bias = call.input<float>("distance_bias");
   arguments.prior_output = call.input<Float>("prior_output");
   arguments.prior_lse = call.input<float>("prior_lse");
+  arguments.row_bias = call.input<float>("row_bias");
   arguments.output = call.output<Float>("output");
 }
 
