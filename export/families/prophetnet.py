@@ -20,7 +20,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.prophetnet.modeling_prophetnet import (
     ProphetNetAttention,
@@ -29,7 +28,7 @@ from transformers.models.prophetnet.modeling_prophetnet import (
 )
 
 from tightbeam.export.encoder_decoder import trace_encoder_decoder
-from tightbeam.export.families.base import Family, size_faults
+from tightbeam.export.families.base import Family, activation_faults, half_faults, head_faults, size_faults
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.streams import settle_streams
 
@@ -58,12 +57,7 @@ class ProphetNetLike(Family):
         yield from faults
         if not faults:
             for side in ("encoder", "decoder"):
-                heads = getattr(config, f"num_{side}_attention_heads")
-                if config.hidden_size % heads:
-                    yield (
-                        f"hidden_size {config.hidden_size} is not divisible by num_{side}_attention_heads {heads}; "
-                        "correct one of them"
-                    )
+                yield from head_faults(config, "hidden_size", f"num_{side}_attention_heads")
             if config.num_buckets < 2:
                 yield f"num_buckets is {config.num_buckets}; expected at least 2"
             elif config.relative_max_distance <= config.num_buckets // 2:
@@ -75,15 +69,10 @@ class ProphetNetLike(Family):
                 yield f"max_position_embeddings is {config.max_position_embeddings}; expected at least 4"
         if config.pad_token_id != 0:
             yield f"pad_token_id is {config.pad_token_id}; transformers counts positions from it, and expects 0"
-        if config.activation_function not in ACT2FN:
-            yield (
-                f"activation_function {config.activation_function!r} is unknown; "
-                f"transformers has {', '.join(sorted(ACT2FN))}"
-            )
+        yield from activation_faults(config, "activation_function")
         if not config.add_cross_attention:
             yield f"add_cross_attention is false; {self.architecture} reads its source by it"
-        if not config.is_encoder_decoder:
-            yield f"is_encoder_decoder is false; {self.architecture} needs both halves"
+        yield from half_faults(config, self.architecture)
 
     def generation_faults(self, generation: Any) -> Iterator[str]:
         if not generation.use_cache:
