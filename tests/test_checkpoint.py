@@ -307,7 +307,7 @@ def test_a_file_or_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "bert"}, "model_type is 'bert'; supported families: bart, fsmt, gemma, "),
+        ({"model_type": "bert"}, "model_type is 'bert'; supported families: bart, falcon, fsmt, gemma, "),
         ({"model_type": ...}, "model_type is None"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),

@@ -116,7 +116,7 @@ FALCON = FalconLike(
     aliases={
         "falcon-7b": "tiiuae/falcon-7b",
         "falcon-7b-instruct": "tiiuae/falcon-7b-instruct",
-        "falcon-11b": "tiiuae/falcon-11B",
+        "falcon-11B": "tiiuae/falcon-11B",
         "falcon-40b": "tiiuae/falcon-40b",
         "falcon-40b-instruct": "tiiuae/falcon-40b-instruct",
     },
