@@ -21,7 +21,7 @@ demo: $(BUILT) ## export the bundled model with --variant el, then summarise the
 	$(BIN)/run-model build/demo-el export/demo/examples.txt
 
 test: lint $(BUILT) ## lint, types, and every test that needs neither minutes nor a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu"
 
 lint: $(READY) ## ruff and strict mypy
 	$(BIN)/ruff check .

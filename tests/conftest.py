@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 import torch
 
-from bundles import BundleCache
+from bundles import BundleCache, traced
 from checkpoints import CheckpointCache
+from tightbeam.export import exporter
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """The models of the tests are tiny: more threads only wait for one another."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_trace() -> Iterator[None]:
+    """Exports of one checkpoint share its trace."""
+    with patch.object(exporter, "trace", traced):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bundles import traced
 from checkpoints import CheckpointCache
 from test_checkpoint import edit_weights
 from tightbeam.deploy import Runner
@@ -17,7 +18,6 @@ from tightbeam.export import ExportError, export_model
 from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint
 from tightbeam.export.guard import HALF, SHARE, Measured, guard, needs_guard
-from tightbeam.export.tracing import trace
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, same_for_all
 
 L = 3
@@ -54,7 +54,7 @@ Given = tuple[Checkpoint, ModelGraphs, Any]
 @pytest.fixture(scope="module")
 def spoiled(spoiled_folder: Path) -> Given:
     checkpoint = load_checkpoint(spoiled_folder)
-    return checkpoint, trace(checkpoint), calibrate(checkpoint, None)
+    return checkpoint, traced(checkpoint), calibrate(checkpoint, None)
 
 
 def decide(given: Given, variant: str, precision: str) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
@@ -98,7 +98,7 @@ def test_what_undoes_nothing_is_exact_whatever_the_weights(spoiled: Given, varia
 def test_the_first_layers_keys_are_read_by_all_or_by_none(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "bart")
     checkpoint = load_checkpoint(spoil(folder, {CROSS_1.replace("layers.1", "layers.0"): 1e7}))
-    given = checkpoint, trace(checkpoint), calibrate(checkpoint, None)
+    given = checkpoint, traced(checkpoint), calibrate(checkpoint, None)
     plan, measured = decide(given, "hybrid", "fp32")
     assert [layer.source for layer in plan] == ["states"] * L
     assert all(found.error > found.allowed for found in measured if found.part == "source")
