@@ -39,7 +39,8 @@ void fill_history(const Call& call, Arguments& arguments) {
     call.fail("cosines turn " + std::to_string(arguments.rotary) + " numbers, a key head has " +
               std::to_string(arguments.K));
   arguments.rotary_positions = call.size("P");
-  if (call.has("distance_bias") && call.has("row_bias")) call.fail("has distance_bias and row_bias, expected one of them");
+  if (call.has("distance_bias") && call.has("row_bias"))
+    call.fail("has distance_bias and row_bias, expected one of them");
   const bool by_row = call.has("row_bias");
   arguments.bias_heads = by_row || call.has("distance_bias") ? arguments.H : 0;
   arguments.bias_distances = call.size("Y");
