@@ -9,7 +9,9 @@ encoder-decoder are:
   -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value`` [R, H, T + 1, K]
 
 Attention is the standard ``Attention`` operator of opset 23; keys and values are projected inside the graph, for
-cross-attention from ``encoder_hidden_states``, for self-attention from the new token.
+cross-attention from ``encoder_hidden_states``, for self-attention from the new token. Where two streams run in a step
+(``graph_passes.streams``), the new token's keys are followed by those of the prediction, and what is added to the
+scores [R, H, 2, T + 2] says which stream sees what.
 """
 
 from __future__ import annotations

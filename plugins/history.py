@@ -92,7 +92,7 @@ BIAS = """
     bias_shape = Concat <axis = 0> (minus_one, G, Q, T)
     bias_grouped = Reshape (bias_by_row, bias_shape)
     bias_like = CastLike (bias_grouped, plain_scores)
-    head_biased_scores = Add (plain_scores, bias_like)
+    biased_scores = Add (plain_scores, bias_like)
 """
 
 ROW_BIAS = """
@@ -104,8 +104,8 @@ ROW_BIAS = """
     row_bias_flat = GatherElements <axis = 2> (row_bias, row_distances)
     row_bias_shape = Concat <axis = 0> (minus_one, G, Q, T)
     row_bias_grouped = Reshape (row_bias_flat, row_bias_shape)
-    row_bias_like = CastLike (row_bias_grouped, head_biased_scores)
-    biased_scores = Add (head_biased_scores, row_bias_like)
+    row_bias_like = CastLike (row_bias_grouped, plain_scores)
+    biased_scores = Add (plain_scores, row_bias_like)
 """
 
 WEIGHTS = """
@@ -144,10 +144,15 @@ JOIN = """
 
 
 def scores_and_weights(present: frozenset[str]) -> str:
-    """From ``score_query`` and ``score_keys`` to ``weights``."""
-    by_head = BIAS if "distance_bias" in present else "    head_biased_scores = Identity (plain_scores)\n"
-    by_row = ROW_BIAS if "row_bias" in present else "    biased_scores = Identity (head_biased_scores)\n"
-    return SCORES + by_head + by_row + WEIGHTS
+    """From ``score_query`` and ``score_keys`` to ``weights``. Raises ValueError where there are two biases."""
+    if {"distance_bias", "row_bias"} <= present:
+        raise ValueError("has distance_bias and row_bias, expected one of them")
+    bias = "    biased_scores = Identity (plain_scores)\n"
+    if "distance_bias" in present:
+        bias = BIAS
+    elif "row_bias" in present:
+        bias = ROW_BIAS
+    return SCORES + bias + WEIGHTS
 
 
 def rotations(present: frozenset[str], query: str, keys: str) -> str:

@@ -99,14 +99,16 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
         return {**sizes, "scale": scale, "weight_threshold": 0.0, **inputs, **tables, **outputs}
 
     B, M, T = inputs["ancestry"].shape
-    optional = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse", "row_bias")
+    optional = ("cosines", "sines", "first_positions", "prior_output", "prior_lse")
     fields: dict[str, Any] = {name: inputs.get(name) for name in optional}
-    cosines, bias, row_bias = fields["cosines"], fields["distance_bias"], fields["row_bias"]
-    distances = next((array.shape[-1] for array in (bias, row_bias) if array is not None), 0)
+    cosines, row_bias = fields["cosines"], inputs.get("row_bias")
+    bias = inputs.get("distance_bias") if row_bias is None else row_bias
+    heads, distances = (0, 0) if bias is None else bias.shape[-2:]
     fields |= dict(B=B, M=M, T=T, scale=scale, window=int(case.attributes["window"]))
     fields |= dict(rotary=0 if cosines is None else 2 * cosines.shape[1])
     fields |= dict(rotary_positions=0 if cosines is None else len(cosines))
-    fields |= dict(bias_heads=0 if bias is None else len(bias), bias_distances=distances)
+    fields |= dict(bias_heads=heads, bias_distances=distances, distance_bias=bias)
+    fields |= dict(bias_row_stride=0 if row_bias is None else heads * distances)
     fields |= dict(ancestry=inputs["ancestry"], lengths=inputs["lengths"])
     if op == "beam_attention":
         R, G, T_max, K = inputs["key_cache"].shape
@@ -320,8 +322,7 @@ def invalid_inputs(case: Case) -> dict[str, dict[str, Array]]:
         },
         "distance-beyond-the-row-bias": {
             "lengths": longest["lengths"],
-            "distance_bias": case.inputs["distance_bias"][:, :11].copy(),
-            "row_bias": np.zeros((9, 4, 11), dtype=np.float32),
+            "row_bias": np.broadcast_to(case.inputs["distance_bias"][:, :11], (9, 4, 11)).copy(),
         },
     }
 

@@ -20,7 +20,7 @@ Spoil = Callable[[dict[str, Any]], None]
 
 def sound(name: str) -> Case:
     """A case with every input there is."""
-    options = {"rotary": 4, "shifted": True, "bias": True, "prior": True, "row_bias": True}
+    options = {"rotary": 4, "shifted": True, "bias": True, "prior": True}
     sizes: dict[str, dict[str, Any]] = {
         "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
         "BeamTopK": {"B": 2, "M": 3, "vocabulary": 11, "C": 6, "T": 5, "P": 2, "n": 2},
@@ -65,18 +65,15 @@ def drop(*tensors: str) -> Spoil:
     return spoil
 
 
-def each(*spoils: Spoil) -> Spoil:
+def row_bias(*shape: int, beside: bool = False) -> Spoil:
+    """In place of the bias that all rows share, or beside it."""
+
     def spoil(inputs: dict[str, Any]) -> None:
-        for one in spoils:
-            one(inputs)
+        if not beside:
+            del inputs["distance_bias"]
+        inputs["row_bias"] = np.zeros(shape, dtype=np.float32)
 
     return spoil
-
-
-def short(tensor: str, *shape: int) -> Spoil:
-    """One of the two biases alone, with too few distances."""
-    other = {"distance_bias": "row_bias", "row_bias": "distance_bias"}[tensor]
-    return each(drop(other), swap(tensor, np.zeros(shape)))
 
 
 VALUES: list[tuple[str, Spoil, str]] = [
@@ -111,8 +108,12 @@ VALUES: list[tuple[str, Spoil, str]] = [
             (name, put("ancestry", (0, 1, 4), 0), rf"{name}: ancestry\[0, 1, 4\], the newest position, is 0"),
             (name, put("first_positions", 1, 1000), rf"{name}: first_positions\[1\] is 1000"),
             (name, put("first_positions", 0, -1), rf"{name}: first_positions\[0\] is -1"),
-            (name, short("distance_bias", 4, 4), rf"{name}: lengths\[0\] is 5, distance_bias has only 4"),
-            (name, short("row_bias", 6, 4, 4), rf"{name}: lengths\[0\] is 5, row_bias has only 4"),
+            (name, swap("distance_bias", np.zeros((4, 4))), rf"{name}: lengths\[0\] is 5, distance_bias has only 4"),
+            (name, row_bias(6, 4, 4), rf"{name}: lengths\[0\] is 5, row_bias has only 4"),
+            (name, row_bias(6, 4, 7, beside=True), "has distance_bias and row_bias, expected one of them"),
+            (name, row_bias(5, 4, 7), rf"{name}: row_bias is \[5, 4, 7\], expected \[B M, H, Y\]"),
+            (name, row_bias(6, 3, 7), rf"{name}: row_bias is \[6, 3, 7\], expected \[B M, H, Y\]"),
+            (name, row_bias(6, 4, 0), rf"{name}: row_bias is \[6, 4, 0\], expected \[B M, H, Y\] with Y"),
             (name, drop("sines"), rf"{name}: has one of cosines and sines"),
             (name, drop("prior_lse"), rf"{name}: has one of prior_output and prior_lse"),
             (name, swap("cosines", np.zeros((16, 4))), rf"{name}: (cosines|sines) "),
@@ -145,6 +146,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free = {("NGramBlock", "scores", 1), ("NGramBlock", "history", 1), ("SourceAttention", "value", 3)}
     free |= {("BeamTopK", "logits", 1), ("BeamTopK", "banned", 1), ("BeamTopK", "history", 1)}
     free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
+    free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {("BeamLatentAttention", "cache", 2)}  # room for more positions
     refused = 0
     for tensor, array in sound(name).inputs.items():

@@ -129,17 +129,17 @@ OPTIONS = {
     "window": st.sampled_from([0, 0, 1, 5]),
     "rotated": st.sampled_from([0.0, 0.5, 1.0]),
     "shifted": st.booleans(),
-    "bias": st.booleans(),
+    "bias": st.sampled_from(["", "bias", "row_bias"]),
     "prior": st.booleans(),
-    "row_bias": st.booleans(),
     "spread": st.sampled_from([1.0, 10.0]),
     "seed": SEEDS,
 }
 
 
 def history_case(
-    name: str, seed: int, *, G: int, shared: int, half: int, T: int, room: int, rotated: float, **sizes: Any
+    name: str, seed: int, *, G: int, shared: int, half: int, T: int, room: int, rotated: float, bias: str, **sizes: Any
 ) -> Case:
+    sizes |= {bias: True} if bias else {}
     case: Case = MODULES[name].random_case(
         seed, G=G, H=G * shared, K=2 * half, T=T, T_max=T + room, rotary=2 * int(half * rotated), **sizes
     )

@@ -14,7 +14,7 @@ input                      type, shape                meaning
 ``distance_bias``, opt.    float32 [H, Y]             added to a score by its distance lengths - 1 - t
 ``prior_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
 ``prior_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
-``row_bias``, optional     float32 [R, H, Y]          as ``distance_bias``, for each row one of its own
+``row_bias``, optional     float32 [R, H, Y]          in place of ``distance_bias``: each row's own
 attribute ``scale``        float                      factor on the scores
 attribute ``window``       int                        newest positions that count; 0, the default: all
 output ``output``          float [R, H V]             attention over positions 0..lengths-1

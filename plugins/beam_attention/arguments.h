@@ -10,8 +10,9 @@ struct BeamAttentionArguments {
   int T_max;  // positions that the caches have room for; T <= T_max
   int rotary;          // numbers of a key head that are rotated, even, <= K; 0 without cosines
   int rotary_positions;  // rows of the rotation tables
-  int bias_heads;      // H, or 0 without distance_bias
-  int bias_distances;  // columns of distance_bias, and of row_bias
+  int bias_heads;      // H, or 0 without a bias
+  int bias_distances;  // numbers of a head in distance_bias
+  int bias_row_stride;  // bias_heads x bias_distances with row_bias, else 0: all rows share one
   float scale;
   int window;  // newest positions that count; 0: all
 
@@ -21,10 +22,10 @@ struct BeamAttentionArguments {
   const float* cosines;      // [rotary_positions, rotary / 2] or null
   const float* sines;        // as cosines
   const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
-  const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or null
+  const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
+                               // [R, H, bias_distances]; or null
   const Float* prior_output;   // [R, H V]: attention over other positions, to be joined in one softmax; or null
   const float* prior_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prior_output
-  const float* row_bias;       // [R, H, bias_distances], added likewise, with distances of each row's own; or null
 
   Float* key_cache;    // [R, G, T_max, K]: read, and written at position lengths-1
   Float* value_cache;  // [R, G, T_max, V]

@@ -139,7 +139,7 @@ def cases() -> list[Case]:
         random_case(11, B=1, M=4, H=2, G=2, K=64, V=64, T=300, T_max=310, spread=15.0, lengths=[300]),
         random_case(12, B=2, M=1, H=3, G=3, K=5, V=5, T=8, T_max=8, lengths=[1, 8]),
         random_case(13, B=2, M=3, H=4, G=4, K=12, V=12, T=9, T_max=11, row_bias=True),
-        random_case(14, B=2, M=3, H=6, G=3, K=8, V=6, T=70, T_max=75, window=30, bias=True, prior=True, row_bias=True),
+        random_case(14, B=2, M=3, H=6, G=3, K=8, V=6, T=70, T_max=75, window=30, prior=True, row_bias=True),
     ]
 
 

@@ -19,12 +19,13 @@ struct BeamAttentionRows {
 
   const BeamAttentionArguments<Float>& a;
   const Span& span;
+  const float* bias;
   int sample, beam, g, first_head, begin, end, K, V;
 
   __device__ BeamAttentionRows(const BeamAttentionArguments<Float>& a, const Span& span, int sample, int beam, int g,
                                int first_head)
-      : a(a), span(span), sample(sample), beam(beam), g(g), first_head(first_head), begin(span.begin),
-        end(span.newest + 1), K(a.K), V(a.V) {}
+      : a(a), span(span), bias(history_bias(a, static_cast<long long>(sample) * a.M + beam)), sample(sample),
+        beam(beam), g(g), first_head(first_head), begin(span.begin), end(span.newest + 1), K(a.K), V(a.V) {}
 
   __device__ bool counts(int) const { return true; }
 
@@ -44,8 +45,7 @@ struct BeamAttentionRows {
 
   __device__ float score(int q, int t, float dot) const {
     const int head = first_head + q;
-    const long long row = static_cast<long long>(sample) * a.M + beam;
-    return history_score(a, span, row, head < a.H ? head : a.H - 1, t, dot);
+    return history_score(a, span, bias, head < a.H ? head : a.H - 1, t, dot);
   }
 
   // A key turned by an angle, times a query, is the key times the query turned back: what multiplies key number c is

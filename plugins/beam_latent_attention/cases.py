@@ -86,7 +86,7 @@ def cases() -> list[Case]:
         ),
         random_case(8, B=1, M=2, H=2, G=2, K=64, T=150, T_max=160, spread=15.0, lengths=[150]),
         random_case(9, B=2, M=3, H=4, G=2, K=12, T=9, T_max=11, row_bias=True),
-        random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, bias=True, prior=True, row_bias=True),
+        random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, prior=True, row_bias=True),
     ]
 
 

@@ -51,7 +51,7 @@ struct BeamLatentProblem {
   }
   __device__ bool counts(int n) const { return n < end; }
   __device__ float score(int j, int n, float dot) const {
-    return history_score(a, span, row(), first_head + j, n, dot);
+    return history_score(a, span, history_bias(a, row()), first_head + j, n, dot);
   }
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {

@@ -38,9 +38,9 @@ void check(const History& h) {
                        std::to_string(h.rotary_positions) + ", the rows of cosines");
     }
     const int farthest = h.window == 0 ? newest : std::min(newest, h.window - 1);
-    const char* bias = h.distance_bias != nullptr ? "distance_bias" : h.row_bias != nullptr ? "row_bias" : nullptr;
-    if (bias != nullptr && farthest >= h.bias_distances)
-      fail(h.op, "lengths" + at + " is " + std::to_string(h.lengths[b]) + ", " + bias + " has only " +
+    if (h.distance_bias != nullptr && farthest >= h.bias_distances)
+      fail(h.op, "lengths" + at + " is " + std::to_string(h.lengths[b]) + ", " +
+                     (h.bias_row_stride == 0 ? "distance_bias" : "row_bias") + " has only " +
                      std::to_string(h.bias_distances) + " distances");
   }
 }
@@ -143,10 +143,7 @@ class Item {
     }
     if (rotation_) turn_keys(keys, t, count);
     attention_.dot(first, Q, keys, count, {next_keys, next, h_.keys.width});
-    for (int q = first; q < first + Q; ++q) {
-      if (h_.distance_bias != nullptr) add_bias(q, h_.distance_bias, g_ * heads_ + q % heads_, t, count);
-      if (h_.row_bias != nullptr) add_bias(q, h_.row_bias, place(q), t, count);
-    }
+    if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
     attention_.weigh(first, Q, count);
     if (has_values) return attention_.add(first, Q, values, count, V_, 0, {next_values, next, h_.values.width});
     for (int head = 0; head < h_.G; ++head) {
@@ -163,11 +160,13 @@ class Item {
     }
   }
 
-  // Of the rows of `biases`, one number a distance, the one that is query q's.
-  void add_bias(int q, const float* biases, size_t which, int t, int count) {
-    const float* bias = biases + which * h_.bias_distances;
-    float* scores = attention_.scores(q);
-    for (int i = 0; i < count; ++i) scores[i] += bias[newest_ - t - i];
+  void add_bias(int first, int Q, int t, int count) {
+    for (int q = first; q < first + Q; ++q) {
+      const float* own = h_.distance_bias + row(q / heads_) * h_.bias_row_stride;
+      const float* bias = own + (g_ * heads_ + q % heads_) * h_.bias_distances;
+      float* scores = attention_.scores(q);
+      for (int i = 0; i < count; ++i) scores[i] += bias[newest_ - t - i];
+    }
   }
 
   void turn(const float* from, float* to, int t) const {

@@ -19,7 +19,7 @@ struct HistoryRows {
 struct History {
   const char* op;  // for errors
   int B, M, H, G, T, T_max;
-  int rotary, rotary_positions, bias_distances;
+  int rotary, rotary_positions, bias_distances, bias_row_stride;
   float scale;
   int window;
   const float* query;  // of row r and head h at query + r * query_stride + h * width of the keys
@@ -33,7 +33,6 @@ struct History {
   const float* distance_bias;
   const float* prior_output;
   const float* prior_lse;
-  const float* row_bias;
   float* output;  // [R, H, width of the values]
 };
 
@@ -51,6 +50,7 @@ History history_of(const char* op, const Arguments& a) {
   history.rotary = a.rotary;
   history.rotary_positions = a.rotary_positions;
   history.bias_distances = a.bias_distances;
+  history.bias_row_stride = a.bias_row_stride;
   history.scale = a.scale;
   history.window = a.window;
   history.ancestry = a.ancestry;
@@ -61,7 +61,6 @@ History history_of(const char* op, const Arguments& a) {
   history.distance_bias = a.distance_bias;
   history.prior_output = a.prior_output;
   history.prior_lse = a.prior_lse;
-  history.row_bias = a.row_bias;
   history.output = a.output;
   return history;
 }

@@ -44,7 +44,7 @@ __device__ Span history_span(const Arguments& a, int sample) {
       span.first = a.first_positions ? a.first_positions[sample] : 0;
       valid = span.first >= 0 && span.first <= a.rotary_positions - length;
     }
-    if ((a.distance_bias || a.row_bias) && span.newest - span.begin >= a.bias_distances) valid = false;
+    if (a.distance_bias && span.newest - span.begin >= a.bias_distances) valid = false;
     const int* ancestry = a.ancestry + static_cast<long long>(sample) * a.M * a.T;
     const int count = span.newest - span.begin + 1;
     for (int i = threadIdx.x; i < a.M * count; i += blockDim.x) {
@@ -63,14 +63,19 @@ __device__ __forceinline__ long long history_row(const Arguments& a, int sample,
   return first_row + a.ancestry[(first_row + beam) * a.T + position];
 }
 
+// The biases by distance of a row, or null.
 template <class Arguments>
-__device__ __forceinline__ float history_score(const Arguments& a, const Span& span, long long row, int head,
+__device__ __forceinline__ const float* history_bias(const Arguments& a, long long row) {
+  return a.distance_bias ? a.distance_bias + row * a.bias_row_stride : nullptr;
+}
+
+// `bias`: what history_bias gives.
+template <class Arguments>
+__device__ __forceinline__ float history_score(const Arguments& a, const Span& span, const float* bias, int head,
                                                int position, float dot) {
-  float score = a.scale * dot;
-  const int distance = span.newest - position;
-  if (a.distance_bias) score += a.distance_bias[static_cast<long long>(head) * a.bias_distances + distance];
-  if (a.row_bias) score += a.row_bias[(row * a.H + head) * a.bias_distances + distance];
-  return score;
+  const float score = a.scale * dot;
+  if (!bias) return score;
+  return score + bias[static_cast<long long>(head) * a.bias_distances + span.newest - position];
 }
 
 // A number of a head at column `column`, turned by the angles of row `table_row`; `at(c)` gives the head's numbers.

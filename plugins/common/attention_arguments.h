@@ -52,8 +52,14 @@ void fill_history(const Call& call, Arguments& arguments) {
               std::to_string(arguments.T_max) + ", the room of the cache");
   arguments.rotary = rotated_numbers(call, arguments.K);
   arguments.rotary_positions = call.size("P");
-  arguments.bias_heads = call.has("distance_bias") ? arguments.H : 0;
+  if (call.has("distance_bias") && call.has("row_bias"))
+    call.fail("has distance_bias and row_bias, expected one of them");
+  const bool by_row = call.has("row_bias");
+  arguments.bias_heads = by_row || call.has("distance_bias") ? arguments.H : 0;
   arguments.bias_distances = call.size("Y");
+  if (static_cast<int64_t>(arguments.bias_heads) * arguments.bias_distances > INT_MAX)
+    call.fail("has more biases for a row than an int counts");
+  arguments.bias_row_stride = by_row ? arguments.bias_heads * arguments.bias_distances : 0;
   arguments.scale = call.float_attribute("scale");
   arguments.window = call.int_attribute("window");
   if (arguments.window < 0)
@@ -63,10 +69,9 @@ void fill_history(const Call& call, Arguments& arguments) {
   arguments.cosines = call.input<float>("cosines");
   arguments.sines = call.input<float>("sines");
   arguments.first_positions = call.input<int>("first_positions");
-  arguments.distance_bias = call.input<float>("distance_bias");
+  arguments.distance_bias = call.input<float>(by_row ? "row_bias" : "distance_bias");
   arguments.prior_output = call.input<Float>("prior_output");
   arguments.prior_lse = call.input<float>("prior_lse");
-  arguments.row_bias = call.input<float>("row_bias");
   arguments.output = call.output<Float>("output");
 }
 
