@@ -107,8 +107,8 @@ class GuardEntry(_Entry):
     """How exact a layer's rewritten attention is on real activations, at the bundle's precision.
 
     ``error``: root mean square over that of the exact output; None for no number. ``original``: that of the attention
-    as it was. ``condition``: of the key weights that had to be undone; 0 where none had to; None where they have no
-    inverse. ``kept``: the kind of cache that the layer has in the end.
+    as it was, likewise. ``condition``: of the key weights that had to be undone; 0 where none had to; None where they
+    have no inverse. ``kept``: the kind of cache that the layer has in the end.
     """
 
     layer: int
@@ -117,7 +117,7 @@ class GuardEntry(_Entry):
     kept: str
     error: FiniteFloat | None
     allowed: FiniteFloat
-    original: FiniteFloat
+    original: FiniteFloat | None
     condition: FiniteFloat | None
 
 
@@ -191,7 +191,7 @@ class Manifest(_Entry):
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
-    weight_threshold: FiniteFloat = 0.0
+    weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry
     decoder: GraphEntry

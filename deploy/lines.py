@@ -84,29 +84,38 @@ def run_lines(
     options = runner.options(**settings)
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
-        results, rows = [], []
+        results: list[LineResult] = []
+        rows: dict[int, list[tuple[LineResult, list[int]]]] = {}
         for number, line in chunk:
             result = LineResult(number, options.num_return_sequences)
             results.append(result)
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
-                tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate)
-                if runner.decoder_only:
-                    runner.options_for(len(tokens), settings)  # a prompt may be too long for them
-                rows.append((result, tokens))
+                tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate, settings)
+                rows.setdefault(_new_tokens(runner, len(tokens), settings), []).append((result, tokens))
             except (InputError, GenerationError) as error:
                 result.error = str(error)
-        if rows:
-            _generate(runner, rows, not ids, options, settings)
+        for together in rows.values():
+            _generate(runner, together, not ids, options, settings)
         yield from results
 
 
-def _read(runner: Runner, line: bytes, ids: bool, truncate: bool) -> tuple[list[int], bool]:
+def _new_tokens(runner: Runner, prompt_length: int, settings: dict[str, Any]) -> int:
+    """How many tokens a prompt leaves room for where no setting says how many to make, so that a long one takes none of
+    its neighbours'; 0 where that does not matter. Raises GenerationError for one that is too long for the settings."""
+    if not runner.decoder_only:
+        return 0
+    made = runner.options_for(prompt_length, settings).max_length - prompt_length
+    given = {**runner.manifest.generation, **settings}
+    return made if given.get("max_length") is None and given.get("max_new_tokens") is None else 0
+
+
+def _read(runner: Runner, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]) -> tuple[list[int], bool]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}); convert the input") from None
-    return _read_ids(runner, text) if ids else runner.encode(text, truncate=truncate)
+    return _read_ids(runner, text) if ids else runner.encode(text, truncate=truncate, **settings)
 
 
 def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:

@@ -56,10 +56,19 @@ class LogMel:
                 raise BundleError(
                     f"{path}: {name} is {value!r}, expected a whole number; restore the checkpoint's file"
                 )
+        mels, rate, hop, window, chunk = (int(value or 0) for value in numbers)
+        if not 2 <= window <= chunk * rate:
+            raise BundleError(
+                f"{path}: n_fft is {window}, expected 2 to the {chunk * rate} samples of a window of sound"
+            )
         if settings.get("dither"):
             raise BundleError(f"{path}: dither is {settings['dither']!r}, which adds noise; set it to 0")
-        mels, rate, hop, window, chunk = (int(value or 0) for value in numbers)
-        return cls(mels, rate, hop, window, chunk, float(settings.get("padding_value") or 0))
+        side, padding = settings.get("padding_side", "right"), settings.get("padding_value", 0.0)
+        if side != "right":
+            raise BundleError(f"{path}: padding_side is {side!r}; supported is 'right', as Whisper was trained")
+        if not isinstance(padding, int | float) or isinstance(padding, bool) or not -1 <= padding <= 1:
+            raise BundleError(f"{path}: padding_value is {padding!r}, expected a sample's, from -1 to 1, such as 0")
+        return cls(mels, rate, hop, window, chunk, float(padding))
 
     @property
     def samples(self) -> int:

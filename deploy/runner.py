@@ -169,7 +169,7 @@ class Runner:
         encoded = []
         for index, text in enumerate(texts):
             try:
-                encoded.append(self.encode(text, truncate=truncate)[0])
+                encoded.append(self.encode(text, truncate=truncate, **settings)[0])
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
         results: list[str] = []
@@ -191,8 +191,9 @@ class Runner:
         self.options(**settings)
         return [transcribe(self, hear(self, path), batch_size=batch_size, **settings).text for path in paths]
 
-    def encode(self, text: str, *, truncate: bool = False) -> tuple[list[int], bool]:
-        """Token ids of a source text, and whether it was cut. Raises InputError for a text that cannot be run."""
+    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], bool]:
+        """Token ids of a source text, and whether it was cut: to the model's positions, of which a prompt leaves as
+        many as ``settings`` make new tokens. Raises InputError for a text that cannot be run."""
         if not isinstance(text, str):
             raise InputError(f"a text is {type(text).__name__}, expected str")
         if self.log_mel:
@@ -206,6 +207,8 @@ class Runner:
             raise InputError("text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
         ids = codec.encode(text)
         limit, vocabulary = self.manifest.sizes.max_source, self.manifest.sizes.source_vocabulary
+        if truncate and self.decoder_only:
+            limit = max(1, min(limit, self._room_for_prompts(settings)))
         cut = len(ids) > limit
         if cut and not truncate:
             raise InputError(
@@ -221,6 +224,13 @@ class Runner:
                 "remove the special token from the text"
             )
         return ids, cut
+
+    def _room_for_prompts(self, settings: Mapping[str, Any]) -> int:
+        """The longest prompt that leaves room for what ``settings`` make; for one token where they limit the whole."""
+        longest = self.options_for(1, settings).max_length
+        given = {**self.manifest.generation, **settings}
+        whole = given.get("max_length") is not None and given.get("max_new_tokens") is None
+        return longest - 1 if whole else self.manifest.sizes.max_target - longest + 1
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
         """The text of one generated sequence, without special tokens."""

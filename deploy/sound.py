@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ __all__ = ["is_sound", "read_sound", "windows"]
 Sound = npt.NDArray[np.float32]
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 INSTALL = "pip install 'tightbeam[audio]'"
+LOUDEST = 1e6
+LOWEST_HZ, HIGHEST_HZ = 1_000, 768_000
+UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
+"""What programs write into a WAV header that do not know yet how long the sound will be."""
 
 
 def is_sound(path: str) -> bool:
@@ -32,8 +37,12 @@ def read_sound(path: str, rate_hz: int) -> Sound:
         import soundfile
     except (ImportError, OSError):  # OSError: without its C library
         raise InputError(f"reading sound needs the package soundfile, which is not there; {INSTALL}") from None
+    if fault := _file_fault(path):
+        raise InputError(f"{fault}; expected a WAV or FLAC file")
     try:
         channels, found_hz = soundfile.read(path, dtype="float32", always_2d=True)  # [n, channels]
+    except MemoryError:
+        raise InputError(f"{path} is too long for this machine's memory; cut it into pieces") from None
     except (RuntimeError, OSError, TypeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} cannot be read as sound ({reason}); expected a WAV or FLAC file") from None
@@ -42,7 +51,33 @@ def read_sound(path: str, rate_hz: int) -> Sound:
         raise InputError(f"{path} holds no sound; expected at least one sample")
     if not np.isfinite(sound).all():
         raise InputError(f"{path} holds samples that are no numbers; make the file again")
+    if (loudest := float(np.abs(sound).max())) > LOUDEST:
+        raise InputError(f"{path} holds samples of up to {loudest:.1e}; expected -1 to 1, as sound files have them")
+    if not LOWEST_HZ <= found_hz <= HIGHEST_HZ:
+        raise InputError(
+            f"{path} has {found_hz} samples a second, expected {LOWEST_HZ:,} to {HIGHEST_HZ:,}; mend its header"
+        )
     return sound if found_hz == rate_hz else _resampled(sound, int(found_hz), rate_hz)
+
+
+def _file_fault(path: str) -> str:
+    """What is wrong with a file before anything decodes it; empty where nothing is."""
+    if not path.strip():
+        return "no file is named"
+    try:
+        if Path(path).is_dir():
+            return f"{path} is a folder"
+        with Path(path).open("rb") as file:
+            header = file.read(12)
+            there = file.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        return f"there is no file {path}"
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be opened ({getattr(error, 'strerror', None) or error})"
+    size = int.from_bytes(header[4:8], "little")
+    if header[:4] == b"RIFF" and header[8:] == b"WAVE" and size not in UNKNOWN_SIZES and size + 8 > there + 1:
+        return f"{path} is cut short, it has {there:,} bytes of {size + 8:,}"
+    return ""
 
 
 def _resampled(sound: Sound, found_hz: int, rate_hz: int) -> Sound:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tightbeam.export.activations import Seen, decoder_activations
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.parity import Reference, greedy, samples_of
+from tightbeam.export.parity import Reference, TextSamples, greedy, samples_of
 from tightbeam.export.sample_texts import SAMPLE_TEXTS
 
 __all__ = ["MAX_TEXTS", "calibrate", "read_calibration"]
@@ -47,5 +47,7 @@ def calibrate(
         samples, targets = reference.samples, reference.greedy
     else:
         samples = samples_of(checkpoint, SAMPLE_TEXTS if texts is None else texts)
+        if texts is not None and isinstance(samples, TextSamples) and samples.as_ids:
+            raise ExportError("no calibration text begins with a word that the model has room for; give shorter ones")
         targets = greedy(checkpoint, samples)
     return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)

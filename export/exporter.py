@@ -31,6 +31,7 @@ from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
 from tightbeam.export.choice import Choice, choose
 from tightbeam.export.errors import ExportError
+from tightbeam.export.generation_settings import check_settings
 from tightbeam.export.graph_files import tensor_entries, write_graphs
 from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
@@ -114,6 +115,7 @@ def export_model(
     checkpoint = load_checkpoint(model)
     _refuse_early(choice, checkpoint.sizes)
     check_speech(checkpoint)
+    check_settings(checkpoint, supported=check)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
     reference = None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tightbeam.export.activations import Seen
+from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.base import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.kept_keys import KeptKeys
@@ -136,8 +137,13 @@ class _Part:
         """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` keeps."""
         attention = _Attention.of(self.blocks[layer], self.seen[layer])
         dtype = PRECISIONS[precision]
-        half = attention.error(attention.from_keys_and_values(PRECISIONS[HALF[precision]]))
         original = attention.error(attention.from_keys_and_values(dtype))
+        if precision == "fp32" and not np.isfinite(original):
+            raise ExportError(
+                f"the attention of decoder layer {layer} gives no finite numbers for the calibration texts; mend its "
+                "weights, or the config's numbers (rope_parameters, for one)"
+            )
+        half = attention.error_in_half(precision)
         condition = 0.0
         if kind in ("states", "x"):
             found = attention.from_rows(attention.inputs, attention.W_K, attention.W_V, dtype)
@@ -198,8 +204,20 @@ class _Attention:
         """Of outputs [B, H, T, V], relative to the exact ones; infinite where one is no number."""
         exact = self.exact
         counted = torch.isfinite(exact)
-        error = (found.double() - exact)[counted].square().mean().sqrt() / exact[counted].square().mean().sqrt()
+        difference = (found.double() - exact)[counted].square().mean().sqrt()
+        if difference == 0:  # also where the layer gives nothing but zeros
+            return 0.0
+        error = difference / exact[counted].square().mean().sqrt()
         return float(error) if torch.isfinite(error) else float("inf")
+
+    def error_in_half(self, precision: str) -> float:
+        """What half precision makes of the attention as it was. Activations beyond the range of float16 are measured in
+        bfloat16, whose numbers have 3 bits less; nothing may err where that fails too."""
+        half = self.error(self.from_keys_and_values(PRECISIONS[HALF[precision]]))
+        if np.isfinite(half):
+            return half
+        wide = self.error(self.from_keys_and_values(torch.bfloat16)) / 8
+        return wide if np.isfinite(wide) else 0.0
 
     def from_keys_and_values(self, dtype: torch.dtype) -> Tensor:
         """The attention as it was."""

@@ -251,7 +251,7 @@ def _whole(samples: Samples, sequences: list[list[int]]) -> list[list[int]]:
 
 
 def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
-    """Sounds for a model that hears; else ``texts`` where the tokenizer cuts them short enough, else random ids."""
+    """Sounds for a model that hears; else those ``texts`` that the tokenizer cuts short enough, else random ids."""
     return speech_samples(checkpoint) if checkpoint.family.source_files else _text_samples(checkpoint, texts)
 
 
@@ -270,10 +270,11 @@ def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
     if checkpoint.sizes.decoder_only:  # new tokens need positions too
         limit = min(limit, max(1, checkpoint.sizes.max_source // 2))
     if checkpoint.tokenizer is not None:
-        cut = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
-        rows = [ids for _, ids in cut if ids is not None]
-        if len(rows) == len(cut):
-            return TextSamples(tuple(text for text, _ in cut), tuple(rows), False, _padding(checkpoint))
+        found = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
+        cut = [(text, ids) for text, ids in found if ids is not None]
+        if cut:
+            shorter, fitting = zip(*cut, strict=True)
+            return TextSamples(shorter, fitting, False, _padding(checkpoint))
     vocabulary = checkpoint.sizes.source_vocabulary
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
@@ -282,14 +283,17 @@ def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
 
 def _cut(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
     """The longest beginning of a text, in words, that has at most ``limit`` tokens; None where one word has more."""
-    words = text.split()
-    while words:
-        shorter = " ".join(words)
-        ids = list(tokenizer(shorter, verbose=False).input_ids)
-        if len(ids) <= limit:
-            return shorter, ids
-        words.pop()
-    return text, None
+    words = text.split()[:limit]  # no word has less than a token
+    fits, beyond = 0, len(words) + 1
+    ids: list[int] | None = None
+    while beyond - fits > 1:
+        count = (fits + beyond) // 2
+        found = list(tokenizer(" ".join(words[:count]), verbose=False).input_ids)
+        if len(found) <= limit:
+            fits, ids = count, found
+        else:
+            beyond = count
+    return " ".join(words[:fits]), ids
 
 
 @contextmanager

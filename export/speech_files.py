@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from tightbeam.deploy.bundle import FileEntry, file_entry
+from tightbeam.deploy.bundle import BundleError, FileEntry, file_entry
+from tightbeam.deploy.log_mel import LogMel
 from tightbeam.export.checkpoint import Checkpoint
 from tightbeam.export.errors import ExportError
 
@@ -22,6 +23,7 @@ __all__ = ["SpeechSamples", "check_speech", "speech_samples", "write_speech"]
 SHARES = (0.2, 0.45, 0.8, 1.0)
 """Of a whole window, that each sample fills."""
 PCM_STEPS = 1 << 15
+EXTRACTOR = "WhisperFeatureExtractor"
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
@@ -42,20 +44,20 @@ def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:
     """Samples of a whole window, and of a second, by the checkpoint's file."""
     path, config = checkpoint.path / checkpoint.family.source_files[0], checkpoint.config
-    settings: dict[str, Any] = json.loads(path.read_text("utf-8"))  # an object, which the checkpoint's reader checked
-    names = ("feature_size", "sampling_rate", "hop_length", "chunk_length")
-    for name in names:
-        value = settings.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ExportError(f"{path}: {name} is {value!r}, expected a whole number of at least 1; restore the file")
-    mels, rate_hz, hop, chunk_s = (int(settings[name]) for name in names)
-    frames, expected = chunk_s * rate_hz // hop, (config.num_mel_bins, 2 * config.max_source_positions)
-    if (mels, frames) != expected:
+    try:
+        log_mel = LogMel.read(path)
+    except BundleError as error:
+        raise ExportError(str(error)) from None
+    kind = json.loads(path.read_text("utf-8")).get("feature_extractor_type", EXTRACTOR)
+    if kind != EXTRACTOR:
+        raise ExportError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")
+    expected = (config.num_mel_bins, 2 * config.max_source_positions)
+    if (log_mel.mels, log_mel.frames) != expected:
         raise ExportError(
-            f"{path}: makes features of {mels} mels and {frames} frames, config.json expects {expected[0]} and "
-            f"{expected[1]}; give the file that belongs to these weights"
+            f"{path}: makes features of {log_mel.mels} mels and {log_mel.frames} frames, config.json expects "
+            f"{expected[0]} and {expected[1]}; give the file that belongs to these weights"
         )
-    return chunk_s * rate_hz, rate_hz
+    return log_mel.samples, log_mel.sampling_rate_hz
 
 
 @dataclass(frozen=True)

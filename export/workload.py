@@ -16,6 +16,7 @@ __all__ = ["Workload", "parse_bytes"]
 
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 TYPICAL_SOURCE = 512
+MOST_BYTES = 10**15
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Workload:
         for name in ("batch_size", "num_beams", "source_length", "new_tokens", "bandwidth_gb_s", "gflop_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 2**31:
-                raise ExportError(f"{name}={value} is out of range; expected more than 0")
+                raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
 
     def job(self, checkpoint: Checkpoint) -> Job:
         """The sizes of a run. Raises ExportError for lengths that the model does not have."""
@@ -64,12 +65,12 @@ class Workload:
 
 def parse_bytes(text: str) -> int:
     """Bytes from ``2GB``, ``1.5 GiB`` or a plain number. Raises ExportError for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", text.lower())
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?b?)\s*", text.lower())
     unit = found.group(2) if found else ""
     unit += "b" if unit and not unit.endswith("b") else ""
     if found is None or (unit not in UNITS and unit != "b"):
         raise ExportError(f"{text!r} is no amount of memory; expected a number with a unit, such as 2GB or 512MiB")
-    count = int(float(found.group(1)) * UNITS.get(unit, 1))
-    if count < 1:
-        raise ExportError(f"{text!r} leaves no memory; expected more than 0")
-    return count
+    count = float(found.group(1)) * UNITS.get(unit, 1)
+    if not 1 <= count < MOST_BYTES:
+        raise ExportError(f"{text[:40]!r} is no memory of any machine; expected more than 0 and less than 1,000 TB")
+    return int(count)

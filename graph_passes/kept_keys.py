@@ -103,7 +103,7 @@ def require_wide_keys(blocks: dict[int, AttentionBlock], pass_name: str) -> None
     for layer, block in blocks.items():
         D, E = block.key.weight.shape
         if E < D:
-            raise narrow_keys(pass_name, layer, D, E)
+            raise narrow_keys(pass_name, layer, D, E, bool(block.between))
 
 
 def changed_keys(pass_name: str, layer: int, between: Collection[str]) -> PassError:
@@ -115,9 +115,9 @@ def changed_keys(pass_name: str, layer: int, between: Collection[str]) -> PassEr
     )
 
 
-def narrow_keys(pass_name: str, layer: int, D: int, E: int) -> PassError:
-    """What there is to say where E < D."""
+def narrow_keys(pass_name: str, layer: int, D: int, E: int, changed: bool) -> PassError:
+    """What there is to say where E < D; ``changed``: something stands between keys and scores."""
     return PassError(
         f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-        "the values (key heads shared by query heads, or narrow ones); keep kv, or x"
+        f"the values (key heads shared by query heads, or narrow ones); keep kv{'' if changed else ', or x'}"
     )

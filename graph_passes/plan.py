@@ -135,6 +135,6 @@ def require_sizes(preset: Preset, sizes: Sizes) -> None:
         if between and kind in ("states", "x"):
             raise changed_keys(name, 0, between)
         if E < sizes.D and kind in ("k", "first-k"):
-            raise narrow_keys(name, 0, sizes.D, E)
+            raise narrow_keys(name, 0, sizes.D, E, bool(between))
         if sizes.key_norm and kinds is GENERATED and kind == "k":
             raise changed_keys(name, 0, [NORM])

@@ -175,7 +175,20 @@ def test_amounts_of_memory() -> None:
         " 3 MB ": 3 * 10**6,
     }
     assert {text: parse_bytes(text) for text in amounts} == amounts
-    for text in ("", "GB", "-1GB", "2XB", "1e9", "nan", "0", "0GB", "2 GB more"):
+    for text in (
+        "",
+        "GB",
+        "-1GB",
+        "2XB",
+        "1e9",
+        "nan",
+        "0",
+        "0GB",
+        "2 GB more",
+        "9" * 400 + "GB",
+        "1" + "0" * 5000,
+        "\u0663GB",
+    ):
         with pytest.raises(ExportError, match="memory"):
             parse_bytes(text)
 

@@ -121,6 +121,24 @@ def test_a_prompt_too_long_for_the_settings_harms_no_other(runner: Runner) -> No
     assert all(len(result.sequences[0]) <= 9 for result in (results[0], results[2]))
 
 
+def test_a_long_prompt_takes_no_room_of_its_neighbours(runner: Runner) -> None:
+    """Without a setting 20 tokens are made, as far as the positions go, of each line of its own."""
+    lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
+    settings: dict[str, Any] = {"num_beams": 1, "eos_token_id": None}
+    results = list(run_lines(runner, lines, ids=True, **settings))
+    assert [len(result.sequences[0]) for result in results] == [20, 4, 20]
+    alone = [next(run_lines(runner, [line], ids=True, **settings)) for line in lines]
+    assert [result.sequences for result in results] == [result.sequences for result in alone]
+
+
+def test_a_prompt_is_cut_so_that_new_tokens_have_room(runner: Runner) -> None:
+    text = " ".join(SENTENCES * 2).encode()
+    for settings, new in (({"max_new_tokens": 5}, 5), ({}, 20), ({"max_length": 30}, 1)):
+        (result,) = run_lines(runner, [text], truncate=True, num_beams=1, eos_token_id=None, **settings)
+        assert (result.error, result.truncated) == (None, True)
+        assert len(result.sequences[0]) == new
+
+
 def test_a_new_token_may_be_an_end_token_at_once(runner: Runner) -> None:
     settings: dict[str, Any] = {"num_beams": 1, "max_new_tokens": 4}
     (result,) = run_lines(runner, [b"[5, 6, 7]"], ids=True, **settings)
@@ -165,6 +183,15 @@ def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path:
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "rope_type 'dynamic' changes its angles with the length",
         ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}},
+            "rope_type is 'nope'; expected one of",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor of rope_param"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, "expected a number above 0"),
+        ("llama", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected 3 at least"),
+        ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; expected at most 1000"),
         ("mistral", {"sliding_window": 1}, "sliding_window is 1; expected a whole number of at least 2, or none"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; supported are models that do not clip"),
         ("llama", {"architectures": ["LlamaModel"]}, "only LlamaForCausalLM generates text"),

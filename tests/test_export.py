@@ -13,6 +13,7 @@ import torch
 
 from bundles import BundleCache
 from checkpoints import SENTENCES, CheckpointCache
+from test_checkpoint import edit_json
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.export import ExportError, export_model, exporter, parity
 from tightbeam.export.memory_table import longest_output, memory_table
@@ -92,6 +93,31 @@ def test_a_setting_that_is_not_supported_fails_the_export_by_name(checkpoints: C
     with pytest.raises(ValueError, match=r"encoder_no_repeat_ngram_size=3 .from the checkpoint"):
         runner.generate(np.array([[5, 6]]))
     runner.generate(np.array([[5, 6]]), encoder_no_repeat_ngram_size=0, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_beams", "x"),
+        ("num_beams", 2.0),
+        ("num_beams", 0),
+        ("no_repeat_ngram_size", "x"),
+        ("min_length", "x"),
+        ("max_length", "x"),
+        ("max_new_tokens", 1.5),
+        ("begin_suppress_tokens", 5),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused_before_the_work(
+    checkpoints: CheckpointCache, tmp_path: Path, name: str, value: Any, check: bool
+) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "bart")
+    edit_json(folder / "generation_config.json", **{name: value})
+    steps: list[str] = []
+    with pytest.raises(ExportError, match=rf"generation_config.json: {name}="):
+        export_model(folder, tmp_path / "out", check=check, on_step=steps.append)
+    assert steps == ["loading"]
 
 
 @pytest.mark.parametrize(

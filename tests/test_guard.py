@@ -132,6 +132,39 @@ def test_keys_without_an_inverse_are_no_error(checkpoints: CheckpointCache, tmp_
     assert entry.condition is None or entry.condition > 1e15
 
 
+@pytest.mark.parametrize("factor", [0.0, 3e5])
+@pytest.mark.parametrize("variant", ["el", "kcache"])
+def test_numbers_beyond_half_precision_and_none_at_all_are_no_error(
+    checkpoints: CheckpointCache, tmp_path: Path, variant: str, factor: float
+) -> None:
+    """A pruned layer, and activations that float16 does not have."""
+    folder = checkpoints.copy(tmp_path / "c", "bart")
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        name = "model.decoder.layers.0.encoder_attn"
+        for part in ("weight", "bias"):
+            weights[f"{name}.v_proj.{part}"] *= factor
+        weights[f"{name}.out_proj.weight"] /= factor or 1.0
+
+    edit_weights(folder, change)
+    bundle = export_model(folder, tmp_path / "out", variant=variant)
+    first = next(found for found in bundle.manifest.guard if (found.layer, found.part) == (0, "source"))
+    assert first.kept == first.wanted
+    assert first.allowed > 0 or first.error == 0
+
+
+def test_attention_without_numbers_is_told(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "bart")
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for part in ("q_proj", "k_proj"):
+            weights[f"model.decoder.layers.1.encoder_attn.{part}.weight"] *= 1e30
+
+    edit_weights(folder, change)
+    with pytest.raises(ExportError, match=r"the attention of decoder layer 1 gives no finite numbers|not numbers"):
+        export_model(folder, tmp_path / "out", check=False)
+
+
 def test_keys_and_values_need_no_guard() -> None:
     assert not needs_guard(same_for_all(PRESETS["dedup"], L, ""))
     assert not needs_guard(same_for_all(PRESETS["baseline"], L, ""))
@@ -155,6 +188,11 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ExportError, match=reason):
             read_calibration(tmp_path / name)
+    long = ("q" * 500, "the harbour " * 20_000, "a town")
+    cross, _ = calibrate(checkpoint, long)
+    assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word that has no room
+    with pytest.raises(ExportError, match="no calibration text begins with a word that the model has room for"):
+        calibrate(checkpoint, long[:1])
     with pytest.raises(ExportError, match="no tokenizer"):
         calibrate(load_checkpoint(checkpoints("bart")), ("a text",))
 

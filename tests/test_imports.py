@@ -17,7 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("export", "graph_passes", "plugins", "deploy")
 
 MAY_IMPORT = {
-    "export": ("tightbeam.export", "tightbeam.graph_passes", "tightbeam.plugins", "tightbeam.deploy.bundle"),
+    "export": (
+        *("tightbeam.export", "tightbeam.graph_passes", "tightbeam.plugins"),
+        # What reads the parts of a bundle, so that an export refuses what no bundle could run.
+        *(f"tightbeam.deploy.{reader}" for reader in ("bundle", "generation", "speech", "log_mel")),
+    ),
     "graph_passes": ("tightbeam.graph_passes", "tightbeam.plugins"),
     "plugins": ("tightbeam.plugins",),
     "deploy": ("tightbeam.deploy", "tightbeam.plugins"),

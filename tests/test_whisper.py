@@ -172,7 +172,7 @@ def test_a_sound_file_is_heard(bundles: BundleCache, tmp_path: Path) -> None:
     good, bad = map(json.loads, done.stdout.splitlines())
     assert done.returncode == 1
     assert good["text"] == runner.transcribe([str(tmp_path / "a.wav")])[0]
-    assert "none.wav cannot be read as sound" in bad["error"]
+    assert "none.wav" in bad["error"]
     soundfile.write(tmp_path / "short.wav", steps[:9000], RATE_HZ)
     options = ["--json", "--language", "de", "--task", "translate", "--num-beams", "2", "--max-new-tokens", "5"]
     done = subprocess.run([*command, str(tmp_path / "short.wav"), *options], capture_output=True, text=True, check=True)
@@ -199,8 +199,17 @@ def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyP
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, np.float32), RATE_HZ)
     soundfile.write(tmp_path / "nan.wav", np.full(9, np.nan, np.float32), RATE_HZ, subtype="FLOAT")
     soundfile.write(tmp_path / "slow.wav", chirp(0.1, 8000), 8000)
+    soundfile.write(tmp_path / "loud.wav", np.full(9, 3e38, np.float32), RATE_HZ, subtype="FLOAT")
+    soundfile.write(tmp_path / "odd.wav", np.zeros(9, np.float32), 2**31 - 1)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "slow.wav").read_bytes()[:100])
+    with pytest.raises(InputError, match="no file is named"):
+        read_sound("", RATE_HZ)
     for name, expected in (
-        ("none.wav", "cannot be read as sound"),
+        ("none.wav", "there is no file"),
+        (".", "is a folder"),
+        ("cut.wav", r"is cut short, it has 100 bytes of 1,644"),
+        ("loud.wav", r"holds samples of up to 3\.0e\+38; expected -1 to 1"),
+        ("odd.wav", r"has 2147483647 samples a second, expected 1,000 to 768,000"),
         ("text.wav", "cannot be read as sound"),
         ("empty.wav", "holds no sound"),
         ("nan.wav", "no numbers"),
@@ -275,6 +284,21 @@ def test_what_does_not_fit_the_model(bundles: BundleCache, checkpoints: Checkpoi
     edit_json(folder / "preprocessor_config.json", feature_size="many")
     with pytest.raises(ExportError, match="feature_size is 'many', expected a whole number"):
         export_model(folder, tmp_path / "out", check=False)
+    shutil.copyfile(checkpoints("whisper") / "preprocessor_config.json", folder / "preprocessor_config.json")
+    for name, value, expected in (
+        ("n_fft", 1, "n_fft is 1, expected 2 to"),
+        ("n_fft", None, "n_fft is None, expected a whole number"),
+        ("padding_value", "x", "padding_value is 'x', expected a sample's"),
+        ("padding_value", float("nan"), "padding_value is nan, expected a sample's"),
+        ("padding_side", "left", "padding_side is 'left'; supported is 'right'"),
+        ("dither", 0.1, "dither is 0.1, which adds noise"),
+        ("feature_extractor_type", "Nope", "feature_extractor_type is 'Nope'"),
+    ):
+        before = json.loads((folder / "preprocessor_config.json").read_text())
+        edit_json(folder / "preprocessor_config.json", **{name: value})
+        with pytest.raises(ExportError, match=expected):
+            export_model(folder, tmp_path / "out", check=False)
+        (folder / "preprocessor_config.json").write_text(json.dumps(before))
     (folder / "preprocessor_config.json").unlink()
     assert "preprocessor_config.json: not readable" in refusal(folder)
     shutil.copyfile(checkpoints("whisper") / "preprocessor_config.json", folder / "preprocessor_config.json")

@@ -60,12 +60,18 @@ class Family:
         raise NotImplementedError
 
 
+MOST_LAYERS = 1000
+"""Of so many transformers makes a model only after a long while, before it says that their weights are missing."""
+
+
 def size_faults(config: Any, names: tuple[str, ...]) -> Iterator[str]:
     """Which of the config's sizes are no whole numbers of at least 1."""
     for name in names:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield f"{name} is {value!r}; expected a whole number of at least 1"
+        elif "layer" in name and value > MOST_LAYERS:
+            yield f"{name} is {value}; expected at most {MOST_LAYERS}, more than any model has"
 
 
 def head_faults(config: Any, width: str, heads: str) -> Iterator[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tightbeam.export.causal import trace_causal
 from tightbeam.export.families.base import Family, activation_faults, head_faults, size_faults
@@ -42,14 +45,13 @@ class Causal(Family):
         window = getattr(config, "sliding_window", None)
         if window is not None and (not isinstance(window, int) or window < 2):  # of 1, transformers' own cache fails
             yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
-        if getattr(config, self.positions) < 2:
-            yield f"{self.positions} is 1; expected room for a prompt and a new token"
+        if (count := getattr(config, self.positions)) < 3:
+            yield f"{self.positions} is {count}; expected 3 at least, for prompts and new tokens"
         yield from activation_faults(config, self.activation)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
-        kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if self.rotary and kind in ANGLES_OF_LENGTH:
-            yield f"rope_type {kind!r} changes its angles with the length; supported are those that do not"
+        if self.rotary:
+            yield from _rotation_faults(getattr(config, "rope_parameters", None) or {})
 
     def key_heads(self, config: Any) -> Any:
         """G."""
@@ -77,3 +79,19 @@ class Causal(Family):
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         return trace_causal(model, sizes)
+
+
+def _rotation_faults(parameters: dict[str, Any]) -> Iterator[str]:
+    """What in a config's rope_parameters cannot be, or changes with the length of the sequence."""
+    kind = parameters.get("rope_type", "default")
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    if not isinstance(kind, str) or kind not in known:
+        yield f"rope_type is {kind!r}; expected one of {', '.join(sorted(set(known) - set(ANGLES_OF_LENGTH)))}"
+    elif kind in ANGLES_OF_LENGTH:
+        yield f"rope_type {kind!r} changes its angles with the length; supported are those that do not"
+    for name in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
+        value = parameters.get(name, 1)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        if not number or (name == "partial_rotary_factor" and value > 1):
+            most = ", at most 1" if name == "partial_rotary_factor" else ""
+            yield f"{name} of rope_parameters is {value!r}; expected a number above 0{most}"

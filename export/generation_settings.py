@@ -1,0 +1,30 @@
+"""What a checkpoint's generation settings must be for a bundle to run."""
+
+from __future__ import annotations
+
+from tightbeam.deploy.generation import UNSUPPORTED, GenerationError, resolve_options
+from tightbeam.deploy.speech import speech_options
+from tightbeam.export.checkpoint import CONFIG_FILE, GENERATION_FILE, Checkpoint
+from tightbeam.export.errors import ExportError
+
+__all__ = ["check_settings"]
+
+
+def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
+    """Raise ExportError, in the runner's words, for settings of a wrong type or size; with ``supported`` also for those
+    that the runner does not have, which its caller could replace."""
+    settings = checkpoint.generation_config
+    if not supported:
+        settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
+    sizes = checkpoint.sizes
+    try:
+        if checkpoint.family.source_files:
+            speech_options(settings, {}, vocab_size=sizes.vocabulary, max_positions=sizes.max_target)
+        else:
+            prompt_length = 1 if sizes.decoder_only else None
+            resolve_options(
+                settings, {}, vocab_size=sizes.vocabulary, max_positions=sizes.max_target, prompt_length=prompt_length
+            )
+    except GenerationError as error:
+        name = GENERATION_FILE if (checkpoint.path / GENERATION_FILE).exists() else CONFIG_FILE
+        raise ExportError(f"{checkpoint.path / name}: {error}") from None
