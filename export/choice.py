@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tightbeam.export.errors import ExportError
-from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, Preset
+from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, Preset, Sizes, presets_of
 
-__all__ = ["AUTO", "Choice", "choose"]
+__all__ = ["AUTO", "SMALLEST", "Choice", "choose", "default_variant"]
 
 AUTO = "auto"
+SMALLEST, ANYWHERE = "el", "dedup"
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Choice:
     name: str
     preset: Preset | None
     reason: str
+
+
+def default_variant(sizes: Sizes) -> str:
+    """What is made where nobody names a variant: `el`, or `dedup` for a model whose keys nothing can stand in for."""
+    return SMALLEST if SMALLEST in presets_of(sizes) else ANYWHERE
 
 
 def choose(variant: str, source_cache: str | None = None, generated_cache: str | None = None) -> Choice:

@@ -35,7 +35,12 @@ def main() -> None:
 @app.command()
 def export_model(
     model: Annotated[str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id, or checkpoint folder.")],
-    variant: Annotated[str, typer.Option(help="baseline, dedup, el, kcache, xcache, slim, hybrid, or auto.")] = "el",
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            help="baseline, dedup, el, kcache, xcache, slim, hybrid, or auto; by default el, or dedup for RoPE models."
+        ),
+    ] = None,
     source_cache: Annotated[
         str | None, typer.Option(help="kv-per-beam, kv, k, first-k or states, in place of the variant's.")
     ] = None,

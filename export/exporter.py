@@ -29,7 +29,7 @@ from tightbeam.deploy.bundle import (
 )
 from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
-from tightbeam.export.choice import Choice, choose
+from tightbeam.export.choice import SMALLEST, Choice, choose, default_variant
 from tightbeam.export.errors import ExportError
 from tightbeam.export.generation_settings import check_settings
 from tightbeam.export.graph_files import tensor_entries, write_graphs
@@ -74,7 +74,7 @@ def export_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
-    variant: str = "el",
+    variant: str | None = None,
     source_cache: str | None = None,
     generated_cache: str | None = None,
     precision: str = "fp32",
@@ -90,7 +90,8 @@ def export_model(
     """Export a checkpoint as a bundle.
 
     ``model``: a bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder. ``output``: the bundle folder, by
-    default ``<model>-<variant>`` in the current folder. ``variant``: a name of ``graph_passes.PRESETS``.
+    default ``<model>-<variant>`` in the current folder. ``variant``: a name of ``graph_passes.PRESETS``;
+    without one `el`, or `dedup` where the model cannot have that (``default_variant``).
     ``source_cache``, ``generated_cache``: kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the
     variant's. A layer whose rewritten attention is not exact enough keeps something safer (``guard.py``);
     ``calibration``: a file of texts, one a line, on which that is measured, in place of the built-in ones.
@@ -105,19 +106,23 @@ def export_model(
     Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
     """
-    choice = choose(variant, source_cache, generated_cache)
+    choice = choose(variant or SMALLEST, source_cache, generated_cache)
     _check_options(precision, max_new_tokens, weight_threshold)
     texts = read_calibration(calibration) if calibration is not None else None
-    target = Path(output) if output is not None else Path(f"{checkpoint_name(model)}-{choice.name}")
+    target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
     check_target(target, force=force)
 
     on_step(STEPS[0])
     checkpoint = load_checkpoint(model)
+    if variant is None and (possible := default_variant(checkpoint.sizes)) != SMALLEST:
+        choice = choose(possible, source_cache, generated_cache)
+        target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
+        check_target(target, force=force)
     _refuse_early(choice, checkpoint.sizes)
     check_speech(checkpoint)
-    check_settings(checkpoint, supported=check)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
+    check_settings(checkpoint, supported=check)
     reference = None
     if check:
         on_step(STEPS[1])

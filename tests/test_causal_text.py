@@ -93,6 +93,16 @@ def test_what_the_sizes_rule_out_is_refused_first(
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_variant_a_model_gets_one_that_it_can_have(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for family, expected in (("gpt2", "el"), ("llama", "dedup")):
+        bundle = export_model(checkpoints(family), check=False)
+        assert bundle.manifest.variant == expected
+        assert bundle.path.name.endswith(f"-{expected}")
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch_size: int) -> None:
     texts = [" ".join(text.split()[: 2 + index]) for index, text in enumerate(SENTENCES)]
