@@ -13,11 +13,9 @@ def source_bytes(kinds: Sequence[str], sizes: Sizes, job: Job) -> int:
     ``states`` and ``first-k`` keep one matrix for all layers that read it; of a decoder-only model, whose layers read
     different ones, ``states`` keeps one a layer, and there is no ``first-k``. Raises KeyError for another kind.
     """
-    E = sizes.G * sizes.K
     keys_and_values = sizes.G * (sizes.K + sizes.V)
-    keys = E + (sizes.G if sizes.key_norm else 0)  # with what their norm made of each
-    each = {"kv-per-beam": job.M * keys_and_values, "kv": keys_and_values, "k": keys, "states": 0, "first-k": 0}
-    once = {"states": sizes.D, "first-k": E}
+    each = {"kv-per-beam": job.M * keys_and_values, "kv": keys_and_values, "k": _keys(sizes), "states": 0, "first-k": 0}
+    once = {"states": sizes.D, "first-k": _keys(sizes)}
     if sizes.decoder_only:
         once = {}
         each = {**each, "states": sizes.D}
@@ -32,5 +30,10 @@ def generated_bytes(kinds: Sequence[str], sizes: Sizes, job: Job) -> int:
     Raises KeyError for another kind.
     """
     keys_and_values = sizes.G * (sizes.K + sizes.V)
-    each = {"kv-reordered": keys_and_values, "kv": keys_and_values, "k": sizes.G * sizes.K, "x": sizes.D}
+    each = {"kv-reordered": keys_and_values, "kv": keys_and_values, "k": _keys(sizes), "x": sizes.D}
     return job.R * job.T * sum(each[kind] for kind in kinds) * job.itemsize
+
+
+def _keys(sizes: Sizes) -> int:
+    """Numbers of one position's keys, with what their norm made of each head."""
+    return sizes.G * (sizes.K + sizes.key_norm)

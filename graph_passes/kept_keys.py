@@ -73,16 +73,22 @@ class KeptKeys:
             return keys
         return build.add("Mul", [keys, build.constant(self.norm.gain, np.float32)])
 
-    def scales(self, build: Builder, keys: gs.Tensor, G: int) -> gs.Tensor | None:
-        """r [B, G, N] of keys [B, N, E] as they are projected; None without a norm."""
-        if self.norm is None:
-            return None
-        by_norm = build.reshape(keys, [0, 0, -1, self.norm.width])  # [B, N, 1 or G, width]
+    def scales(self, build: Builder, keys: gs.Tensor, G: int, positions: tuple[int, ...] = ()) -> gs.Tensor:
+        """r of keys as they are projected, which must have a norm: [R, G] of [R, E], or with ``positions`` (0,), which
+        stands for as many as there are, [B, N, G] of [B, N, E]."""
+        assert self.norm is not None
+        by_norm = build.reshape(keys, [*positions, 0, -1, self.norm.width])  # [..., 1 or G, width]
         squares = build.add("Mul", [by_norm, by_norm])
-        mean = build.add("ReduceMean", [squares, build.constant([3])], {"keepdims": 0})
+        mean = build.add("ReduceMean", [squares, build.constant([-1])], {"keepdims": 0})
         root = build.add("Sqrt", [build.add("Add", [mean, build.constant(self.norm.epsilon, np.float32)])])
-        by_head = build.transpose(build.add("Reciprocal", [root]), [0, 2, 1])  # [B, 1 or G, N]
-        return build.add("Expand", [by_head, build.constant([1, G, 1])])
+        return build.add("Expand", [build.add("Reciprocal", [root]), build.constant([1] * (1 + len(positions)) + [G])])
+
+
+def before_rotation(block: AttentionBlock) -> gs.Tensor:
+    """A block's queries [R, H, 1, K], normed where they are, before positions turn them."""
+    tensor = block.node.inputs[0]
+    rotations = [node for node in tensor.inputs if node.op == ROTATION]
+    return rotations[0].inputs[0] if rotations else tensor
 
 
 def require_own_space(blocks: dict[int, AttentionBlock], pass_name: str, between: tuple[str, ...] = ()) -> None:

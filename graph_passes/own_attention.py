@@ -27,6 +27,7 @@ from tightbeam.graph_passes.cache_bytes import generated_bytes
 from tightbeam.graph_passes.prior import prior_of, share_query
 from tightbeam.graph_passes.rotation_tables import RotationTables
 from tightbeam.graph_passes.streams import Streams, pairs_of_heads
+from tightbeam.plugins.beam_attention import OPTIONAL_INPUTS
 
 
 @dataclass
@@ -77,16 +78,20 @@ class OwnCaches:
         width: int,
         space: str,
         before_rotation: bool = False,
+        last: Sequence[gs.Tensor] = (),
     ) -> gs.Tensor:
         """[R, H width], of two streams [2 R, H width]: ``op`` of our own over ``inputs`` and the history, with the
         layer's bias by distance, and with what the prompt gave this layer, where there are such. ``caches``: what it
         gives besides. ``space``: what the operator's output is made of (``prior``). ``before_rotation``: the operator
-        turns queries and keys, where the layer has them turned."""
+        turns queries and keys, where the layer has them turned. ``last``: inputs of the operator's own, behind
+        ``row_bias``."""
         block, sizes = self.blocks[layer], self.graphs.sizes
         attended = self.build.variable(f"attended_{layer}", ["R", sizes.streams * sizes.H * width])
         bias = MISSING if block.distance_bias is None else self._by_head(block.distance_bias)
         rotation = self._rotation(block) if before_rotation else [MISSING] * 3
         optional = [*rotation, bias, *self._prior(layer, block, space)]
+        if last:
+            optional += [MISSING] * (len(OPTIONAL_INPUTS) - len(optional)) + list(last)
         while optional and optional[-1] is MISSING:
             optional.pop()
         attributes = {"scale": block.scale, "window": self.graphs.window(layer)}

@@ -136,5 +136,3 @@ def require_sizes(preset: Preset, sizes: Sizes) -> None:
             raise changed_keys(name, 0, between)
         if E < sizes.D and kind in ("k", "first-k"):
             raise narrow_keys(name, 0, sizes.D, E, bool(between))
-        if sizes.key_norm and kinds is GENERATED and kind == "k":
-            raise changed_keys(name, 0, [NORM])

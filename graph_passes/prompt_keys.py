@@ -37,6 +37,8 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     for layer, block in blocks.items():
         queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
         keys, own = prompt[layer].key.output, KeptKeys.of(block)
-        kept, scales = own.kept(encoder, keys), own.scales(encoder, keys, sizes.G)
+        kept, scales = own.kept(encoder, keys), None
+        if own.norm is not None:
+            scales = encoder.transpose(own.scales(encoder, keys, sizes.G, positions=(0,)), [0, 2, 1])  # [B, G, N]
         latents.attend(layer, block, queries, kept, f"source.{layer}.key", sizes.G * sizes.K, scales)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))

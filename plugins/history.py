@@ -81,9 +81,17 @@ SCORES = """
     products = MatMul (grouped_query, score_keys_t)
     factor = Constant <value_float: float = @scale> ()
     factor_like = CastLike (factor, products)
-    plain_scores = Mul (products, factor_like)
+    equal_scores = Mul (products, factor_like)
 """
-"""``plain_scores`` [R, G, Q, T] from ``score_query`` [R, H, 1, K] and ``score_keys`` [R, G, T, K]; Q = H / G."""
+"""``equal_scores`` [R, G, Q, T] from ``score_query`` [R, H, 1, K] and ``score_keys`` [R, G, T, K]; Q = H / G."""
+
+EQUAL = "    plain_scores = Identity (equal_scores)\n"
+SCALES = """
+    scales_t = Transpose <perm = [0, 1, 3, 2]> (scale_own)
+    scales_like = CastLike (scales_t, equal_scores)
+    plain_scores = Mul (equal_scores, scales_like)
+"""
+"""``plain_scores`` [R, G, Q, T], times ``scale_own`` [R, G, T, 1] where keys have factors."""
 
 BIAS = """
     safe_distance = Max (distance, zero)
@@ -152,7 +160,7 @@ def scores_and_weights(present: frozenset[str]) -> str:
         bias = BIAS
     elif "row_bias" in present:
         bias = ROW_BIAS
-    return SCORES + bias + WEIGHTS
+    return SCORES + (SCALES if "scale_cache" in present else EQUAL) + bias + WEIGHTS
 
 
 def rotations(present: frozenset[str], query: str, keys: str) -> str:

@@ -141,8 +141,8 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
         ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
         ("mistral", {"num_key_value_heads": 6}, "k", "k"),
         ("qwen2", {"num_key_value_heads": 6}, "k", "k"),
-        ("olmo2", {"num_key_value_heads": 6}, "k", "kv"),
-        ("qwen3", {"head_dim": 20}, "k", "kv"),
+        ("olmo2", {"num_key_value_heads": 6}, "k", "k"),
+        ("qwen3", {"head_dim": 20}, "k", "k"),
     ],
 )
 def test_keys_that_positions_turn_stand_in_for_values(

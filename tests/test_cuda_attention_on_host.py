@@ -123,6 +123,8 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
     R, G, T_max, K = inputs["cache"].shape
     H = inputs["query"].size // (R * K)
     new = {"query": inputs["query"], "row": inputs["row"], "cache": inputs["cache"].copy()}
+    new["row_scales"] = inputs.get("row_scales")
+    new["scale_cache"] = inputs["scale_cache"].copy() if "scale_cache" in inputs else None
     return {**fields, **dict(H=H, G=G, K=K, T_max=T_max, output=output(R, H * G * K)), **new}
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from operator_runs import MODULES, check, model_of, session_of
-from tightbeam.plugins import OPERATORS
+from operator_runs import MODULES, check, model_of, outputs_of, session_of
 from tightbeam.plugins.case import Array, Case
 from tightbeam.plugins.library import cuda_library
 from tolerance import allowed, error
@@ -33,13 +32,13 @@ def library() -> Any:
 
 def run(name: str, case: Case, library: Any) -> dict[str, Array]:
     """Outputs by name, as float32. The node must run on the GPU: there is no other provider to fall back to."""
-    model = model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs, with_function=False)
+    model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     session = session_of(model, library, [PROVIDER])
     assert session.get_providers()[0] == PROVIDER
     found = session.run(None, case.inputs)
     return {
         tensor: array.astype(np.float32) if array.dtype == np.float16 else array
-        for tensor, array in zip(OPERATORS[name].outputs, found, strict=True)
+        for tensor, array in zip(outputs_of(name, case), found, strict=True)
     }
 
 
@@ -69,7 +68,7 @@ def test_a_cache_on_the_device_is_written_in_place(name: str, library: Any) -> N
     sizes = {"V": 8} if name == "BeamAttention" else {}
     case = MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, T=3, T_max=6, lengths=[3, 2], **sizes)
     expected = MODULES[name].exact(case, np.float32)
-    model = model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs, with_function=False)
+    model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     session = session_of(model, library, [PROVIDER])
     binding = session.io_binding()
     caches = {}

@@ -9,10 +9,10 @@ import onnxruntime as ort
 import pytest
 
 from bundles import BundleCache
-from operator_runs import MODULES, model_of
+from operator_runs import MODULES, model_of, outputs_of
 from tightbeam.deploy.bundle import Bundle, BundleError
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, VERSION
+from tightbeam.plugins import DOMAIN, IR_VERSION, VERSION
 from tightbeam.plugins.case import Array, Case
 from tightbeam.plugins.library import cpu_library
 
@@ -88,7 +88,7 @@ def test_a_library_that_cannot_be_loaded(
 
 def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelProto:
     """The operator on inputs rounded to ``kind``, and its result rounded so: run in that type, or outside of it."""
-    model = model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs, with_function=False)
+    model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     graph, (node,) = model.graph, list(model.graph.node)
     floats = {*case.floats, *(output.name for output in graph.output)} - {"lse", "beams", "tokens"}
     floats -= {"scores"} if name == "BeamTopK" else set()
@@ -115,5 +115,5 @@ def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelP
 def test_16_bit_types_are_float32_rounded(name: str, kind: int) -> None:
     for case in MODULES[name].cases():
         inside, outside = (run(rounded_model(name, case, kind, inside), case.inputs) for inside in (True, False))
-        for tensor, found, expected in zip(OPERATORS[name].outputs, inside, outside, strict=True):
+        for tensor, found, expected in zip(outputs_of(name, case), inside, outside, strict=True):
             np.testing.assert_array_equal(found, expected, err_msg=f"{case.name}: {tensor}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from operator_runs import MODULES, model_of, run, session_of
+from operator_runs import MODULES, model_of, outputs_of, run, session_of
 from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.case import Case
 from tightbeam.plugins.library import cpu_library
@@ -29,7 +29,8 @@ def sound(name: str) -> Case:
         "BeamAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "T": 5, "T_max": 7, "lengths": [5, 3]}
         | options,
         "BeamLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "T": 5, "T_max": 7, "lengths": [5, 3]}
-        | options,
+        | options
+        | {"scaled": True},
     }
     case: Case = MODULES[name].random_case(1, **sizes[name])
     return case
@@ -119,6 +120,7 @@ VALUES: list[tuple[str, Spoil, str]] = [
             (name, swap("cosines", np.zeros((16, 4))), rf"{name}: (cosines|sines) "),
         )
     ),
+    ("BeamLatentAttention", drop("row_scales"), r"BeamLatentAttention: has one of row_scales and scale_cache"),
     ("LatentAttention", drop("sines"), r"LatentAttention: has one of cosines and sines"),
     ("LatentAttention", swap("cosines", np.zeros((7, 3))), r"LatentAttention: (cosines|sines) "),
     (
@@ -180,7 +182,7 @@ def test_a_wrong_type_or_rank_is_refused(name: str) -> None:
         case = sound(name)
         case.inputs[tensor] = array.astype(np.float64 if array.dtype != np.float64 else np.float32)
         with pytest.raises(Exception, match=name):
-            session_of(model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs, False), LIBRARY)
+            session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case), False), LIBRARY)
         case.inputs[tensor] = np.ones((1, *array.shape), dtype=array.dtype) if array.ndim else np.ones(2, array.dtype)
         with pytest.raises(Exception, match=rf"{name}: {tensor} is \["):
             run(name, case, LIBRARY)
@@ -206,7 +208,7 @@ def test_a_refused_step_writes_nothing(name: str) -> None:
 
     case = sound(name)
     case.inputs["lengths"][1] = 99
-    session = session_of(model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs), LIBRARY)
+    session = session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case)), LIBRARY)
     binding = session.io_binding()
     kept = {}
     for tensor, array in case.inputs.items():

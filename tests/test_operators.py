@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operator_runs import MODULES, check, model_of, run, session_of
+from operator_runs import MODULES, check, model_of, outputs_of, run, session_of
 from tightbeam.plugins import OPERATORS, functions
 from tightbeam.plugins.case import Case
 from tightbeam.plugins.library import cpu_library
@@ -231,7 +231,7 @@ def test_a_cache_bound_to_one_buffer_gets_one_row(name: str, library: Path | Non
     expected = MODULES[name].exact(case, np.float32)
     import onnxruntime as ort
 
-    session = session_of(model_of(name, case.inputs, case.attributes, OPERATORS[name].outputs), library)
+    session = session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case)), library)
     binding = session.io_binding()
     buffers = {}
     for tensor, array in case.inputs.items():

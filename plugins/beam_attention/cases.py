@@ -160,7 +160,7 @@ def rotate(vectors: Array, angles_at: Array, case: Case) -> Array:
     return np.concatenate([one * cosines - two * sines, two * cosines + one * sines, rest], axis=-1)
 
 
-def attend_history(case: Case, query: Array, keys: Array, values: Array) -> Array:
+def attend_history(case: Case, query: Array, keys: Array, values: Array, scales: Array | None = None) -> Array:
     """[R, H, width]: ``query`` [R, H, K] over each row's ``keys`` [R, G, T, K] and ``values`` [R, H, T, width]."""
     dtype = query.dtype.type
     ancestry, lengths = case.inputs["ancestry"], case.inputs["lengths"]
@@ -176,6 +176,8 @@ def attend_history(case: Case, query: Array, keys: Array, values: Array) -> Arra
         keys = rotate(keys, in_table, case)
     scores = np.einsum("rgqk,rgtk->rgqt", query.reshape(R, G, H // G, K), keys).reshape(R, H, T)
     scores = scores * dtype(case.attributes["scale"])
+    if scales is not None:
+        scores = scores * np.repeat(scales[..., 0], H // G, axis=1)
     distance = newest - positions  # [R, T]
     if "distance_bias" in case.inputs:
         bias = case.inputs["distance_bias"].astype(dtype)

@@ -9,10 +9,13 @@ input                      type, shape            meaning
 ``ancestry``               int32 [B, M, T]        which beam slot wrote position t of a beam's own history
 ``lengths``                int32 [B]              tokens of the sample so far, the new one included, 1..T
 optional ones              as in BeamAttention    ``prior_output`` is [R, H G K]
+``row_scales``, optional   float32 [R, G]         factors on the new row's scores, head by head: what a norm made of it
+``scale_cache``, optional  [R, G, T_max, 1]       float32, likewise of every position
 attribute ``scale``        float                  factor on the scores
 attribute ``window``       int                    newest positions that count; 0, the default: all
 output ``output``          float [R, H G K]       each head's weights over whole rows, unrotated
 ``cache_out``              float [R, G, T_max, K] the cache with the new row at position lengths-1
+``scale_cache_out``        [R, G, T_max, 1]       likewise, where there is a ``scale_cache``
 =========================  =====================  ========================================================
 
 Scores come from a head's own part of the row, as in BeamAttention; the values are whole rows, of which W_KV,i or W_V,i
@@ -27,6 +30,8 @@ from tightbeam.plugins.schema import Operator
 
 __all__ = ["BEAM_LATENT_ATTENTION"]
 
+SCALES = ("row_scales", "scale_cache")
+
 WRITE = """
     width = Shape <start = 1, end = 2> (query)
     G = Shape <start = 1, end = 2> (cache)
@@ -39,6 +44,12 @@ WRITE = """
     query_by_head = Reshape (query, query_shape)
     row_by_head = Reshape (row, row_shape)
     cache_out = TensorScatter <axis = -2> (cache, row_by_head, newest)
+"""
+
+WRITE_SCALES = """
+    scales_shape = Concat <axis = 0> (minus_one, G, axis1, axis1)
+    scales_by_head = Reshape (row_scales, scales_shape)
+    scale_cache_out = TensorScatter <axis = -2> (scale_cache, scales_by_head, newest)
 """
 
 ATTEND = """
@@ -62,15 +73,17 @@ OUTPUT = """
 
 def _body(present: frozenset[str]) -> str:
     text = HISTORY + WRITE + gather("cache", "cache_out") + rotations(present, "query_by_head", "cache_own")
+    if "scale_cache" in present:
+        text += WRITE_SCALES + gather("scale", "scale_cache_out")
     join = JOIN if "prior_output" in present else "    joined = Identity (own_output)\n"
     return text + scores_and_weights(present) + ATTEND + join + OUTPUT
 
 
 BEAM_LATENT_ATTENTION = Operator(
     "BeamLatentAttention",
-    ("query", "row", "cache", "ancestry", "lengths", *OPTIONAL_INPUTS),
-    ("output", "cache_out"),
+    ("query", "row", "cache", "ancestry", "lengths", *OPTIONAL_INPUTS, *SCALES),
+    ("output", "cache_out", "scale_cache_out"),
     _body,
-    optional=frozenset(OPTIONAL_INPUTS),
+    optional=frozenset((*OPTIONAL_INPUTS, *SCALES, "scale_cache_out")),
     attributes=("scale", "window: int = 0"),
 )

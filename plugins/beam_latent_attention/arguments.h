@@ -28,7 +28,10 @@ struct BeamLatentAttentionArguments {
   const Float* prior_output;   // [R, H G K]: attention over other positions, to be joined in one softmax; or null
   const float* prior_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prior_output
 
+  const float* row_scales;  // [R, G]: factors on the new row's scores; or null
+
   Float* cache;   // [R, G, T_max, K]: read, and written at position lengths-1
+  float* scale_cache;  // [R, G, T_max, 1]: likewise, the factors of each position; null with row_scales
   Float* output;  // [R, H, G K]: each head's weights over whole rows, unrotated
 };
 

@@ -34,6 +34,7 @@ def random_case(
     bias: bool = False,
     prior: bool = False,
     row_bias: bool = False,
+    scaled: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
 ) -> Case:
@@ -64,8 +65,11 @@ def random_case(
         prior=prior,
         row_bias=row_bias,
     )
-    switches = (("shifted", shifted), ("bias", bias), ("prior", prior), ("row_bias", row_bias))
-    flags = [name for name, on in switches if on]
+    if scaled:
+        options["row_scales"] = np.exp(numbers(B * M, G))
+        options["scale_cache"] = np.exp(numbers(B * M, G, T_max, 1))
+    on = {"shifted": shifted, "bias": bias, "prior": prior, "row_bias": row_bias, "scaled": scaled}
+    flags = [name for name, switched in on.items() if switched]
     name = "-".join([f"B{B}-M{M}-H{H}-G{G}-K{K}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"])
     floats = ("query", "row", "cache", *(["prior_output"] if prior else []))
     return Case(name, {**inputs, **options}, {"scale": K**-0.5, "window": window}, floats)
@@ -87,6 +91,8 @@ def cases() -> list[Case]:
         random_case(8, B=1, M=2, H=2, G=2, K=64, T=150, T_max=160, spread=15.0, lengths=[150]),
         random_case(9, B=2, M=3, H=4, G=2, K=12, T=9, T_max=11, row_bias=True),
         random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, prior=True, row_bias=True),
+        random_case(11, B=2, M=3, H=4, G=2, K=12, T=40, T_max=43, rotary=8, shifted=True, prior=True, scaled=True),
+        random_case(12, B=2, M=2, H=4, G=4, K=16, T=9, T_max=9, bias=True, scaled=True),
     ]
 
 
@@ -100,5 +106,11 @@ def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     keys = own_history(cache, ancestry)  # [R, G, T, K]
     rows = keys.swapaxes(1, 2).reshape(R, 1, -1, G * K)
     values = np.broadcast_to(rows, (R, H, *rows.shape[2:]))
-    output = attend_history(case, query.reshape(R, H, K), keys, values)
-    return {"output": output.reshape(R, H * G * K), "cache_out": cache}
+    found = {"cache_out": cache}
+    scales = None
+    if "scale_cache" in case.inputs:
+        new, kept = (case.inputs[name].astype(dtype) for name in ("row_scales", "scale_cache"))
+        found["scale_cache_out"] = write(kept, new[:, :, None], lengths, ancestry.shape[1])
+        scales = own_history(found["scale_cache_out"], ancestry)
+    output = attend_history(case, query.reshape(R, H, K), keys, values, scales)
+    return {"output": output.reshape(R, H * G * K), **found}

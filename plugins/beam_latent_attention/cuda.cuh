@@ -51,6 +51,11 @@ struct BeamLatentProblem {
   }
   __device__ bool counts(int n) const { return n < end; }
   __device__ float score(int j, int n, float dot) const {
+    if (a.scale_cache) {
+      const long long source = history_row(a, sample, beam, n);
+      const int g = first_group(j);
+      dot *= n == span.newest ? a.row_scales[source * a.G + g] : a.scale_cache[(source * a.G + g) * a.T_max + n];
+    }
     return history_score(a, span, history_bias(a, row()), first_head + j, n, dot);
   }
 
@@ -78,6 +83,9 @@ __device__ __forceinline__ bool begin_beam_latent(const BeamLatentProblem<Float>
     for (int i = threadIdx.x; i < D; i += blockDim.x)
       a.cache[((problem.row() * a.G + i / a.K) * a.T_max + problem.span.newest) * a.K + i % a.K] =
           a.row[problem.row() * D + i];
+  if (a.scale_cache && blockIdx.y == 0 && blockIdx.z == 0)
+    for (int g = threadIdx.x; g < a.G; g += blockDim.x)
+      a.scale_cache[(problem.row() * a.G + g) * a.T_max + problem.span.newest] = a.row_scales[problem.row() * a.G + g];
   return true;
 }
 

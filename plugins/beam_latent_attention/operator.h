@@ -21,10 +21,15 @@ inline const Operator& beam_latent_attention_table() {
                                   Input("prior_output", Element::Float, "B M, H G K").optional(),
                                   Input("prior_lse", Element::float32, "B M, H").optional(),
                                   Input("row_bias", Element::float32, "B M, H, Y").optional(),
+                                  Input("row_scales", Element::float32, "B M, G").optional(),
+                                  Input("scale_cache", Element::float32, "B M, G, T_max, 1").optional(),
                               },
                               {
                                   Output("output", Element::Float, "B M, H G K"),
                                   Output("cache_out", Element::Float, "B M, G, T_max, K").updates("cache"),
+                                  Output("scale_cache_out", Element::float32, "B M, G, T_max, 1")
+                                      .updates("scale_cache")
+                                      .optional(),
                               },
                               {Attribute::required_float("scale"), Attribute::optional_int("window", 0)});
   return table;
@@ -37,6 +42,11 @@ BeamLatentAttentionArguments<Float> beam_latent_attention_arguments(const Call& 
   arguments.query = call.input<Float>("query");
   arguments.row = call.input<Float>("row");
   arguments.cache = call.output<Float>("cache_out");
+  check_pair(call, "row_scales", "scale_cache");
+  arguments.row_scales = call.input<float>("row_scales");
+  arguments.scale_cache = call.output<float>("scale_cache_out");
+  if ((arguments.row_scales == nullptr) != (arguments.scale_cache == nullptr))
+    call.fail("has one of scale_cache and scale_cache_out, expected both or none");
   return arguments;
 }
 

@@ -66,6 +66,8 @@ class Item {
     fetch_first_head(oldest, parted);
     write(h_.keys);
     if (h_.values.cache != nullptr) write(h_.values);
+    if (h_.scale_cache != nullptr)
+      for (int m = 0; m < h_.M; ++m) *cached_scale(m, newest_) = h_.row_scales[row(m) * h_.G + g_];
     for (int m = 0; m < h_.M; ++m) start(m);
     for (int t = oldest; t < parted; t += TILE) attend(0, h_.M, t, std::min(TILE, parted - t));
     for (int m = 0; m < h_.M; ++m)
@@ -81,6 +83,8 @@ class Item {
   float* cached(const HistoryRows& rows, int slot, size_t head, int t) const {
     return rows.cache + ((row(slot) * h_.G + head) * h_.T_max + t) * rows.width;
   }
+
+  float* cached_scale(int slot, int t) const { return h_.scale_cache + (row(slot) * h_.G + g_) * h_.T_max + t; }
 
   // Where the beams' histories part: they come from one beam before, as all but their last tokens soon do, and then go
   // over it together.
@@ -130,7 +134,7 @@ class Item {
   // Beams [m, m + beams), whose history at positions [t, t + count) is the same.
   void attend(int m, int beams, int t, int count) {
     const int first = m * heads_, Q = beams * heads_;
-    const float *keys[TILE], *values[TILE], *next_keys[TILE], *next_values[TILE];
+    const float *keys[TILE] = {}, *values[TILE] = {}, *next_keys[TILE] = {}, *next_values[TILE] = {};
     const bool has_values = h_.values.cache != nullptr;
     const int next = g_ + 1 < static_cast<size_t>(h_.G) ? count : 0;
     for (int i = 0; i < count; ++i) {
@@ -143,6 +147,7 @@ class Item {
     }
     if (rotation_) turn_keys(keys, t, count);
     attention_.dot(first, Q, keys, count, {next_keys, next, h_.keys.width});
+    if (h_.scale_cache != nullptr) scale_scores(m, first, Q, t, count);
     if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
     attention_.weigh(first, Q, count);
     if (has_values) return attention_.add(first, Q, values, count, V_, 0, {next_values, next, h_.values.width});
@@ -157,6 +162,14 @@ class Item {
       float* turned = &rotated_[static_cast<size_t>(i) * h_.keys.width];
       turn(keys[i], turned, t + i);
       keys[i] = turned;
+    }
+  }
+
+  // What belongs to the keys of beam m's history; the newest position's has been written by this item.
+  void scale_scores(int m, int first, int Q, int t, int count) {
+    for (int i = 0; i < count; ++i) {
+      const float factor = *cached_scale(t + i == newest_ ? m : slots(m)[t + i], t + i);
+      for (int q = first; q < first + Q; ++q) attention_.scores(q)[i] *= factor;
     }
   }
 

@@ -33,7 +33,9 @@ struct History {
   const float* distance_bias;
   const float* prior_output;
   const float* prior_lse;
-  float* output;  // [R, H, width of the values]
+  const float* row_scales;  // [R, G] factors on the scores of the new keys, or null
+  float* scale_cache;       // [R, G, T_max] likewise of each position, where the new ones are written; or null
+  float* output;            // [R, H, width of the values]
 };
 
 // What the arguments of both operators have in common, under the same names.

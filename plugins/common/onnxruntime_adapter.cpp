@@ -341,7 +341,7 @@ std::vector<Copy> copies(const Call& call) {
     const Output& output = call.op.outputs[i];
     if (!output.starts_as_copy) continue;
     const Tensor& from = call.inputs[call.op.input(output.input)];
-    if (from.data == call.outputs[i]) continue;
+    if (!from.present || call.outputs[i] == nullptr || from.data == call.outputs[i]) continue;
     size_t bytes = bytes_of(from.type);
     for (int64_t size : from.shape) bytes *= static_cast<size_t>(size);
     copies.push_back({from.data, call.outputs[i], bytes});

@@ -86,7 +86,14 @@ void run_widened(Call& call, Type narrow, const Parallel& parallel, void (*run)(
   }
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     const Output& output = call.op.outputs[i];
-    if (output.type != Element::Float || call.outputs[i] == nullptr) continue;
+    if (call.outputs[i] == nullptr) continue;
+    if (output.type != Element::Float) {
+      if (output.starts_as_copy) {
+        const Tensor& from = call.inputs[call.op.input(output.input)];
+        if (from.data != call.outputs[i]) std::memcpy(call.outputs[i], from.data, bytes_of(from.type) * count_of(from.shape));
+      }
+      continue;
+    }
     const size_t count = count_of(call.op.output_shape(i, call.sizes));
     outputs[i] = output.starts_as_copy ? inputs[call.op.input(output.input)] : std::vector<float>(count);
     call.outputs[i] = outputs[i].data();
