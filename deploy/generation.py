@@ -99,6 +99,10 @@ class GenerationError(ValueError):
     """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
 
 
+DEFAULT_NEW_TOKENS = 20
+"""Of transformers, where nothing sets a length."""
+
+
 @dataclass(frozen=True)
 class GenerationOptions:
     """The resolved settings of one generation. Lengths count all tokens of a row, start token or prompt included.
@@ -238,7 +242,7 @@ def _max_length(fields: _Fields, max_positions: int, beginning: int) -> int:
         name, start = "max_new_tokens", beginning
         length = start + fields.integer("max_new_tokens", 0, minimum=1)
     elif "max_length" not in fields:
-        length = min(beginning + 20, max_positions)
+        length = min(beginning + DEFAULT_NEW_TOKENS, max_positions)
     if length > max_positions:
         problem = f"makes sequences of {length} tokens, the model has {max_positions} positions"
         raise fields.error(name, problem, f"pass {name}={max_positions - start} or less")
@@ -254,7 +258,13 @@ def _max_length(fields: _Fields, max_positions: int, beginning: int) -> int:
 
 def _min_length(fields: _Fields, beginning: int) -> int:
     length = fields.integer("min_length", 0, minimum=0)
-    return beginning + fields.integer("min_new_tokens", 0, minimum=0) if "min_new_tokens" in fields else length
+    if "min_new_tokens" not in fields:
+        return length
+    least = fields.integer("min_new_tokens", 0, minimum=0)
+    if least > DEFAULT_NEW_TOKENS and "max_new_tokens" not in fields and "max_length" not in fields:
+        made = f"is more than the {DEFAULT_NEW_TOKENS} new tokens that are made where no length is set"
+        raise fields.error("min_new_tokens", made, f"pass max_new_tokens={least} or more, too")
+    return beginning + least
 
 
 def _early_stopping(fields: _Fields) -> EarlyStopping:

@@ -130,9 +130,7 @@ def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
     if outside is not None:
         raise InputError(f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}")
     if len(tokens) > sizes.max_source:
-        raise InputError(
-            f"{len(tokens)} token ids are more than the model's {sizes.max_source} positions; shorten them"
-        )
+        raise InputError(f"{len(tokens)} token ids are more than {runner.longest_source}; shorten them")
     return tokens, False
 
 

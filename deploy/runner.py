@@ -212,7 +212,7 @@ class Runner:
         cut = len(ids) > limit
         if cut and not truncate:
             raise InputError(
-                f"text of {len(ids)} tokens is longer than the model's {limit} positions; shorten it, or cut it with "
+                f"text of {len(ids)} tokens is longer than {self.longest_source}; shorten it, or cut it with "
                 "--truncate (truncate=True)"
             )
         ids = codec.truncate(text, limit) if cut else ids
@@ -237,6 +237,14 @@ class Runner:
         return self._require_codec().decode([int(token) for token in sequence])
 
     @property
+    def longest_source(self) -> str:
+        """How many tokens a source may have, as errors say it."""
+        sizes = self.manifest.sizes
+        if self.decoder_only:
+            return f"the {sizes.max_source} that a prompt may have, of {sizes.max_target} positions one for a new token"
+        return f"the model's {sizes.max_source} positions"
+
+    @property
     def has_tokenizer(self) -> bool:
         return self._codec is not None
 
@@ -259,7 +267,7 @@ class Runner:
             raise InputError(f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]")
         if ids.shape[1] > sizes.max_source:
             raise InputError(
-                f"input_ids has {ids.shape[1]} positions, the model has {sizes.max_source}; shorten the source"
+                f"input_ids has {ids.shape[1]} positions, more than {self.longest_source}; shorten the source"
             )
         outside = ids[(ids < 0) | (ids >= sizes.source_vocabulary)]
         if outside.size:

@@ -194,6 +194,7 @@ def _download(hub_id: str) -> Path:
         )
     except Exception as error:  # the hub's client raises its own, httpx's, OSError and ValueError alike
         chain = list(_causes(error))
+        hint = "" if hub_id in ALIASES.values() else f"; {_close_aliases(hub_id)}"
         if any(isinstance(cause, GatedRepoError) for cause in chain):
             fault = "is gated: accept its terms on the hub and log in (`hf auth login`)"
         elif any(isinstance(cause, RepositoryNotFoundError | HFValidationError) for cause in chain):
@@ -201,7 +202,7 @@ def _download(hub_id: str) -> Path:
         else:
             fault = (
                 f"could not be fetched from the model hub ({_first_line(chain[-1])}); check the network, "
-                f"or give the path of a checkpoint folder; {_close_aliases(hub_id)}"
+                f"or give the path of a checkpoint folder{hint}"
             )
         raise ExportError(f"{hub_id}: {fault}") from error
     return _checked_folder(Path(folder))

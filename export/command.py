@@ -119,28 +119,35 @@ def export_model(
         _say("error: interrupted; there is no new bundle")
         raise typer.Exit(130) from None
     try:
-        _print_summary(bundle)
+        _print_summary(bundle, named=variant is not None)
     except OSError as error:
         _say(f"error: cannot print the summary: {error.strerror}; the bundle {bundle.path} is whole")
         raise typer.Exit(1) from None
 
 
-def _print_summary(bundle: Bundle) -> None:
+def _print_summary(bundle: Bundle, *, named: bool) -> None:
     from tightbeam.export.memory_table import guard_table, memory_table, passes_table
 
     console = Console(highlight=False)
+    if not named:
+        print(f"variant: {bundle.manifest.variant}, since none was named (el, or dedup for models with RoPE)")
     console.print(passes_table(bundle))
     if bundle.manifest.guard:
         console.print(guard_table(bundle))
     console.print(memory_table(bundle))
     parity = bundle.manifest.parity
     if parity:
-        print(
-            f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings "
-            f"equal torch's; scores within {parity.max_score_error:.1g}"
-            + (f"; {parity.ties} sequences left out, which only rounding picks" if parity.ties else "")
-            + (f"; {parity.differing} sequences differ, as --weight-threshold lets them" if parity.differing else "")
-        )
+        if bundle.manifest.weight_threshold:
+            print(
+                f"parity: {parity.differing} of {parity.samples * parity.settings} sequences differ from torch's "
+                f"(--weight-threshold); the others, {parity.tokens} tokens, are equal"
+            )
+        else:
+            print(
+                f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings "
+                f"equal torch's; scores within {parity.max_score_error:.1g}"
+                + (f"; {parity.ties} sequences left out, which only rounding picks" if parity.ties else "")
+            )
     else:
         print("parity: not compared with torch (--no-check)")
     print(f"bundle: {bundle.path}", flush=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from tightbeam.deploy.bundle import (
     FORMAT_VERSION,
@@ -85,7 +85,7 @@ def export_model(
     check: bool = True,
     force: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
-    on_ranking: Callable[[Table], None] = lambda table: None,
+    on_ranking: Callable[[RenderableType], None] = lambda table: None,
 ) -> Bundle:
     """Export a checkpoint as a bundle.
 
@@ -107,6 +107,7 @@ def export_model(
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
     """
     choice = choose(variant or SMALLEST, source_cache, generated_cache)
+    _check_used(choice, workload or Workload())
     _check_options(precision, max_new_tokens, weight_threshold)
     texts = read_calibration(calibration) if calibration is not None else None
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
@@ -119,6 +120,8 @@ def export_model(
         target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
         check_target(target, force=force)
     _refuse_early(choice, checkpoint.sizes)
+    if texts is not None and choice.preset is not None and not needs_guard(same_for_all(choice.preset, 1, "")):
+        raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
     check_speech(checkpoint)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
@@ -168,6 +171,19 @@ def _check_options(precision: str, max_new_tokens: int | None, weight_threshold:
         raise ExportError(f"weight_threshold={weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001")
 
 
+def _check_used(choice: Choice, workload: Workload) -> None:
+    """Raise ExportError for what a workload says that nothing will look at."""
+    if choice.preset is None:
+        return
+    if workload.bandwidth_gb_s is not None or workload.gflop_s is not None:
+        raise ExportError("bandwidth and matrix rate are for --variant auto; leave them out, or let it choose")
+    if workload.memory_limit is None and workload != Workload():
+        raise ExportError(
+            "batch size, beams and lengths of a job are for --variant auto and --memory-limit; leave them out "
+            "(--max-new-tokens is what a bundle itself has)"
+        )
+
+
 def _refuse_early(choice: Choice, sizes: Sizes) -> None:
     """Raise PassError for a choice that can be refused before the model generates and is traced, which takes long."""
     if choice.preset is not None:
@@ -180,7 +196,7 @@ def settle(
     checkpoint: Checkpoint,
     canonical: ModelGraphs,
     workload: Workload,
-    on_ranking: Callable[[Table], None],
+    on_ranking: Callable[[RenderableType], None],
 ) -> Choice:
     """The choice, made now where it is ``auto``. Raises ExportError where nothing fits the memory limit."""
     if choice.preset is not None:

@@ -270,7 +270,8 @@ def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
     if checkpoint.sizes.decoder_only:  # new tokens need positions too
         limit = min(limit, max(1, checkpoint.sizes.max_source // 2))
     if checkpoint.tokenizer is not None:
-        found = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
+        with quiet_transformers():
+            found = [_cut(checkpoint.tokenizer, text, limit) for text in texts]
         cut = [(text, ids) for text, ids in found if ids is not None]
         if cut:
             shorter, fitting = zip(*cut, strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from tightbeam.export.errors import ExportError
@@ -87,8 +88,10 @@ def best_of(ranked: Sequence[Ranked]) -> Ranked:
     return ranked[0]
 
 
-def ranking_table(ranked: Sequence[Ranked], impossible: Mapping[str, str], job: Job, machine: Machine) -> Table:
-    """The ranking, best first, with predicted times and bytes by formula; then what cannot be, and why."""
+def ranking_table(
+    ranked: Sequence[Ranked], impossible: Mapping[str, str], job: Job, machine: Machine
+) -> RenderableType:
+    """The ranking, best first, with predicted times and bytes by formula; below, what cannot be, and why."""
     table = Table(
         title=(
             f"Predicted for batch {job.B}, {job.M} beams, source of {job.N}, output of {job.T} tokens, at "
@@ -105,6 +108,7 @@ def ranking_table(ranked: Sequence[Ranked], impossible: Mapping[str, str], job: 
         memory = (f"{variant.cache_bytes / 1e6:,.1f}", f"{variant.memory_bytes / 1e6:,.1f}")
         verdict = variant.refused or ("chosen" if index == 0 else "")
         table.add_row(variant.variant, *times, *memory, verdict, style="bold" if verdict == "chosen" else None)
+    reasons: dict[str, list[str]] = {}
     for name, reason in impossible.items():
-        table.add_row(name, *[""] * 5, reason)
-    return table
+        reasons.setdefault(reason.partition(": ")[2] or reason, []).append(name)
+    return Group(table, *(f"not for this model: {', '.join(names)} ({reason})" for reason, names in reasons.items()))

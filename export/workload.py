@@ -64,8 +64,8 @@ class Workload:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``2GB``, ``1.5 GiB`` or a plain number. Raises ExportError for anything else."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?b?)\s*", text.lower())
+    """Bytes from ``2GB``, ``1.5 GiB`` or ``7b``. Raises ExportError for anything else."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b?|b)\s*", text.lower())
     unit = found.group(2) if found else ""
     unit += "b" if unit and not unit.endswith("b") else ""
     if found is None or (unit not in UNITS and unit != "b"):

@@ -125,5 +125,6 @@ def narrow_keys(pass_name: str, layer: int, D: int, E: int, changed: bool) -> Pa
     """What there is to say where E < D; ``changed``: something stands between keys and scores."""
     return PassError(
         f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-        f"the values (key heads shared by query heads, or narrow ones); keep kv{'' if changed else ', or x'}"
+        f"the values (key heads shared by query heads, or narrow ones); keep kv (--variant dedup)"
+        f"{'' if changed else ', or x'}"
     )

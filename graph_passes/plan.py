@@ -125,7 +125,7 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, job: Job) -> tuple[int, 
 
 def require_sizes(preset: Preset, sizes: Sizes) -> None:
     """Raise PassError, in the words of the passes, for a kind of cache that no model of these sizes can have, before
-    there are graphs. The passes themselves know more: biases, what goes together."""
+    there are graphs, and for two that do not go together. The passes themselves know more."""
     between = [op for op, stands in ((ROTATION, sizes.rotary), (NORM, sizes.key_norm)) if stands]
     E = sizes.G * sizes.K
     for kinds, kind in ((PROMPT if sizes.decoder_only else SOURCE, preset.source), (GENERATED, preset.generated)):
@@ -136,3 +136,19 @@ def require_sizes(preset: Preset, sizes: Sizes) -> None:
             raise changed_keys(name, 0, between)
         if E < sizes.D and kind in ("k", "first-k"):
             raise narrow_keys(name, 0, sizes.D, E, bool(between))
+    if sizes.decoder_only:
+        _require_pair(preset)
+
+
+def _require_pair(preset: Preset) -> None:
+    """What a decoder-only model's layers attend to together."""
+    if preset.generated in GENERATED and (preset.source == "kv-per-beam") != (preset.generated == "kv-reordered"):
+        raise PassError(
+            f"source {preset.source} and generated {preset.generated}: in a decoder-only model kv-per-beam and "
+            "kv-reordered go together, and with nothing else; choose both (--variant baseline) or neither"
+        )
+    if preset.generated == "x" and preset.source in ("kv", "k"):
+        raise PassError(
+            f"source {preset.source} and generated x: in a decoder-only model x goes with a prompt kept as states; "
+            "keep that, or kv or k of the generated part"
+        )

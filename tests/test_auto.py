@@ -145,12 +145,15 @@ def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: Check
     bundle = export_model(checkpoint, tmp_path / "a", variant="auto", workload=workload, on_ranking=tables.append)
     assert bundle.manifest.variant != "dedup"
     assert bundle.manifest.layers[0].reason.startswith(f"auto: {bundle.manifest.variant} is predicted to be fastest")
-    assert [table.row_count for table in tables] == [len(PRESETS) - 1]
+    assert [group.renderables[0].row_count for group in tables] == [len(PRESETS) - 1]
     workload = Workload(bandwidth_gb_s=1e9, gflop_s=1e-3)
     bundle = export_model(checkpoint, tmp_path / "b", variant="auto", workload=workload, check=False)
     assert bundle.manifest.variant == "dedup"
     with pytest.raises(ExportError, match=r"weights and caches need [\d,]+ bytes, over the limit of 1,000"):
         export_model(checkpoint, tmp_path / "c", variant="dedup", workload=Workload(memory_limit=1000), check=False)
+    for unused in (Workload(batch_size=99), Workload(source_length=20), Workload(bandwidth_gb_s=7.0)):
+        with pytest.raises(ExportError, match="--variant auto"):
+            export_model(checkpoint, tmp_path / "c", variant="dedup", workload=unused)
     with pytest.raises(ExportError, match="chooses both caches"):
         choose("auto", "k")
 
@@ -169,7 +172,6 @@ def test_amounts_of_memory() -> None:
         "2GB": 2 * 10**9,
         "512MiB": 2**29,
         "1.5 gib": 3 * 2**29,
-        "7": 7,
         "7b": 7,
         "2g": 2 * 10**9,
         " 3 MB ": 3 * 10**6,
@@ -177,6 +179,7 @@ def test_amounts_of_memory() -> None:
     assert {text: parse_bytes(text) for text in amounts} == amounts
     for text in (
         "",
+        "7",
         "GB",
         "-1GB",
         "2XB",

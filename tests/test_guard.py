@@ -193,6 +193,8 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
     assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word that has no room
     with pytest.raises(ExportError, match="no calibration text begins with a word that the model has room for"):
         calibrate(checkpoint, long[:1])
+    with pytest.raises(ExportError, match="calibration texts are for what is measured; dedup is exact"):
+        export_model(checkpoints("bart"), tmp_path / "out", variant="dedup", calibration=path)
     with pytest.raises(ExportError, match="no tokenizer"):
         calibrate(load_checkpoint(checkpoints("bart")), ("a text",))
 

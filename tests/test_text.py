@@ -65,7 +65,7 @@ def same(one: SearchResult, other: SearchResult) -> None:
         ([[5, -1]], "holds -1, which is outside the vocabulary; expected 0 to 100"),
         ([[5, 101]], "holds 101, which is outside the vocabulary"),
         (np.array([[2**63]], np.uint64), "outside the vocabulary"),
-        ([[5] * 65], "65 positions, the model has 64"),
+        ([[5] * 65], "65 positions, more than the model's 64"),
     ],
 )
 def test_ids_that_cannot_be_run(runner: Runner, ids: Any, part: str) -> None:
