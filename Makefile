@@ -54,10 +54,14 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: Tightbeam needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
 	       "name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "setting up $(VENV): a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --config-settings wheel.cmake=false -e '.[dev]'
 	@touch $@
 
 $(BUILT): $(READY) $(NATIVE)
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=OFF -e .
+	@$(BIN)/python -c 'import sys; from tightbeam.plugins.library import cpu_library; sys.exit(cpu_library() is None)' || \
+	  echo "warning: the native library did not compile; the functions inside a model run in its place, and its tests" \
+	       "are skipped. For the reason: cmake -S plugins -B build/native && cmake --build build/native" >&2
 	@touch $@
