@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -300,8 +301,11 @@ def _load_config(family: Family, config_json: dict[str, Any], folder: Path) -> A
     try:
         config = model_class.config_class.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the strict config classes raise types of their own for wrong values
-        lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines() if line.strip()]
-        raise ExportError(f"{path}: {' '.join(lines)[:300]}; correct the value") from error
+        reason = textwrap.shorten(_first_line(list(_causes(error))[-1]), 300, placeholder=" ...")
+        zeros = [name for name, value in config_json.items() if type(value) is int and value == 0 and "_id" not in name]
+        if isinstance(error, ZeroDivisionError) and zeros:
+            reason = f"{' or '.join(zeros)} is 0, by which transformers divides"
+        raise ExportError(f"{path}: {reason}; correct the value") from error
 
     for fault in family.config_faults(config):
         raise ExportError(f"{path}: {fault}")

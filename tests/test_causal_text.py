@@ -200,6 +200,8 @@ def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path:
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor of rope_param"),
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, "expected a number above 0"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads is 0, by which transformers divides"),
+        ("llama", {"hidden_size": "7"}, "Field 'hidden_size' expected int, got str (value: '7'); correct the value"),
         ("llama", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected 3 at least"),
         ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; expected at most 1000"),
         ("mistral", {"sliding_window": 1}, "sliding_window is 1; expected a whole number of at least 2, or none"),
