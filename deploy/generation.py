@@ -88,6 +88,9 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
 """Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
 
+HEARING = frozenset({"language", "task"})
+"""Fields of models that take sound alone (``speech``)."""
+
 FLOAT32 = np.finfo(np.float32)
 CHOSEN = -1
 """In a prompt: the token that the model itself finds best, among some."""
@@ -323,6 +326,8 @@ class _Fields:
                 if name not in known:
                     close = difflib.get_close_matches(name, sorted(known), 1)
                     fix = f"did you mean {close[0]}?" if close else "remove it"
+                    if name in HEARING:
+                        fix = "it is for models that hear; remove it"
                     raise GenerationError(
                         f"{name}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
                     )

@@ -106,6 +106,7 @@ def export_model(
                     gflop_s,
                 ),
                 on_ranking=Console(highlight=False).print,
+                on_note=lambda note: _say(f"note: {note}"),
                 precision=precision,
                 max_new_tokens=max_new_tokens,
                 check=not no_check,

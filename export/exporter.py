@@ -31,7 +31,7 @@ from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
 from tightbeam.export.choice import SMALLEST, Choice, choose, default_variant
 from tightbeam.export.errors import ExportError
-from tightbeam.export.generation_settings import check_settings
+from tightbeam.export.generation_settings import check_settings, take_out_sampling
 from tightbeam.export.graph_files import tensor_entries, write_graphs
 from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
@@ -86,6 +86,7 @@ def export_model(
     force: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
     on_ranking: Callable[[RenderableType], None] = lambda table: None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Bundle:
     """Export a checkpoint as a bundle.
 
@@ -101,7 +102,7 @@ def export_model(
     with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
     each of ``STEPS`` as it begins.
     ``workload``: what the bundle is for; ``variant="auto"`` takes what is predicted to be fastest for it, and tells
-    ``on_ranking`` the table; caches that do not fit its memory limit are an error.
+    ``on_ranking`` the table; caches that do not fit its memory limit are an error. ``on_note``: what a user must know.
 
     Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
@@ -125,6 +126,8 @@ def export_model(
     check_speech(checkpoint)
     if max_new_tokens is not None:
         _set_max_new_tokens(checkpoint, max_new_tokens)
+    if note := take_out_sampling(checkpoint):
+        on_note(note)
     check_settings(checkpoint, supported=check)
     reference = None
     if check:

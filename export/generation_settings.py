@@ -7,7 +7,18 @@ from tightbeam.deploy.speech import speech_options
 from tightbeam.export.checkpoint import CONFIG_FILE, GENERATION_FILE, Checkpoint
 from tightbeam.export.errors import ExportError
 
-__all__ = ["check_settings"]
+__all__ = ["check_settings", "take_out_sampling"]
+
+
+def take_out_sampling(checkpoint: Checkpoint) -> str:
+    """Let a checkpoint that samples search, as most chat models' must: a note for the user, empty where it does not."""
+    if checkpoint.generation_config.get("do_sample") is not True:
+        return ""
+    del checkpoint.generation_config["do_sample"]
+    checkpoint.model.generation_config.do_sample = False
+    return (
+        "the checkpoint samples (do_sample), which a bundle cannot; it searches, as model.generate with do_sample=False"
+    )
 
 
 def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:

@@ -21,6 +21,7 @@ import torch
 from tightbeam.deploy.bundle import Manifest, ParityReport
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint, quiet_transformers
 from tightbeam.export.errors import ExportError
+from tightbeam.export.generation_settings import take_out_sampling
 from tightbeam.export.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.speech_files import SpeechSamples, speech_samples
 
@@ -150,6 +151,7 @@ def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], 
         if abs(float(record["score"]) - score) <= TIE_TOLERANCE * max(1.0, abs(score)):
             return True
     checkpoint = load_checkpoint(reference.checkpoint)
+    take_out_sampling(checkpoint)
     checkpoint.model.double()
     exact = _generate(checkpoint, reference.samples, expected.settings)
     return record.get("tokens") == exact.sequences[index]

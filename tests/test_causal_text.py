@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from bundles import BundleCache
 from checkpoints import SENTENCES, CheckpointCache
+from test_checkpoint import edit_json
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.lines import run_lines
 from tightbeam.export import ExportError, export_model
@@ -101,6 +103,22 @@ def test_without_a_variant_a_model_gets_one_that_it_can_have(
         bundle = export_model(checkpoints(family), check=False)
         assert bundle.manifest.variant == expected
         assert bundle.path.name.endswith(f"-{expected}")
+
+
+def test_a_checkpoint_that_samples_searches_and_says_so(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "llama")
+    edit_json(folder / "generation_config.json", do_sample=True, temperature=0.6, top_p=0.9)
+    notes: list[str] = []
+    bundle = export_model(folder, tmp_path / "out", max_new_tokens=5, on_note=notes.append)
+    assert notes == [
+        "the checkpoint samples (do_sample), which a bundle cannot; it searches, as model.generate with do_sample=False"
+    ]
+    assert bundle.manifest.parity is not None
+    assert "do_sample" not in bundle.manifest.generation
+    model = load_checkpoint(folder).model
+    expected = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=5)
+    found = Runner.load(bundle.path, threads=1).generate(np.array([[5, 6, 7]]))
+    np.testing.assert_array_equal(found.sequences, expected.numpy())
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
