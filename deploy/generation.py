@@ -91,6 +91,11 @@ NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".sp
 HEARING = frozenset({"language", "task"})
 """Fields of models that take sound alone (``speech``)."""
 
+LIMITS = ("max_new_tokens", "max_length")
+"""Fields that say how long rows may be; the first one given does."""
+DEFAULT_NEW_TOKENS = 20
+"""Of transformers, where none of them is given."""
+
 FLOAT32 = np.finfo(np.float32)
 CHOSEN = -1
 """In a prompt: the token that the model itself finds best, among some."""
@@ -100,10 +105,6 @@ CALL = "the call"
 
 class GenerationError(ValueError):
     """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
-
-
-DEFAULT_NEW_TOKENS = 20
-"""Of transformers, where nothing sets a length."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class GenerationOptions:
             at its present length, cannot beat the worst finished one; "never" when it cannot at any length.
         min_length: no end-of-sequence token before this length.
         max_length: the length at which every row ends.
+        limited_by: the field that says so, ``max_new_tokens`` or ``max_length``; empty where none does.
         no_repeat_ngram_size: no n-gram of this size occurs twice in a row; 0 is off.
         repetition_penalty: factor on the scores of tokens already in the row; 1.0 is off.
         forced_bos_token_id: the token right after a row's first one, or None.
@@ -141,6 +143,7 @@ class GenerationOptions:
     early_stopping: EarlyStopping
     min_length: int
     max_length: int
+    limited_by: str
     no_repeat_ngram_size: int
     repetition_penalty: float
     forced_bos_token_id: int | None
@@ -215,6 +218,7 @@ def resolve_options(
         early_stopping=_early_stopping(fields),
         min_length=_min_length(fields, beginning),
         max_length=max_length,
+        limited_by=next((name for name in LIMITS if name in fields), ""),
         no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, minimum=0),
         repetition_penalty=fields.real("repetition_penalty", 1.0),
         forced_bos_token_id=fields.token("forced_bos_token_id"),
@@ -264,7 +268,7 @@ def _min_length(fields: _Fields, beginning: int) -> int:
     if "min_new_tokens" not in fields:
         return length
     least = fields.integer("min_new_tokens", 0, minimum=0)
-    if least > DEFAULT_NEW_TOKENS and "max_new_tokens" not in fields and "max_length" not in fields:
+    if least > DEFAULT_NEW_TOKENS and not any(name in fields for name in LIMITS):
         made = f"is more than the {DEFAULT_NEW_TOKENS} new tokens that are made where no length is set"
         raise fields.error("min_new_tokens", made, f"pass max_new_tokens={least} or more, too")
     return beginning + least

@@ -105,9 +105,8 @@ def _new_tokens(runner: Runner, prompt_length: int, settings: dict[str, Any]) ->
     its neighbours'; 0 where that does not matter. Raises GenerationError for one that is too long for the settings."""
     if not runner.decoder_only:
         return 0
-    made = runner.options_for(prompt_length, settings).max_length - prompt_length
-    given = {**runner.manifest.generation, **settings}
-    return made if given.get("max_length") is None and given.get("max_new_tokens") is None else 0
+    options = runner.options_for(prompt_length, settings)
+    return 0 if options.limited_by else options.max_length - prompt_length
 
 
 def _read(runner: Runner, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]) -> tuple[list[int], bool]:

@@ -21,6 +21,7 @@ __all__ = ["LogMel"]
 
 Array = npt.NDArray[Any]
 
+EXTRACTOR = "WhisperFeatureExtractor"
 HIGHEST_HZ = 8000.0
 LINEAR_HZ_PER_MEL = 200 / 3
 LOGARITHMIC_FROM_HZ = 1000.0
@@ -49,6 +50,9 @@ class LogMel:
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{path} cannot be read as JSON ({error}); export the model again") from error
         settings = settings if isinstance(settings, dict) else {}
+        kind = settings.get("feature_extractor_type", EXTRACTOR)
+        if kind != EXTRACTOR:
+            raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")
         names = ("feature_size", "sampling_rate", "hop_length", "n_fft", "chunk_length")
         numbers = [settings.get(name) for name in names]
         for name, value in zip(names, numbers, strict=True):

@@ -15,12 +15,12 @@ import numpy as np
 from tightbeam.deploy.beams import BeamStepper
 from tightbeam.deploy.bundle import Bundle, Manifest
 from tightbeam.deploy.engine import Array, Engine
-from tightbeam.deploy.generation import GenerationOptions, resolve_options
+from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.log_mel import LogMel
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
+from tightbeam.deploy.options import options_for
 from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding, unbroken
 from tightbeam.deploy.search import SearchResult, search
-from tightbeam.deploy.speech import speech_options
 from tightbeam.deploy.text import InputError, TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
@@ -76,17 +76,12 @@ class Runner:
 
     def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
         """As ``options``, for prompts of so many tokens, padding included; with an encoder it does not matter."""
-        sizes = self.manifest.sizes
-        if self.log_mel:
-            return speech_options(
-                self.manifest.generation, settings, vocab_size=sizes.vocabulary, max_positions=sizes.max_target
-            )
-        return resolve_options(
+        return options_for(
             self.manifest.generation,
             settings,
-            vocab_size=sizes.vocabulary,
-            max_positions=sizes.max_target,
-            prompt_length=prompt_length if self.decoder_only else None,
+            self.manifest.sizes,
+            hears=self.log_mel is not None,
+            prompt_length=prompt_length,
         )
 
     @property
@@ -227,10 +222,10 @@ class Runner:
 
     def _room_for_prompts(self, settings: Mapping[str, Any]) -> int:
         """The longest prompt that leaves room for what ``settings`` make; for one token where they limit the whole."""
-        longest = self.options_for(1, settings).max_length
-        given = {**self.manifest.generation, **settings}
-        whole = given.get("max_length") is not None and given.get("max_new_tokens") is None
-        return longest - 1 if whole else self.manifest.sizes.max_target - longest + 1
+        options = self.options_for(1, settings)
+        if options.limited_by == "max_length":
+            return options.max_length - 1
+        return self.manifest.sizes.max_target - options.max_length + 1
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
         """The text of one generated sequence, without special tokens."""

@@ -107,19 +107,18 @@ def export_model(
     Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
     an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
     """
+    workload = workload or Workload()
     choice = choose(variant or SMALLEST, source_cache, generated_cache)
-    _check_used(choice, workload or Workload())
+    _check_used(choice, workload)
     _check_options(precision, max_new_tokens, weight_threshold)
     texts = read_calibration(calibration) if calibration is not None else None
-    target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
-    check_target(target, force=force)
+    target = _target(model, output, choice, force)
 
     on_step(STEPS[0])
     checkpoint = load_checkpoint(model)
     if variant is None and (possible := default_variant(checkpoint.sizes)) != SMALLEST:
         choice = choose(possible, source_cache, generated_cache)
-        target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
-        check_target(target, force=force)
+        target = _target(model, output, choice, force)
     _refuse_early(choice, checkpoint.sizes)
     if texts is not None and choice.preset is not None and not needs_guard(same_for_all(choice.preset, 1, "")):
         raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
@@ -135,7 +134,7 @@ def export_model(
         reference = make_reference(checkpoint)
     on_step(STEPS[2])
     canonical = trace(checkpoint)
-    choice = settle(choice, checkpoint, canonical, workload or Workload(), on_ranking)
+    choice = settle(choice, checkpoint, canonical, workload, on_ranking)
     assert choice.preset is not None
     plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
     on_step(STEPS[3])
@@ -149,7 +148,7 @@ def export_model(
             graphs, results = rewrite(canonical, plan)
     if weight_threshold:
         results.append(skip_small_weights(graphs, weight_threshold))
-    _fit(checkpoint, plan, workload or Workload())
+    _fit(checkpoint, plan, workload)
     on_step(STEPS[5])
     work = [(checkpoint, graphs, results, plan, measured)]
     del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
@@ -163,6 +162,13 @@ def export_model(
         return _checked(folder, manifest, reference)
 
     return write_bundle(target, fill, force=force)
+
+
+def _target(model: str | os.PathLike[str], output: str | os.PathLike[str] | None, choice: Choice, force: bool) -> Path:
+    """The bundle's folder. Raises BundleError where something else stands there."""
+    target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
+    check_target(target, force=force)
+    return target
 
 
 def _check_options(precision: str, max_new_tokens: int | None, weight_threshold: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tightbeam.deploy.generation import UNSUPPORTED, GenerationError, resolve_options
-from tightbeam.deploy.speech import speech_options
+from tightbeam.deploy.generation import UNSUPPORTED, GenerationError
+from tightbeam.deploy.options import options_for
 from tightbeam.export.checkpoint import CONFIG_FILE, GENERATION_FILE, Checkpoint
 from tightbeam.export.errors import ExportError
 
@@ -27,15 +27,8 @@ def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
     settings = checkpoint.generation_config
     if not supported:
         settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
-    sizes = checkpoint.sizes
     try:
-        if checkpoint.family.source_files:
-            speech_options(settings, {}, vocab_size=sizes.vocabulary, max_positions=sizes.max_target)
-        else:
-            prompt_length = 1 if sizes.decoder_only else None
-            resolve_options(
-                settings, {}, vocab_size=sizes.vocabulary, max_positions=sizes.max_target, prompt_length=prompt_length
-            )
+        options_for(settings, {}, checkpoint.sizes, hears=bool(checkpoint.family.source_files))
     except GenerationError as error:
         name = GENERATION_FILE if (checkpoint.path / GENERATION_FILE).exists() else CONFIG_FILE
         raise ExportError(f"{checkpoint.path / name}: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ __all__ = ["SpeechSamples", "check_speech", "speech_samples", "write_speech"]
 SHARES = (0.2, 0.45, 0.8, 1.0)
 """Of a whole window, that each sample fills."""
 PCM_STEPS = 1 << 15
-EXTRACTOR = "WhisperFeatureExtractor"
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
@@ -48,9 +46,6 @@ def _window(checkpoint: Checkpoint) -> tuple[int, int]:
         log_mel = LogMel.read(path)
     except BundleError as error:
         raise ExportError(str(error)) from None
-    kind = json.loads(path.read_text("utf-8")).get("feature_extractor_type", EXTRACTOR)
-    if kind != EXTRACTOR:
-        raise ExportError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")
     expected = (config.num_mel_bins, 2 * config.max_source_positions)
     if (log_mel.mels, log_mel.frames) != expected:
         raise ExportError(

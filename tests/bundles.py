@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from checkpoints import CheckpointCache
 from tightbeam.deploy.bundle import write_bundle
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint
 from tightbeam.export.exporter import write_files
 from tightbeam.export.tracing import trace
-from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all
+from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, ModelGraphs, rewrite, same_for_all
 
 _TRACED: dict[str, ModelGraphs] = {}
 
@@ -44,6 +46,17 @@ class BundleCache:
             checkpoint = load_checkpoint(self.checkpoints(family, **arguments))
             self.traced[key] = (checkpoint, traced(checkpoint))
         return self.traced[key]
+
+    def mixed(self, family: str, seed: int, target: Path) -> Path:
+        """A bundle at ``target`` whose layers keep different kinds, drawn at random."""
+        checkpoint, canonical = self.trace(family)
+        generator = np.random.default_rng(seed)
+        source, generated = (generator.permutation(list(kinds)) for kinds in (SOURCE, GENERATED))
+        plan = [LayerPlan(str(source[layer]), str(generated[layer]), "") for layer in range(canonical.sizes.L)]
+        graphs, results = rewrite(canonical, plan)
+        return write_bundle(
+            target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
+        ).path
 
     def __call__(self, variant: str, family: str = "bart", **arguments: Any) -> Path:
         key = json.dumps([variant, family, arguments], sort_keys=True)

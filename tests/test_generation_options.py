@@ -55,6 +55,7 @@ def test_all_defaults() -> None:
         early_stopping=False,
         min_length=0,
         max_length=21,
+        limited_by="",
         no_repeat_ngram_size=0,
         repetition_penalty=1.0,
         forced_bos_token_id=None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import ProphetNetTokenizer
@@ -16,14 +15,12 @@ from checkpoints import CheckpointCache
 from test_checkpoint import edit_json, refusal
 from test_parity import SETTINGS, batch, expect_equal, runs_of
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle import write_bundle
 from tightbeam.deploy.text import load_codec
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint import load_checkpoint
-from tightbeam.export.exporter import write_files
 from tightbeam.export.families.prophetnet import buckets_of
 from tightbeam.export.sample_texts import TOKENIZER_TEXTS
-from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, Job, LayerPlan, PassError, Sizes, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, Job, PassError, Sizes, rewrite, same_for_all
 from tightbeam.graph_passes.base import settle_attention
 from tightbeam.graph_passes.streams import settle_streams
 
@@ -82,16 +79,8 @@ def test_shapes_and_streams(bundles: BundleCache, shape: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_layer_may_keep_something_else(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
-    checkpoint, canonical = bundles.trace("prophetnet")
-    generator = np.random.default_rng(seed)
-    shuffled = [generator.permutation(list(kinds)) for kinds in (SOURCE, GENERATED)]
-    plan = [LayerPlan(str(shuffled[0][layer]), str(shuffled[1][layer]), "") for layer in range(canonical.sizes.L)]
-    graphs, results = rewrite(canonical, plan)
-    write_bundle(
-        tmp_path / "mixed", lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
-    )
-    runner = Runner.load(tmp_path / "mixed", threads=1)
-    expect_equal(runner, checkpoint.model, runs_of(runner, SETTINGS[3:7]))
+    runner = Runner.load(bundles.mixed("prophetnet", seed, tmp_path / "mixed"), threads=1)
+    expect_equal(runner, bundles.trace("prophetnet")[0].model, runs_of(runner, SETTINGS[3:7]))
 
 
 def test_the_longest_source_and_output(bundles: BundleCache) -> None:

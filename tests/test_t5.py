@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,12 +15,10 @@ from expected import expect_equal
 from test_checkpoint import edit_json, refusal
 from test_parity import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle import write_bundle
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint import load_checkpoint
-from tightbeam.export.exporter import write_files
 from tightbeam.export.relative_positions import SourceBias, StepBias, attentions_with_bias
-from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, PassError, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, PassError, rewrite, same_for_all
 
 FAMILIES = ("t5", "mt5", "umt5")
 LENGTH = 64  # 4 n_positions, the longest that a bundle of the tests' checkpoints takes
@@ -89,16 +86,8 @@ def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
 def test_every_layer_may_keep_something_else(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
     """Also beside ``kv-reordered``, whose layers alone still read the length of a past."""
     family = FAMILIES[seed % 3]
-    checkpoint, canonical = bundles.trace(family)
-    generator = np.random.default_rng(seed)
-    shuffled = [generator.permutation(list(kinds)) for kinds in (SOURCE, GENERATED)]
-    plan = [LayerPlan(str(shuffled[0][layer]), str(shuffled[1][layer]), "") for layer in range(canonical.sizes.L)]
-    graphs, results = rewrite(canonical, plan)
-    write_bundle(
-        tmp_path / "mixed", lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
-    )
-    runner = Runner.load(tmp_path / "mixed", threads=1)
-    expect_equal(runner, checkpoint.model, runs_of(runner, SETTINGS[3:9]))
+    runner = Runner.load(bundles.mixed(family, seed, tmp_path / "mixed"), threads=1)
+    expect_equal(runner, bundles.trace(family)[0].model, runs_of(runner, SETTINGS[3:9]))
 
 
 def test_the_longest_source_and_output(bundles: BundleCache) -> None:

@@ -94,18 +94,28 @@ def half_faults(config: Any, architecture: str) -> Iterator[str]:
         yield f"is_encoder_decoder is false; {architecture} needs both halves"
 
 
-def square_sizes(config: Any, max_source: int, max_target: int) -> Sizes:
-    """The sizes of a decoder whose heads share its width among them, under the names that BART's config has for it."""
-    H, D = int(config.decoder_attention_heads), int(config.d_model)
+def square_sizes(
+    config: Any,
+    max_source: int,
+    max_target: int,
+    *,
+    width: str = "d_model",
+    heads: str = "decoder_attention_heads",
+    layers: str = "decoder_layers",
+    streams: int = 1,
+) -> Sizes:
+    """The sizes of a decoder whose heads share its width among them, by default under the names of BART's config."""
+    H, D = int(getattr(config, heads)), int(getattr(config, width))
     return Sizes(
         D=D,
         H=H,
         G=H,
         K=D // H,
         V=D // H,
-        L=int(config.decoder_layers),
+        L=int(getattr(config, layers)),
         vocabulary=int(getattr(config, "decoder_vocab_size", None) or config.vocab_size),
         source_vocabulary=int(config.vocab_size),
         max_source=int(max_source),
         max_target=int(max_target),
+        streams=streams,
     )

@@ -28,7 +28,14 @@ from transformers.models.prophetnet.modeling_prophetnet import (
 )
 
 from tightbeam.export.encoder_decoder import trace_encoder_decoder
-from tightbeam.export.families.base import Family, activation_faults, half_faults, head_faults, size_faults
+from tightbeam.export.families.base import (
+    Family,
+    activation_faults,
+    half_faults,
+    head_faults,
+    size_faults,
+    square_sizes,
+)
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.streams import settle_streams
 
@@ -79,19 +86,13 @@ class ProphetNetLike(Family):
             yield "use_cache is false, with which transformers mixes the heads of predicting streams up; set it true"
 
     def sizes(self, config: Any) -> Sizes:
-        H, D = int(config.num_decoder_attention_heads), int(config.hidden_size)
-        positions = int(config.max_position_embeddings)
-        return Sizes(
-            D=D,
-            H=H,
-            G=H,
-            K=D // H,
-            V=D // H,
-            L=int(config.num_decoder_layers),
-            vocabulary=int(config.vocab_size),
-            source_vocabulary=int(config.vocab_size),
-            max_source=positions,
-            max_target=positions - 1,  # row 0 of the table is no position, and a prediction stands one ahead
+        return square_sizes(
+            config,
+            max_source=config.max_position_embeddings,
+            max_target=config.max_position_embeddings - 1,  # row 0 is no position, and a prediction stands one ahead
+            width="hidden_size",
+            heads="num_decoder_attention_heads",
+            layers="num_decoder_layers",
             streams=2,
         )
 

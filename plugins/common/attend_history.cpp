@@ -134,7 +134,7 @@ class Item {
   // Beams [m, m + beams), whose history at positions [t, t + count) is the same.
   void attend(int m, int beams, int t, int count) {
     const int first = m * heads_, Q = beams * heads_;
-    const float *keys[TILE] = {}, *values[TILE] = {}, *next_keys[TILE] = {}, *next_values[TILE] = {};
+    const float *keys[TILE] = {}, *values[TILE], *next_keys[TILE], *next_values[TILE];
     const bool has_values = h_.values.cache != nullptr;
     const int next = g_ + 1 < static_cast<size_t>(h_.G) ? count : 0;
     for (int i = 0; i < count; ++i) {
