@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["ENVIRONMENT", "cpu_library", "cuda_library"]
+__all__ = ["ENVIRONMENT", "cpu_library", "cuda_library", "rtx_name_library", "tensorrt_library"]
 
 ENVIRONMENT = "TIGHTBEAM_LIBRARY"
 """Names the library to use, or none."""
@@ -26,6 +26,16 @@ def cuda_library() -> Path | None:
     return _library("libtightbeam_cuda.so")
 
 
+def tensorrt_library() -> Path | None:
+    """What the plugins of TensorRT ask how the kernels are started; None where it was not compiled."""
+    return _built("libtightbeam_tensorrt.so")
+
+
+def rtx_name_library() -> Path | None:
+    """The empty library by whose name TensorRT-RTX finds itself (``plugins/cmake/TensorRt.cmake``)."""
+    return _built("libtensorrt_rtx_name.so")
+
+
 def _library(name: str) -> Path | None:
     wanted = os.environ.get(ENVIRONMENT)
     if wanted == "none":
@@ -34,6 +44,10 @@ def _library(name: str) -> Path | None:
         if not Path(wanted).is_file():
             raise FileNotFoundError(f"{ENVIRONMENT} is {wanted!r}, which is no file; name a library, or 'none'")
         return Path(wanted)
+    return _built(name)
+
+
+def _built(name: str) -> Path | None:
     # The sources and what was built from them may lie in two places: in an editable install, or where Python finds a
     # clone that is called tightbeam before the installed package.
     package = __name__.rpartition(".")[0]  # tightbeam.plugins

@@ -1,6 +1,18 @@
 // The one symbol of a library: what `register_custom_ops_library`, and `op_library_filename` of Triton's onnxruntime
 // backend, look for.
+#include "common/onnxruntime_adapter.h"
 #include "operators.h"
+
+namespace tightbeam {
+
+// Each in plugins/<op>/onnxruntime.cpp, and in onnxruntime_cuda.cpp, which only the CUDA library is linked with.
+#define TIGHTBEAM_DECLARE(op)            \
+  void add_##op(Operators& operators); \
+  void add_##op##_cuda(Operators& operators);
+TIGHTBEAM_OPERATORS(TIGHTBEAM_DECLARE)
+#undef TIGHTBEAM_DECLARE
+
+}  // namespace tightbeam
 
 namespace {
 

@@ -46,6 +46,7 @@ def run_ngram_block(host: HostKernels, case: Case, dtype: str, order: int, in_pl
         T=T,
         vocabulary=scores.shape[1],
         ngram_size=int(case.inputs["ngram_size"]),
+        ngram_size_at=None,
         history=case.inputs["history"],
         lengths=case.inputs["lengths"],
         scores=scores,
@@ -73,6 +74,9 @@ def run_beam_top_k(host: HostKernels, case: Case, dtype: str, order: int) -> dic
         ngram_size=int(get("no_repeat_ngram_size")),
         normalize=bool(get("normalize")),
         repetition_penalty=float(get("repetition_penalty")),
+        ngram_size_at=None,
+        normalize_at=None,
+        repetition_penalty_at=None,
         **{name: get(name) for name in ("logits", "beam_scores", "history", "lengths", "banned")},
         **found,
     )

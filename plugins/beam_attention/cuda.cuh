@@ -148,24 +148,4 @@ __global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArg
   }
 }
 
-#ifndef __CUDACC_RTC__
-
-template <class Float, bool ROTATED>
-auto beam_attention_kernel_for(const RowStreamPlan& plan) {
-  return plan.chunks > 1    ? beam_attention_kernel<Float, 1, 4, ROTATED>
-         : plan.queries > 1 ? beam_attention_kernel<Float, 4, 1, ROTATED>
-                            : beam_attention_kernel<Float, 1, 1, ROTATED>;
-}
-
-// `start(kernel, launch, arguments...)` starts one kernel.
-template <class Float, class Start>
-void start_beam_attention(const BeamAttentionArguments<Float>& a, const Start& start) {
-  const BeamAttentionPlan plan = plan_beam_attention(a);
-  const auto kernel = a.rotary > 0 ? beam_attention_kernel_for<Float, true>(plan.stream)
-                                   : beam_attention_kernel_for<Float, false>(plan.stream);
-  start(kernel, plan.launch, a, plan.stream);
-}
-
-#endif
-
 }  // namespace tightbeam::device

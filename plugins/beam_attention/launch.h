@@ -6,6 +6,11 @@
 
 namespace tightbeam {
 
+namespace device {
+template <class Float, int QUERIES, int CHUNKS, bool ROTATED>
+__global__ void beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan);
+}
+
 struct BeamAttentionPlan {
   Launch launch;
   RowStreamPlan stream;
@@ -29,6 +34,32 @@ BeamAttentionPlan plan_beam_attention(const BeamAttentionArguments<Float>& a) {
   const int slices = ceil_div(a.V, stream_columns(plan.stream, NUMBERS));
   plan.launch = {{a.B * a.G, slices, 1}, warps * 32, warps * bytes};
   return plan;
+}
+
+template <class Float>
+unsigned long long beam_attention_workspace(const BeamAttentionArguments<Float>&, const Gpu&) {
+  return 0;
+}
+template <class Float>
+unsigned long long beam_attention_most_workspace(const BeamAttentionArguments<Float>&, const Gpu&) {
+  return 0;
+}
+
+template <bool ROTATED, class Float, class Start>
+void start_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAttentionPlan& plan, const Start& start) {
+  using namespace device;
+  if (plan.stream.chunks > 1)
+    start(Kernel<beam_attention_kernel<Float, 1, 4, ROTATED>>(), plan.launch, a, plan.stream);
+  else if (plan.stream.queries > 1)
+    start(Kernel<beam_attention_kernel<Float, 4, 1, ROTATED>>(), plan.launch, a, plan.stream);
+  else
+    start(Kernel<beam_attention_kernel<Float, 1, 1, ROTATED>>(), plan.launch, a, plan.stream);
+}
+
+template <class Float, class Start>
+void start_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu&, void*, const Start& start) {
+  const BeamAttentionPlan plan = plan_beam_attention(a);
+  a.rotary > 0 ? start_beam_attention<true>(a, plan, start) : start_beam_attention<false>(a, plan, start);
 }
 
 }  // namespace tightbeam

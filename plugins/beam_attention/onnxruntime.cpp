@@ -1,7 +1,6 @@
 #include "beam_attention/cpu.h"
 #include "beam_attention/operator.h"
 #include "common/onnxruntime_adapter.h"
-#include "operators.h"
 
 namespace tightbeam {
 namespace {

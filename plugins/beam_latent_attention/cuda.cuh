@@ -105,23 +105,4 @@ __global__ void __launch_bounds__(512, 1)
   if (begin_beam_latent(problem)) attend_matrix<Half, 1, STEPS, COLUMNS>(problem, shape);
 }
 
-#ifndef __CUDACC_RTC__
-
-// `start(kernel, launch, arguments...)` starts one kernel.
-template <class Float, class Start>
-void start_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, const Gpu& gpu, const Start& start) {
-  const BeamLatentAttentionPlan plan = plan_beam_latent_attention(a, gpu);
-  if constexpr (sizeof(Float) == 2) {
-    if (plan.matrix.warps > 0) {
-      const auto kernel = plan.matrix.columns == 128 ? beam_latent_attention_matrix_kernel<Float, 1, 128>
-                          : plan.matrix.steps == 2   ? beam_latent_attention_matrix_kernel<Float, 2, 64>
-                                                     : beam_latent_attention_matrix_kernel<Float, 1, 64>;
-      start(kernel, plan.launch, a, plan.matrix, plan.aligned);
-    }
-  }
-  if (plan.matrix.warps == 0) start(beam_latent_attention_plain_kernel<Float>, plan.launch, a);
-}
-
-#endif
-
 }  // namespace tightbeam::device

@@ -6,6 +6,13 @@
 
 namespace tightbeam {
 
+namespace device {
+template <class Float>
+__global__ void beam_latent_attention_plain_kernel(BeamLatentAttentionArguments<Float> a);
+template <class Half, int STEPS, int COLUMNS>
+__global__ void beam_latent_attention_matrix_kernel(BeamLatentAttentionArguments<Half> a, MatrixShape shape, bool aligned);
+}
+
 struct BeamLatentAttentionPlan {
   Launch launch;
   MatrixShape matrix;  // no warps: without matrix units
@@ -25,6 +32,33 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
                  matrix ? plan.matrix.warps * 32 : PLAIN_THREADS,
                  matrix ? plan.matrix.bytes : PLAIN_SHARED_BYTES};
   return plan;
+}
+
+template <class Float>
+unsigned long long beam_latent_attention_workspace(const BeamLatentAttentionArguments<Float>&, const Gpu&) {
+  return 0;
+}
+template <class Float>
+unsigned long long beam_latent_attention_most_workspace(const BeamLatentAttentionArguments<Float>&, const Gpu&) {
+  return 0;
+}
+
+template <class Float, class Start>
+void start_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, const Gpu& gpu, void*,
+                                 const Start& start) {
+  using namespace device;
+  const BeamLatentAttentionPlan plan = plan_beam_latent_attention(a, gpu);
+  const MatrixShape& shape = plan.matrix;
+  if (shape.warps == 0) {
+    start(Kernel<beam_latent_attention_plain_kernel<Float>>(), plan.launch, a);
+  } else if constexpr (sizeof(Float) == 2) {
+    if (shape.columns == 128)
+      start(Kernel<beam_latent_attention_matrix_kernel<Float, 1, 128>>(), plan.launch, a, shape, plan.aligned);
+    else if (shape.steps == 2)
+      start(Kernel<beam_latent_attention_matrix_kernel<Float, 2, 64>>(), plan.launch, a, shape, plan.aligned);
+    else
+      start(Kernel<beam_latent_attention_matrix_kernel<Float, 1, 64>>(), plan.launch, a, shape, plan.aligned);
+  }
 }
 
 }  // namespace tightbeam

@@ -11,6 +11,12 @@ struct BeamTopKArguments {
   bool normalize;
   float repetition_penalty;
 
+  // The same on the device, where the host does not know them; then null or all three. What is not valid there marks
+  // every sample.
+  const bool* normalize_at;
+  const float* repetition_penalty_at;
+  const long long* ngram_size_at;
+
   const Float* logits;        // [R, vocabulary]
   const float* beam_scores;   // [B, M]
   const long long* history;   // [R, T], left-aligned

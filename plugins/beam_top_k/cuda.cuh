@@ -67,20 +67,38 @@ __device__ __forceinline__ void mark(unsigned* bits, long long place) {
 }
 __device__ __forceinline__ bool marked(const unsigned* bits, int place) { return bits[place / 32] >> place % 32 & 1; }
 
+// What the processors are told, wherever it stands.
+struct Settings {
+  int ngram_size;
+  bool normalize;
+  float repetition_penalty;
+
+  template <class Float>
+  __device__ explicit Settings(const BeamTopKArguments<Float>& a)
+      : ngram_size(a.ngram_size_at ? as_ngram_size(*a.ngram_size_at) : a.ngram_size),
+        normalize(a.normalize_at ? *a.normalize_at : a.normalize),
+        repetition_penalty(a.repetition_penalty_at ? *a.repetition_penalty_at : a.repetition_penalty) {}
+
+  __device__ bool valid() const {
+    return ngram_size >= 0 && repetition_penalty > 0.0f && repetition_penalty < infinity();
+  }
+};
+
 // Whether a row's lengths, history and banned tokens are valid; marks what of them falls into the slice at `begin`.
 template <class Float>
-__device__ bool mark_processed(const BeamTopKArguments<Float>& a, long long row, int begin, unsigned* penalised,
-                               unsigned* forbidden) {
+__device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings& settings, long long row, int begin,
+                               unsigned* penalised, unsigned* forbidden) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const long long* history = a.history + row * a.T;
   const int length = a.lengths[row / a.M];
-  bool valid = length >= 1 && length <= a.T;
+  bool valid = length >= 1 && length <= a.T && settings.valid();
   for (int t = thread; valid && t < length; t += threads) {
     const long long token = history[t];
     valid = token >= 0 && token < a.vocabulary;
     const long long place = token - begin;
-    if (a.repetition_penalty != 1.0f) mark(penalised, place);
-    if (place >= 0 && place < TOP_K_SLICE && repeats_newest(history, length, a.ngram_size, t)) mark(forbidden, place);
+    if (settings.repetition_penalty != 1.0f) mark(penalised, place);
+    if (place >= 0 && place < TOP_K_SLICE && repeats_newest(history, length, settings.ngram_size, t))
+      mark(forbidden, place);
   }
   for (int i = thread; i < a.P; i += threads) {
     const long long token = a.banned[row * a.P + i];
@@ -129,7 +147,8 @@ __global__ void __launch_bounds__(TOP_K_SLICE_THREADS, 3)
   // Meanwhile the logits are on their way.
   for (int i = thread; i < 2 * WORDS; i += threads) penalised[i] = 0;
   __syncthreads();
-  bool valid = mark_processed(a, row, begin, penalised, forbidden);
+  const Settings settings(a);
+  bool valid = mark_processed(a, settings, row, begin, penalised, forbidden);
 
   float values[TOP_K_THREAD_TOKENS], highest = -infinity();
 #pragma unroll
@@ -142,7 +161,7 @@ __global__ void __launch_bounds__(TOP_K_SLICE_THREADS, 3)
   valid = __syncthreads_and(valid);  // also ends the marking
   highest = block_max(highest, scratch);
   float sum = 0.0f;
-  if (a.normalize && !isinf(highest)) {
+  if (settings.normalize && !isinf(highest)) {
 #pragma unroll
     for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += expf(values[i] - highest);
     sum = block_sum(sum, scratch);
@@ -197,6 +216,7 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
   float* highest = shared_memory<float>((static_cast<unsigned>(threads) + 2) * 16);
   float* log_sum = highest + a.M;
 
+  const Settings settings(a);
   // Log-softmax of row m: (logit - highest[m]) - log_sum[m].
   bool valid = true;
   for (int m = thread / WARP; m < a.M; m += threads / WARP) {
@@ -210,12 +230,12 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
     row_highest = warp_max(row_highest);
     const float beam_score = a.beam_scores[first_row + m];
     if (isinf(row_highest) || isnan(beam_score) || beam_score == infinity()) valid = false;
-    for (int s = thread % WARP; a.normalize && valid && s < w.slices; s += WARP)
+    for (int s = thread % WARP; settings.normalize && valid && s < w.slices; s += WARP)
       row_sum += slice_sums[s] * expf(slice_highest[s] - row_highest);
     row_sum = warp_sum(row_sum);
     if (thread % WARP == 0) {
-      highest[m] = a.normalize ? row_highest : 0.0f;
-      log_sum[m] = a.normalize ? logf(row_sum) : 0.0f;
+      highest[m] = settings.normalize ? row_highest : 0.0f;
+      log_sum[m] = settings.normalize ? logf(row_sum) : 0.0f;
     }
   }
   if (thread == 0) *chosen_count = 0;
@@ -236,7 +256,7 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
     const int m = static_cast<int>(i / row_keys);
     float score = (value_of(candidate) - highest[m]) - log_sum[m];
     if (i / w.listed % w.lists == 1)
-      score = score < 0.0f ? score * a.repetition_penalty : score / a.repetition_penalty;
+      score = score < 0.0f ? score * settings.repetition_penalty : score / settings.repetition_penalty;
     return BeamTopKKey{make_key(score + a.beam_scores[first_row + m], m), make_key(score, index_of(candidate))};
   };
   BeamTopKKey mine = {};
@@ -261,17 +281,5 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
     a.tokens[c] = index_of(chosen[i].score_and_token);
   }
 }
-
-#ifndef __CUDACC_RTC__
-
-// `start(kernel, launch, arguments...)` starts one kernel.
-template <class Float, class Start>
-void start_beam_top_k(const BeamTopKArguments<Float>& arguments, void* workspace, const Start& start) {
-  const BeamTopKPlan plan = plan_beam_top_k(arguments, workspace);
-  start(beam_top_k_slices<Float>, plan.slices, arguments, plan.workspace);
-  start(beam_top_k_samples<Float>, plan.samples, arguments, plan.workspace);
-}
-
-#endif
 
 }  // namespace tightbeam::device

@@ -7,6 +7,13 @@
 
 namespace tightbeam {
 
+namespace device {
+template <class Float>
+__global__ void beam_top_k_slices(BeamTopKArguments<Float> a, BeamTopKWorkspace w);
+template <class Float>
+__global__ void beam_top_k_samples(BeamTopKArguments<Float> a, BeamTopKWorkspace w);
+}
+
 struct BeamTopKPlan {
   BeamTopKWorkspace workspace;
   unsigned long long workspace_bytes;
@@ -21,7 +28,7 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   BeamTopKPlan plan = {};
   BeamTopKWorkspace& w = plan.workspace;
   w.slices = (a.vocabulary + MAX_LEAD + TOP_K_SLICE - 1) / TOP_K_SLICE;
-  w.lists = a.repetition_penalty == 1.0f ? 1 : 2;
+  w.lists = !a.repetition_penalty_at && a.repetition_penalty == 1.0f ? 1 : 2;
   w.listed = C < TOP_K_SLICE ? C : TOP_K_SLICE;
 
   const unsigned long long slices = static_cast<unsigned long long>(w.slices) * R;
@@ -40,6 +47,22 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   const int threads = C <= 128 ? 256 : TOP_K_SAMPLE_THREADS;
   plan.samples = {{a.B, 1, 1}, threads, threads * 16u + a.M * 8u + 32u};
   return plan;
+}
+
+template <class Float>
+unsigned long long beam_top_k_workspace(const BeamTopKArguments<Float>& a, const Gpu&) {
+  return plan_beam_top_k(a, nullptr).workspace_bytes;
+}
+template <class Float>
+unsigned long long beam_top_k_most_workspace(const BeamTopKArguments<Float>& a, const Gpu& gpu) {
+  return beam_top_k_workspace(a, gpu);  // grows with every size
+}
+
+template <class Float, class Start>
+void start_beam_top_k(const BeamTopKArguments<Float>& a, const Gpu&, void* workspace, const Start& start) {
+  const BeamTopKPlan plan = plan_beam_top_k(a, workspace);
+  start(Kernel<device::beam_top_k_slices<Float>>(), plan.slices, a, plan.workspace);
+  start(Kernel<device::beam_top_k_samples<Float>>(), plan.samples, a, plan.workspace);
 }
 
 }  // namespace tightbeam

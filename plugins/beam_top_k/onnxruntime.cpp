@@ -1,7 +1,6 @@
 #include "beam_top_k/cpu.h"
 #include "beam_top_k/operator.h"
 #include "common/onnxruntime_adapter.h"
-#include "operators.h"
 
 namespace tightbeam {
 namespace {

@@ -40,13 +40,19 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   arguments.T = call.size("T");
   arguments.P = call.size("P");
   arguments.vocabulary = call.size("vocabulary");
-  const auto ngram_size = call.scalar<int64_t>("no_repeat_ngram_size");
-  if (ngram_size < 0) call.fail("no_repeat_ngram_size is " + std::to_string(ngram_size) + ", expected 0 or more");
-  arguments.ngram_size = static_cast<int>(std::min<int64_t>(ngram_size, INT_MAX));
-  arguments.normalize = call.scalar<bool>("normalize");
-  arguments.repetition_penalty = call.scalar<float>("repetition_penalty");
-  if (!(arguments.repetition_penalty > 0) || std::isinf(arguments.repetition_penalty))
-    call.fail("repetition_penalty is " + std::to_string(arguments.repetition_penalty) + ", expected a number above 0");
+  if (call.scalars_on_device) {
+    arguments.normalize_at = call.input<bool>("normalize");
+    arguments.repetition_penalty_at = call.input<float>("repetition_penalty");
+    arguments.ngram_size_at = call.input<long long>("no_repeat_ngram_size");
+  } else {
+    const auto ngram_size = call.scalar<int64_t>("no_repeat_ngram_size");
+    if (ngram_size < 0) call.fail("no_repeat_ngram_size is " + std::to_string(ngram_size) + ", expected 0 or more");
+    arguments.ngram_size = static_cast<int>(std::min<int64_t>(ngram_size, INT_MAX));
+    arguments.normalize = call.scalar<bool>("normalize");
+    const auto penalty = arguments.repetition_penalty = call.scalar<float>("repetition_penalty");
+    if (!(penalty > 0) || std::isinf(penalty))
+      call.fail("repetition_penalty is " + std::to_string(penalty) + ", expected a number above 0");
+  }
   arguments.logits = call.input<Float>("logits");
   arguments.beam_scores = call.input<float>("beam_scores");
   arguments.history = call.input<long long>("history");

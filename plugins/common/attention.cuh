@@ -1,6 +1,7 @@
 // What the attention kernels share: softmax over parts, a beam's history, and rows streamed through the lanes of a warp.
 #pragma once
 
+#include "common/attention_plan.h"
 #include "common/device.cuh"
 
 namespace tightbeam::device {
@@ -286,29 +287,21 @@ __device__ __forceinline__ void copy_pack(Float* shared, const Float* row, int c
     store_16(shared, load_pack(row, column, row ? columns : 0, aligned));
 }
 
-// Where a source attention leaves its result: with one split in the outputs, else every split in the workspace, as
-// outputs [splits, rows, width], divided by the split's own total, and lse [splits, rows].
 template <class Float>
-struct SplitResult {
-  Float* output;
-  float* lse;  // or null
-  float* workspace;
-  int splits;
-  long long rows, width;
-
-  __device__ void put(int split, long long row, long long column, float value) const {
-    if (splits == 1)
-      output[row * width + column] = from_float<Float>(value);
-    else
-      workspace[(split * rows + row) * width + column] = value;
-  }
-  __device__ void put_lse(int split, long long row, float value) const {
-    if (splits > 1)
-      workspace[splits * rows * width + split * rows + row] = value;
-    else if (lse)
-      lse[row] = value;
-  }
-};
+__device__ __forceinline__ void put(const SplitResult<Float>& result, int split, long long row, long long column,
+                                    float value) {
+  if (result.splits == 1)
+    result.output[row * result.width + column] = from_float<Float>(value);
+  else
+    result.workspace[(split * result.rows + row) * result.width + column] = value;
+}
+template <class Float>
+__device__ __forceinline__ void put_lse(const SplitResult<Float>& result, int split, long long row, float value) {
+  if (result.splits > 1)
+    result.workspace[result.splits * result.rows * result.width + split * result.rows + row] = value;
+  else if (result.lse)
+    result.lse[row] = value;
+}
 
 // Joins the splits. One block a row.
 template <class Float>

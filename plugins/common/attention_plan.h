@@ -26,17 +26,28 @@ struct MatrixShape {
   unsigned scores_at, weights_at, state_at, bytes;
 };
 
+// Where a source attention leaves its result: with one split in the outputs, else every split in the workspace, as
+// outputs [splits, rows, width], divided by the split's own total, and lse [splits, rows].
+template <class Float>
+struct SplitResult {
+  Float* output;
+  float* lse;  // or null
+  float* workspace;
+  int splits;
+  long long rows, width;
+};
+
 #ifndef __CUDACC_RTC__  // the rest is the host's
+
+// Joins the splits. One block a row.
+namespace device {
+template <class Float>
+__global__ void join_splits_kernel(SplitResult<Float> result);
+}
 
 constexpr int ceil_div(long long a, long long b) { return static_cast<int>((a + b - 1) / b); }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
-
-// The GPU that a plan is for. The defaults are an H100's; `shared_bytes` is what one block may have.
-struct Gpu {
-  int multiprocessors = 132;
-  unsigned shared_bytes = 227 * 1024;
-};
 
 inline bool aligned_16(const void* pointer) { return reinterpret_cast<unsigned long long>(pointer) % 16 == 0; }
 

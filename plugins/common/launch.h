@@ -1,4 +1,7 @@
-// How a CUDA kernel is started.
+// How a CUDA kernel is started. Every operator's launch.h has three functions of its arguments and a GPU:
+//   <op>_workspace       bytes of device memory that its kernels need beside their arguments
+//   <op>_most_workspace  at least as much for these sizes and all smaller ones
+//   start_<op>           calls start(Kernel<...>, launch, arguments...) for each kernel, in order
 #pragma once
 
 namespace tightbeam {
@@ -8,5 +11,23 @@ struct Launch {
   int block;              // threads of a block, a multiple of 32
   unsigned shared_bytes;  // dynamic shared memory of a block
 };
+
+#ifndef __CUDACC_RTC__  // the rest is the host's
+
+#if !defined(__CUDACC__) && !defined(__global__)
+#define __global__  // launch.h of an operator declares its kernels, for hosts without CUDA too
+#endif
+
+// The GPU that a plan is for. The defaults are an H100's; `shared_bytes` is what one block may have.
+struct Gpu {
+  int multiprocessors = 132;
+  unsigned shared_bytes = 227 * 1024;
+};
+
+// A kernel as a type: `start(Kernel<...>, launch, arguments...)` may start it by its address, or know it by its name.
+template <auto FUNCTION>
+struct Kernel {};
+
+#endif
 
 }  // namespace tightbeam

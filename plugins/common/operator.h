@@ -202,6 +202,7 @@ struct Call {
   }
 
   const Operator& op;
+  bool scalars_on_device = false;  // then `scalar` may not be called; those that give a size stand in `sizes` alone
   std::vector<Tensor> inputs;
   std::vector<void*> outputs;
   std::vector<double> attributes;

@@ -62,9 +62,9 @@ struct LatentProblem {
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row(j) * a.H + head(j);
-    result.put(split, place, column, softmax.total == 0.0f ? 0.0f : sum / softmax.total);
+    device::put(result, split, place, column, softmax.total == 0.0f ? 0.0f : sum / softmax.total);
     if (column == 0)
-      result.put_lse(split, place, softmax.total == 0.0f ? -infinity() : softmax.highest + logf(softmax.total));
+      put_lse(result, split, place, softmax.total == 0.0f ? -infinity() : softmax.highest + logf(softmax.total));
   }
 };
 
@@ -80,31 +80,5 @@ __global__ void __launch_bounds__(512, 1)
                                    SplitResult<Half> result) {
   attend_matrix<Half, TILES, STEPS, COLUMNS>(LatentProblem<Half>(a, result, 16 * TILES, positions, aligned), shape);
 }
-
-#ifndef __CUDACC_RTC__
-
-// `start(kernel, launch, arguments...)` starts one kernel.
-template <class Float, class Start>
-void start_latent_attention(const LatentAttentionArguments<Float>& a, void* workspace, const Gpu& gpu,
-                            const Start& start) {
-  const LatentAttentionPlan plan = plan_latent_attention(a, gpu);
-  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
-                                     static_cast<long long>(a.B) * a.M * a.H, a.G * a.K};
-  const MatrixShape& shape = plan.matrix;
-  if constexpr (sizeof(Float) == 2) {
-    if (shape.warps > 0) {
-      const auto kernel = shape.columns == 128 ? latent_attention_matrix_kernel<Float, 1, 1, 128>
-                          : shape.tiles == 2   ? shape.steps == 2 ? latent_attention_matrix_kernel<Float, 2, 2, 64>
-                                                                  : latent_attention_matrix_kernel<Float, 2, 1, 64>
-                          : shape.steps == 2   ? latent_attention_matrix_kernel<Float, 1, 2, 64>
-                                               : latent_attention_matrix_kernel<Float, 1, 1, 64>;
-      start(kernel, plan.launch, a, shape, plan.positions, plan.aligned, result);
-    }
-  }
-  if (shape.warps == 0) start(latent_attention_plain_kernel<Float>, plan.launch, a, plan.positions, result);
-  if (plan.splits > 1) start(join_splits_kernel<Float>, plan.join, result);
-}
-
-#endif
 
 }  // namespace tightbeam::device

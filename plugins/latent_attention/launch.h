@@ -6,6 +6,15 @@
 
 namespace tightbeam {
 
+namespace device {
+template <class Float>
+__global__ void latent_attention_plain_kernel(LatentAttentionArguments<Float> a, int positions,
+                                              SplitResult<Float> result);
+template <class Half, int TILES, int STEPS, int COLUMNS>
+__global__ void latent_attention_matrix_kernel(LatentAttentionArguments<Half> a, MatrixShape shape, int positions,
+                                               bool aligned, SplitResult<Half> result);
+}
+
 struct LatentAttentionPlan {
   Launch launch, join;  // `join` runs where splits > 1
   MatrixShape matrix;   // no warps: without matrix units
@@ -36,6 +45,43 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   if (plan.splits > 1)
     plan.workspace_bytes = sizeof(float) * static_cast<unsigned long long>(plan.splits) * a.B * queries * (D + 1);
   return plan;
+}
+
+template <class Float>
+unsigned long long latent_attention_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
+  return plan_latent_attention(a, gpu).workspace_bytes;
+}
+// A split needs the room of its queries, and there are splits only where they are at most the blocks that are wanted.
+template <class Float>
+unsigned long long latent_attention_most_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
+  constexpr int MOST_QUERIES = 32;  // of a block
+  return sizeof(float) * 1ull * gpu.multiprocessors * MOST_QUERIES * (a.G * a.K + 1);
+}
+
+template <class Float, class Start>
+void start_latent_attention(const LatentAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
+                            const Start& start) {
+  using namespace device;
+  const LatentAttentionPlan plan = plan_latent_attention(a, gpu);
+  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
+                                     static_cast<long long>(a.B) * a.M * a.H, a.G * a.K};
+  const MatrixShape& shape = plan.matrix;
+  if (shape.warps == 0) {
+    start(Kernel<latent_attention_plain_kernel<Float>>(), plan.launch, a, plan.positions, result);
+  } else if constexpr (sizeof(Float) == 2) {
+    const auto matrix = [&](auto kernel) {
+      start(kernel, plan.launch, a, shape, plan.positions, plan.aligned, result);
+    };
+    if (shape.columns == 128)
+      matrix(Kernel<latent_attention_matrix_kernel<Float, 1, 1, 128>>());
+    else if (shape.tiles == 2)
+      shape.steps == 2 ? matrix(Kernel<latent_attention_matrix_kernel<Float, 2, 2, 64>>())
+                       : matrix(Kernel<latent_attention_matrix_kernel<Float, 2, 1, 64>>());
+    else
+      shape.steps == 2 ? matrix(Kernel<latent_attention_matrix_kernel<Float, 1, 2, 64>>())
+                       : matrix(Kernel<latent_attention_matrix_kernel<Float, 1, 1, 64>>());
+  }
+  if (plan.splits > 1) start(Kernel<join_splits_kernel<Float>>(), plan.join, result);
 }
 
 }  // namespace tightbeam

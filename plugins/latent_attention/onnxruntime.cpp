@@ -1,7 +1,6 @@
 #include "latent_attention/cpu.h"
 #include "latent_attention/operator.h"
 #include "common/onnxruntime_adapter.h"
-#include "operators.h"
 
 namespace tightbeam {
 namespace {

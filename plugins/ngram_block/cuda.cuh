@@ -40,6 +40,11 @@ __device__ void copy_numbers(Float* to, const Float* from, int count) {
   for (int i = head + packs * Pack<Float>::size + thread; i < count; i += threads) to[i] = from[i];
 }
 
+// A size beyond what an int counts is as good as the greatest; a negative one stays so.
+__device__ __forceinline__ int as_ngram_size(long long size) {
+  return static_cast<int>(size > 0x7fffffff ? 0x7fffffff : size < -1 ? -1 : size);
+}
+
 // Grid: R x slices. A row with a length outside 1..T or a token outside the vocabulary becomes NaN.
 template <class Float>
 __global__ void ngram_block(NGramBlockArguments<Float> a) {
@@ -53,26 +58,16 @@ __global__ void ngram_block(NGramBlockArguments<Float> a) {
   __syncthreads();  // a blocked token is written after its copy
 
   const long long* history = a.history + row * a.T;
-  const int length = a.lengths[row];
-  bool valid = length >= 1 && length <= a.T;
+  const int length = a.lengths[row], ngram_size = a.ngram_size_at ? as_ngram_size(*a.ngram_size_at) : a.ngram_size;
+  bool valid = length >= 1 && length <= a.T && ngram_size >= 0;
   for (int t = thread; valid && t < length; t += threads) {
     const long long token = history[t];
     valid = token >= 0 && token < a.vocabulary;
-    if (token >= begin && token < end && repeats_newest(history, length, a.ngram_size, t))
+    if (token >= begin && token < end && repeats_newest(history, length, ngram_size, t))
       blocked[token] = from_float<Float>(-infinity());
   }
   if (__syncthreads_and(valid)) return;
   for (int i = begin + thread; i < end; i += threads) blocked[i] = from_float<Float>(not_a_number());
 }
-
-#ifndef __CUDACC_RTC__
-
-// `start(kernel, launch, arguments...)` starts one kernel.
-template <class Float, class Start>
-void start_ngram_block(const NGramBlockArguments<Float>& arguments, const Start& start) {
-  start(ngram_block<Float>, plan_ngram_block(arguments), arguments);
-}
-
-#endif
 
 }  // namespace tightbeam::device

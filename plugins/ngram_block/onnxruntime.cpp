@@ -1,7 +1,6 @@
 #include "common/onnxruntime_adapter.h"
 #include "ngram_block/cpu.h"
 #include "ngram_block/operator.h"
-#include "operators.h"
 
 namespace tightbeam {
 namespace {

@@ -24,9 +24,13 @@ NGramBlockArguments<Float> ngram_block_arguments(const Call& call) {
   arguments.R = call.size("R");
   arguments.T = call.size("T");
   arguments.vocabulary = call.size("vocabulary");
-  const auto ngram_size = call.scalar<int64_t>("ngram_size");
-  if (ngram_size < 0) call.fail("ngram_size is " + std::to_string(ngram_size) + ", expected 0 or more");
-  arguments.ngram_size = static_cast<int>(std::min<int64_t>(ngram_size, INT_MAX));
+  if (call.scalars_on_device) {
+    arguments.ngram_size_at = call.input<long long>("ngram_size");
+  } else {
+    const auto ngram_size = call.scalar<int64_t>("ngram_size");
+    if (ngram_size < 0) call.fail("ngram_size is " + std::to_string(ngram_size) + ", expected 0 or more");
+    arguments.ngram_size = static_cast<int>(std::min<int64_t>(ngram_size, INT_MAX));
+  }
   arguments.history = call.input<long long>("history");
   arguments.lengths = call.input<int>("lengths");
   arguments.scores = call.input<Float>("scores");

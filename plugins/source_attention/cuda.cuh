@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(256, 2)
     const float value = join_parts(
         plan.parts, [&](int part) { return all_softmax[part * QUERIES + q]; },
         [&](int part) { return all_sums[(part * QUERIES + q) * columns + column]; }, &lse);
-    result.put(block.split, row, first_column + column, value);
-    if (first_column + column == 0) result.put_lse(block.split, row, lse);
+    put(result, block.split, row, first_column + column, value);
+    if (first_column + column == 0) put_lse(result, block.split, row, lse);
   }
 }
 
@@ -241,39 +241,9 @@ __global__ void __launch_bounds__(128)
     const float value = join_parts(
         WARPS, [&](int part) { return all_softmax[part * 16 * TILES + q]; },
         [&](int part) { return all_sums[(part * 16 * TILES + q) * WIDTH + column]; }, &lse);
-    result.put(block.split, row, column, value);
-    if (column == 0) result.put_lse(block.split, row, lse);
+    put(result, block.split, row, column, value);
+    if (column == 0) put_lse(result, block.split, row, lse);
   }
 }
-
-#ifndef __CUDACC_RTC__
-
-// `start(kernel, launch, arguments...)` starts one kernel.
-template <class Float, class Start>
-void start_source_attention(const SourceAttentionArguments<Float>& a, void* workspace, const Gpu& gpu,
-                            const Start& start) {
-  const SourceAttentionPlan plan = plan_source_attention(a, gpu);
-  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
-                                     static_cast<long long>(a.B) * a.M * a.H, a.V};
-  if constexpr (sizeof(Float) == 2) {
-    if (plan.matrix) {
-      const auto kernel = plan.width == 64 ? plan.tiles == 1 ? source_attention_matrix_kernel<Float, 1, 64>
-                                                             : source_attention_matrix_kernel<Float, 2, 64>
-                          : plan.tiles == 1 ? source_attention_matrix_kernel<Float, 1, 128>
-                                            : source_attention_matrix_kernel<Float, 2, 128>;
-      start(kernel, plan.launch, a, plan.positions, plan.aligned, result);
-    }
-  }
-  if (!plan.matrix) {
-    constexpr int MANY = sizeof(Float) == 2 ? 4 : 8;
-    const auto kernel = plan.stream.chunks > 1    ? source_attention_stream_kernel<Float, 1, 4>
-                        : plan.stream.queries > 4 ? source_attention_stream_kernel<Float, MANY, 1>
-                                                  : source_attention_stream_kernel<Float, 4, 1>;
-    start(kernel, plan.launch, a, plan.stream, plan.positions, result);
-  }
-  if (plan.splits > 1) start(join_splits_kernel<Float>, plan.join, result);
-}
-
-#endif
 
 }  // namespace tightbeam::device

@@ -6,6 +6,15 @@
 
 namespace tightbeam {
 
+namespace device {
+template <class Float, int QUERIES, int CHUNKS>
+__global__ void source_attention_stream_kernel(SourceAttentionArguments<Float> a, RowStreamPlan plan, int positions,
+                                               SplitResult<Float> result);
+template <class Half, int TILES, int WIDTH>
+__global__ void source_attention_matrix_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
+                                               SplitResult<Half> result);
+}
+
 struct SourceAttentionPlan {
   Launch launch, join;   // `join` runs where splits > 1
   RowStreamPlan stream;  // without matrix units
@@ -55,6 +64,46 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
   if (plan.splits > 1)
     plan.workspace_bytes = sizeof(float) * static_cast<unsigned long long>(plan.splits) * a.B * a.M * a.H * (a.V + 1);
   return plan;
+}
+
+template <class Float>
+unsigned long long source_attention_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
+  return plan_source_attention(a, gpu).workspace_bytes;
+}
+// A split needs the room of its queries, and there are splits only where they are at most the blocks that are wanted.
+template <class Float>
+unsigned long long source_attention_most_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
+  constexpr int MOST_QUERIES = 32;  // of a block
+  return sizeof(float) * 2ull * gpu.multiprocessors * MOST_QUERIES * (a.V + 1);
+}
+
+template <class Float, class Start>
+void start_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
+                            const Start& start) {
+  using namespace device;
+  const SourceAttentionPlan plan = plan_source_attention(a, gpu);
+  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
+                                     static_cast<long long>(a.B) * a.M * a.H, a.V};
+  const auto stream = [&](auto kernel) { start(kernel, plan.launch, a, plan.stream, plan.positions, result); };
+  if constexpr (sizeof(Float) == 2) {
+    const auto matrix = [&](auto kernel) { start(kernel, plan.launch, a, plan.positions, plan.aligned, result); };
+    if (plan.matrix && plan.width == 64)
+      plan.tiles == 1 ? matrix(Kernel<source_attention_matrix_kernel<Float, 1, 64>>())
+                      : matrix(Kernel<source_attention_matrix_kernel<Float, 2, 64>>());
+    else if (plan.matrix)
+      plan.tiles == 1 ? matrix(Kernel<source_attention_matrix_kernel<Float, 1, 128>>())
+                      : matrix(Kernel<source_attention_matrix_kernel<Float, 2, 128>>());
+  }
+  if (!plan.matrix) {
+    constexpr int MANY = sizeof(Float) == 2 ? 4 : 8;
+    if (plan.stream.chunks > 1)
+      stream(Kernel<source_attention_stream_kernel<Float, 1, 4>>());
+    else if (plan.stream.queries > 4)
+      stream(Kernel<source_attention_stream_kernel<Float, MANY, 1>>());
+    else
+      stream(Kernel<source_attention_stream_kernel<Float, 4, 1>>());
+  }
+  if (plan.splits > 1) start(Kernel<join_splits_kernel<Float>>(), plan.join, result);
 }
 
 }  // namespace tightbeam

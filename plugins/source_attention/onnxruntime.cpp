@@ -1,7 +1,6 @@
 #include "source_attention/cpu.h"
 #include "source_attention/operator.h"
 #include "common/onnxruntime_adapter.h"
-#include "operators.h"
 
 namespace tightbeam {
 namespace {

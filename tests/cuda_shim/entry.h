@@ -4,17 +4,21 @@
 #include <exception>
 #include <string>
 
+#include "common/launch.h"
 #include "cuda_shim.h"
 
 namespace shim {
+
+// The GPU that plans are made for.
+inline tightbeam::Gpu gpu;
 
 // Starts a kernel on the host; the counterpart of StartOnStream.
 struct StartOnHost {
   int order;
 
-  template <class... Parameters, class... Arguments>
-  void operator()(void (*kernel)(Parameters...), const tightbeam::Launch& launch, const Arguments&... arguments) const {
-    shim::launch(kernel, launch, order, arguments...);
+  template <auto FUNCTION, class... Arguments>
+  void operator()(tightbeam::Kernel<FUNCTION>, const tightbeam::Launch& launch, const Arguments&... arguments) const {
+    shim::launch(FUNCTION, launch, order, arguments...);
   }
 };
 
@@ -54,9 +58,12 @@ const char* guarded(const Run& run) {
 
 #define TIGHTBEAM_SHIM_ENTRY(op, Arguments, Float, name)                                      \
   extern "C" const char* op##_##name(const tightbeam::Arguments<Float>* arguments, int order) { \
-    return shim::guarded([&] { op(*arguments, order); });                                     \
+    return shim::guarded([&] {                                                                \
+      const shim::Workspace workspace(tightbeam::op##_workspace(*arguments, shim::gpu));      \
+      tightbeam::start_##op(*arguments, shim::gpu, workspace.bytes(), shim::StartOnHost{order}); \
+    });                                                                                       \
   }
-// <op>_float32, <op>_float16 and <op>_bfloat16, which call op(arguments, order); and the size of the arguments.
+// <op>_float32, <op>_float16 and <op>_bfloat16, which run its kernels; and the size of the arguments.
 #define TIGHTBEAM_SHIM_ENTRIES(op, Arguments)                    \
   TIGHTBEAM_SHIM_ENTRY(op, Arguments, float, float32)            \
   TIGHTBEAM_SHIM_ENTRY(op, Arguments, __half, float16)           \

@@ -5,17 +5,7 @@
 
 using namespace tightbeam;
 
-template <class Float>
-void ngram_block(const NGramBlockArguments<Float>& arguments, int order) {
-  device::start_ngram_block(arguments, shim::StartOnHost{order});
-}
 TIGHTBEAM_SHIM_ENTRIES(ngram_block, NGramBlockArguments)
-
-template <class Float>
-void beam_top_k(const BeamTopKArguments<Float>& arguments, int order) {
-  const shim::Workspace workspace(plan_beam_top_k(arguments, nullptr).workspace_bytes);
-  device::start_beam_top_k(arguments, workspace.bytes(), shim::StartOnHost{order});
-}
 TIGHTBEAM_SHIM_ENTRIES(beam_top_k, BeamTopKArguments)
 
 namespace {

@@ -1,0 +1,142 @@
+"""NVRTC: one kernel of an operator's ``cuda.cuh`` for one GPU, compiled once and kept on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.flavour import INSTALL
+
+__all__ = ["CACHE", "CompiledKernel", "cache_folder", "compile_kernel"]
+
+CACHE = "TIGHTBEAM_CACHE"
+"""Names the folder that compiled kernels are kept in, in place of ``~/.cache/tightbeam``."""
+SOURCES = Path(__file__).parent.parent
+OPTIONS = ("-std=c++17", "-default-device", "-lineinfo")
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """``symbol``: the kernel's name in ``cubin``."""
+
+    symbol: str
+    cubin: bytes
+
+
+def compile_kernel(operator: str, name: str, capability: str) -> CompiledKernel:
+    """The kernel ``name`` (a C++ expression) of ``plugins/<operator>`` for a compute capability such as "80".
+
+    ``operator``: the folder. Raises TensorRTError where it cannot be compiled.
+    """
+    nvrtc, headers = _nvrtc(), _cuda_headers()
+    path = cache_folder() / f"{_key(operator, name, capability, _version(nvrtc))}.cubin"
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    found = _compile(nvrtc, headers, operator, name, capability)
+    _keep(path, found)
+    return found
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``$TIGHTBEAM_CACHE/kernels``, else below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if named := os.environ.get(CACHE):
+        return Path(named) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightbeam" / "kernels"
+
+
+def _compile(nvrtc: Any, headers: Path, operator: str, name: str, capability: str) -> CompiledKernel:
+    def run(function: Any, *arguments: Any) -> Any:
+        code, *results = function(*arguments)
+        if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise TensorRTError(f"NVRTC cannot compile {name} for compute capability {capability}: {code.name}")
+        return results[0] if results else None
+
+    program = run(nvrtc.nvrtcCreateProgram, f'#include "{operator}/cuda.cuh"\n'.encode(), b"kernel.cu", 0, [], [])
+    try:
+        run(nvrtc.nvrtcAddNameExpression, program, name.encode())
+        options = [f"--gpu-architecture=sm_{capability}", f"-I{SOURCES}", f"-I{headers}", *OPTIONS]
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * run(nvrtc.nvrtcGetProgramLogSize, program)
+            run(nvrtc.nvrtcGetProgramLog, program, log)
+            reason = next(iter(log.decode(errors="replace").strip("\0 \n").splitlines()), code.name)
+            raise TensorRTError(
+                f"NVRTC cannot compile {name} for compute capability {capability}: {reason}; is this GPU one that "
+                f"NVRTC {_version(nvrtc)} knows?"
+            )
+        cubin = b" " * run(nvrtc.nvrtcGetCUBINSize, program)
+        run(nvrtc.nvrtcGetCUBIN, program, cubin)
+        return CompiledKernel(run(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode(), cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # a package that lacks its library raises its own kinds
+        raise TensorRTError(f"NVRTC, which compiles the kernels, cannot be loaded ({error}); {INSTALL}") from error
+    return nvrtc
+
+
+def _version(nvrtc: Any) -> str:
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+@functools.cache
+def _cuda_headers() -> Path:
+    """The folder with cuda_fp16.h."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = find_nvidia_header_directory("cudart")
+    if found is None or not (Path(found) / "cuda_fp16.h").is_file():
+        raise TensorRTError(f"CUDA's headers (cuda_fp16.h), which the kernels include, are missing; {INSTALL}")
+    return Path(found)
+
+
+@functools.cache
+def _key(operator: str, name: str, capability: str, version: str) -> str:
+    """Of everything that the result depends on."""
+    digest = hashlib.sha256(repr((operator, name, capability, version, OPTIONS)).encode())
+    for path in sorted(path for kind in ("*.h", "*.cuh") for path in SOURCES.glob(f"*/{kind}")):
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+# A file is a line with the symbol and the SHA-256 of the rest, and the rest.
+
+
+def _read(path: Path) -> CompiledKernel | None:
+    """What was kept; None where nothing was, or it is not whole."""
+    try:
+        head, _, cubin = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    matched = re.fullmatch(rb"(\w+) ([0-9a-f]{64})", head)
+    if matched is None or hashlib.sha256(cubin).hexdigest().encode() != matched[2]:
+        return None
+    return CompiledKernel(matched[1].decode(), cubin)
+
+
+def _keep(path: Path, found: CompiledKernel) -> None:
+    """At once, so that another process never sees half a file; a cache that cannot be written is no error."""
+    head = f"{found.symbol} {hashlib.sha256(found.cubin).hexdigest()}\n".encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
+            stream.write(head + found.cubin)
+        os.replace(stream.name, path)
+    except OSError:
+        pass

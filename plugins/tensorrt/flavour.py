@@ -1,0 +1,122 @@
+"""Which TensorRT this machine has: ``tensorrt``, or else ``tensorrt_rtx``. Only this file knows the difference."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tightbeam.plugins.library import rtx_name_library
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+
+__all__ = ["CURRENT", "INSTALL", "TensorRT", "load_tensorrt"]
+
+CURRENT = "current"
+"""The capability of the GPU of this machine."""
+INSTALL = "pip install 'tightbeam[tensorrt]'"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """``trt``: the module. ``flavour``: its name."""
+
+    trt: Any
+    flavour: str
+
+    @property
+    def version(self) -> str:
+        return str(self.trt.__version__)
+
+    @property
+    def is_rtx(self) -> bool:
+        return self.flavour == "tensorrt_rtx"
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """Those that an engine can be built for by name, on any machine: "80", "120"."""
+        if not self.is_rtx:
+            return ()
+        members = getattr(self.trt.ComputeCapability, "__members__", {})
+        return tuple(sorted((name[2:] for name in members if name.startswith("SM")), key=int))
+
+    def check_capabilities(self, wanted: Sequence[str]) -> None:
+        """Raise TensorRTError for a capability that cannot be built for here."""
+        for capability in wanted:
+            if capability != CURRENT and capability not in self.capabilities:
+                reason = (
+                    f"TensorRT-RTX {self.version} has {', '.join(self.capabilities)}"
+                    if self.is_rtx
+                    else f"TensorRT {self.version} builds for the GPU of this machine alone"
+                )
+                raise TensorRTError(
+                    f"compute capability {capability!r} cannot be built for: {reason}; pass one of "
+                    f"{', '.join((*self.capabilities, CURRENT))}"
+                )
+        if CURRENT in wanted and len(wanted) > 1:
+            raise TensorRTError("the capability 'current' stands alone; leave the others out, or name each one")
+        if CURRENT in wanted and not has_gpu():
+            names = f"; name a capability: {', '.join(self.capabilities)}" if self.capabilities else ""
+            raise TensorRTError(f"the capability 'current' needs a GPU, and this machine has none{names}")
+
+    def network(self, builder: Any) -> Any:
+        """A new network whose types are those of the graph."""
+        flags = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        return builder.create_network(0 if flags is None else 1 << int(flags))
+
+    def configure(self, builder: Any, capabilities: Sequence[str]) -> Any:
+        """A builder's configuration: targets, and outputs of plugins in the memory of their inputs."""
+        config = builder.create_builder_config()
+        config.set_preview_feature(self.trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+        if self.is_rtx:
+            config.num_compute_capabilities = len(capabilities)
+            for index, capability in enumerate(capabilities):
+                name = "CURRENT" if capability == CURRENT else f"SM{capability}"
+                config.set_compute_capability(getattr(self.trt.ComputeCapability, name), index)
+        return config
+
+
+@functools.cache
+def load_tensorrt() -> TensorRT:
+    """Import it. Raises TensorRTError where there is none, or it cannot be loaded."""
+    failures = []
+    for flavour, module in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx_bindings")):
+        try:
+            if flavour == "tensorrt_rtx":
+                importlib.import_module("tensorrt_rtx_libs")
+            trt = importlib.import_module(module)
+            if not hasattr(trt, "Builder"):  # a folder that is called so, or a package without its library
+                raise ImportError(f"{module} has no Builder")
+        except Exception as error:  # packages without their libraries raise all kinds
+            failures.append(f"{flavour}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        found = TensorRT(trt, flavour)
+        if found.is_rtx:
+            _take_its_name()
+        return found
+    raise TensorRTError(f"there is no TensorRT here ({'; '.join(failures)}); {INSTALL}, or install tensorrt")
+
+
+def _take_its_name() -> None:
+    """Let TensorRT-RTX's parser find its own library: else the process is aborted at the first plugin."""
+    path = rtx_name_library()
+    if path is None:
+        raise TensorRTError(
+            "libtensorrt_rtx_name.so is missing, without which TensorRT-RTX aborts the process at the first plugin: it "
+            "was not compiled. Install a C++ compiler (GCC 12 or newer, or Clang) and then tightbeam again"
+        )
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def has_gpu() -> bool:
+    """Whether the driver is there, and a GPU; asked of the driver itself, since TensorRT may abort without."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0

@@ -1,0 +1,167 @@
+"""``libtightbeam_tensorrt.so``: the operators' tables, and which kernels a call of an operator starts.
+
+The structs are those of ``plugins/common/tensorrt.cpp``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tightbeam.plugins.library import tensorrt_library
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.tables import Table
+
+__all__ = ["FLOAT_TYPES", "Gpu", "Kernel", "Plan", "TensorAt", "plan", "tables"]
+
+FLOAT_TYPES = ("float32", "float16", "bfloat16")
+"""In the order of the library's ``float_type``."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What of a GPU the plans depend on: its multiprocessors, and the bytes of shared memory that a block may have."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorAt:
+    """A tensor: its shape, and where it is on the device."""
+
+    shape: tuple[int, ...]
+    address: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel to start. ``parameters``: address of the array of pointers that ``cuLaunchKernel`` takes, valid until
+    this thread asks for the next plan."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``most_workspace_bytes``: at least the workspace of this call and of any with smaller sizes."""
+
+    workspace_bytes: int
+    most_workspace_bytes: int
+    kernels: tuple[Kernel, ...]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int32),
+        ("present", ctypes.c_int32),
+    )
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("parameters", ctypes.c_void_p),
+        ("grid", ctypes.c_int32 * 3),
+        ("block", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_uint32),
+    )
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        ("workspace_bytes", ctypes.c_uint64),
+        ("most_workspace_bytes", ctypes.c_uint64),
+        ("kernels", ctypes.POINTER(_Kernel)),
+        ("count", ctypes.c_int32),
+    )
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = tensorrt_library()
+    if path is None:
+        raise TensorRTError(
+            "libtightbeam_tensorrt.so is missing, which the TensorRT plugins need: it was not compiled. Install a C++ "
+            "compiler (GCC 12 or newer, or Clang) and then tightbeam again"
+        )
+    library = ctypes.CDLL(str(path))
+    library.tightbeam_tables.restype = ctypes.c_char_p
+    library.tightbeam_plan.restype = ctypes.c_char_p
+    library.tightbeam_plan.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_int32,
+        ctypes.POINTER(_Tensor),
+        ctypes.POINTER(_Tensor),
+        ctypes.POINTER(ctypes.c_double),
+        ctypes.c_int32,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.POINTER(_Plan),
+    )
+    return library
+
+
+@functools.cache
+def tables() -> dict[str, Table]:
+    """Every operator's table by its name. Raises TensorRTError where the library is missing."""
+    return {entry["name"]: Table.read(entry) for entry in json.loads(_library().tightbeam_tables())}
+
+
+def plan(
+    name: str,
+    float_type: str,
+    inputs: Mapping[str, TensorAt],
+    outputs: Mapping[str, TensorAt],
+    attributes: Mapping[str, float],
+    gpu: Gpu,
+    workspace: int,
+) -> Plan:
+    """What a call of operator ``name`` starts; tensors by name, those left out that the node does not have.
+
+    ``workspace``: address of device memory of ``workspace_bytes``; 0 where only the sizes are wanted.
+    Raises TensorRTError where the shapes contradict the table or one another, or a value is not valid.
+    """
+    table = tables()[name]
+    found = _Plan()
+    failure = _library().tightbeam_plan(
+        name.encode(),
+        FLOAT_TYPES.index(float_type),
+        _tensors([entry.name for entry in table.inputs], inputs),
+        _tensors([entry.name for entry in table.outputs], outputs),
+        (ctypes.c_double * len(table.attributes))(*(attributes.get(a.name, a.value) for a in table.attributes)),
+        gpu.multiprocessors,
+        gpu.shared_bytes,
+        workspace,
+        ctypes.byref(found),
+    )
+    if failure is not None:
+        raise TensorRTError(failure.decode())
+    kernels = [found.kernels[i] for i in range(found.count)]
+    return Plan(
+        found.workspace_bytes,
+        found.most_workspace_bytes,
+        tuple(Kernel(k.name.decode(), tuple(k.grid), k.block, k.shared_bytes, k.parameters) for k in kernels),
+    )
+
+
+def _tensors(names: Sequence[str], given: Mapping[str, TensorAt]) -> ctypes.Array[_Tensor]:
+    unknown = given.keys() - set(names)
+    if unknown:
+        raise TensorRTError(f"tensors that the operator does not have: {', '.join(sorted(unknown))}")
+    tensors = (_Tensor * len(names))()
+    for tensor, name in zip(tensors, names, strict=True):
+        if name in given:
+            shape = given[name].shape
+            tensor.shape = (ctypes.c_int64 * len(shape))(*shape)
+            tensor.data, tensor.rank, tensor.present = given[name].address, len(shape), 1
+    return tensors

@@ -1,0 +1,351 @@
+"""TensorRT plugins of all operators: one ``IPluginV3`` made of an operator's table.
+
+Shapes, types, attributes and what is written in place come from ``plugins/<op>/operator.h``, the kernels and how they
+are started from ``plugins/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in its attribute
+``tensors``, since TensorRT passes those that are there and no names.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.flavour import TensorRT, load_tensorrt
+from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan, tables
+from tightbeam.plugins.tensorrt.starter import Starter, default_starter
+from tightbeam.plugins.tensorrt.tables import InputEntry, OutputEntry, Table
+
+__all__ = ["NAMESPACE", "TENSORS", "VERSION", "faults", "make_plugin", "register_plugins"]
+
+NAMESPACE = ""
+VERSION = "1"
+TENSORS = "tensors"
+"""The attribute of a node that names its inputs and outputs: "scores history -> blocked"."""
+LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
+"""No GPU has more, so a workspace for it is enough for every one."""
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+faults: list[str] = []
+"""What plugins raised since it was last emptied: TensorRT says only that a plugin failed."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of an operator: the table's entries of the tensors it has, and its attributes."""
+
+    table: Table
+    inputs: tuple[InputEntry, ...]
+    outputs: tuple[OutputEntry, ...]
+    attributes: Mapping[str, float]
+
+    @classmethod
+    def of(cls, name: str, tensors: str, attributes: Mapping[str, float]) -> Node:
+        """Raises TensorRTError for tensors that the operator does not have, or that it needs and the node lacks."""
+        table = tables()[name]
+        left, arrow, right = tensors.partition("->")
+        named = (left.split(), right.split())
+        known = ([entry.name for entry in table.inputs], [entry.name for entry in table.outputs])
+        needed = {entry.name for entry in table.inputs if not entry.optional}
+        needed |= {entry.name for entry in table.outputs if not entry.optional}
+        wrong = [given for given, order in zip(named, known, strict=True) if given != [n for n in order if n in given]]
+        missing = sorted(needed - {*named[0], *named[1]})
+        if not arrow or wrong or missing:
+            raise TensorRTError(
+                f"{name}: the attribute {TENSORS} is {tensors!r}, expected names of {' '.join(known[0])} -> "
+                f"{' '.join(known[1])}, in this order, with {', '.join(sorted(needed))}; build the engine again"
+            )
+        required = {entry.name for entry in table.attributes if entry.required}
+        if not required <= attributes.keys():
+            lacking = ", ".join(sorted(required - attributes.keys()))
+            raise TensorRTError(f"{name}: attribute {lacking} is missing; export the model again")
+        return cls(
+            table,
+            tuple(entry for entry in table.inputs if entry.name in named[0]),
+            tuple(entry for entry in table.outputs if entry.name in named[1]),
+            dict(attributes),
+        )
+
+    @property
+    def tensors(self) -> str:
+        return " ".join([*(entry.name for entry in self.inputs), "->", *(entry.name for entry in self.outputs)])
+
+    @property
+    def on_device(self) -> tuple[InputEntry, ...]:
+        """The inputs but for those that give a size, whose values TensorRT has on the host and keeps for itself."""
+        return tuple(entry for entry in self.inputs if entry.gives is None)
+
+
+def register_plugins() -> TensorRT:
+    """Make the plugins of all operators known to TensorRT, once in a process. Raises TensorRTError."""
+    found = load_tensorrt()
+    _register(found)
+    return found
+
+
+def make_plugin(name: str, tensors: str, attributes: Mapping[str, float], starter: Starter | None = None) -> Any:
+    """The plugin of one node, as TensorRT gets it. ``starter``: starts the kernels; the one for a GPU by default."""
+    return _classes(load_tensorrt())[0](Node.of(name, tensors, attributes), starter)
+
+
+@functools.cache
+def _register(found: TensorRT) -> tuple[Any, ...]:
+    registry = found.trt.get_plugin_registry()
+    _, creator_class = _classes(found)
+    creators = tuple(creator_class(table) for table in tables().values())
+    for creator in creators:
+        if not registry.register_creator(creator, NAMESPACE):
+            raise TensorRTError(f"{found.flavour} {found.version} does not take the plugin {creator.name}")
+    return creators  # TensorRT does not keep them alive
+
+
+def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Nothing may be raised into TensorRT, which is C++: what is raised is noted, and ``failed`` returned.
+
+    TensorRT-RTX 1.7 survives no format that is refused and no clone that fails, so a fault there must not stop it:
+    whoever builds looks at ``faults`` when it is over.
+    """
+
+    def wrap(method: Callable[..., Result]) -> Callable[..., Result]:
+        @functools.wraps(method)
+        def guarded(self: Any, *arguments: Any) -> Result:
+            try:
+                return method(self, *arguments)
+            except Exception as error:
+                message = str(error) if isinstance(error, TensorRTError) else f"{type(error).__name__}: {error}"
+                faults.append(message)
+                log.error("%s", message)
+                return failed
+
+        return guarded
+
+    return wrap
+
+
+@functools.cache
+def _classes(found: TensorRT) -> tuple[type, type]:
+    """The plugin and its creator, over the classes of the TensorRT that is here."""
+    trt = found.trt
+    types = {
+        "float32": trt.DataType.FLOAT,
+        "float16": trt.DataType.HALF,
+        "bfloat16": trt.DataType.BF16,
+        "int32": trt.DataType.INT32,
+        "int64": trt.DataType.INT64,
+        "bool": trt.DataType.BOOL,
+    }
+    float_types = {types[name]: name for name in FLOAT_TYPES}
+
+    class Expressions:
+        """Sizes while an engine is built."""
+
+        def __init__(self, builder: Any) -> None:
+            self.builder = builder
+
+        def constant(self, value: int) -> Any:
+            return self.builder.constant(value)
+
+        def _combine(self, operation: Any, a: Any, b: Any) -> Any:
+            return self.builder.operation(operation, a, b)
+
+        def add(self, a: Any, b: Any) -> Any:
+            return self._combine(trt.DimensionOperation.SUM, a, b)
+
+        def subtract(self, a: Any, b: Any) -> Any:
+            return self._combine(trt.DimensionOperation.SUB, a, b)
+
+        def multiply(self, a: Any, b: Any) -> Any:
+            return self._combine(trt.DimensionOperation.PROD, a, b)
+
+        def divide(self, a: Any, b: Any) -> Any:
+            return self._combine(trt.DimensionOperation.FLOOR_DIV, a, b)
+
+    def as_dimensions(shape: Sequence[Any]) -> Any:
+        dimensions = trt.DimsExprs(len(shape))
+        for index, size in enumerate(shape):
+            dimensions[index] = size
+        return dimensions
+
+    def float_type_of(node: Node, given: Sequence[Any]) -> Any:
+        """Of the first input whose type the node chooses."""
+        return next(kind for entry, kind in zip(node.on_device, given, strict=True) if entry.type == "Float")
+
+    class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
+        def __init__(self, node: Node, starter: Starter | None = None) -> None:
+            for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):
+                base.__init__(self)
+            self.node = node
+            self.starter = starter
+            self.plugin_name = node.table.name
+            self.plugin_version = VERSION
+            self.plugin_namespace = NAMESPACE
+            self.num_outputs = len(node.outputs)
+
+        def get_capability_interface(self, kind: Any) -> Any:
+            return self
+
+        def clone(self) -> Any:
+            return Plugin(self.node, self.starter)
+
+        # ---- while an engine is built
+
+        @_guarded([])
+        def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
+            chosen = float_type_of(self.node, input_types)
+            return [chosen if entry.type == "Float" else types[entry.type] for entry in self.node.outputs]
+
+        @_guarded([])
+        def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
+            node = self.node
+            letters = [entry.gives for entry in node.inputs if entry.gives is not None]
+            given = {letter: expression[0] for letter, expression in zip(letters, shape_inputs, strict=True)}
+            expressions = Expressions(builder)
+            for attribute in node.table.attributes:
+                if attribute.gives is not None:
+                    given[attribute.gives] = expressions.constant(int(node.attributes[attribute.name]))
+            shapes = {
+                entry.name: [dimensions[i] for i in range(len(dimensions))]
+                for entry, dimensions in zip(node.on_device, inputs, strict=True)
+            }
+            found = node.table.output_shapes(shapes, given, expressions)
+            return [as_dimensions(found[entry.name]) for entry in node.outputs]
+
+        @_guarded(True)
+        def supports_format_combination(self, position: int, tensors: Sequence[Any], input_count: int) -> bool:
+            described = [tensor.desc for tensor in tensors]
+            entries: tuple[InputEntry | OutputEntry, ...] = (*self.node.on_device, *self.node.outputs)
+            if described[position].format != trt.TensorFormat.LINEAR:
+                return False
+            kind, entry = described[position].type, entries[position]
+            if entry.type != "Float":
+                return bool(kind == types[entry.type])
+            first = next(index for index, other in enumerate(entries) if other.type == "Float")
+            return kind in float_types and (position <= first or kind == described[first].type)
+
+        def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            pass
+
+        @_guarded(-1)
+        def get_aliased_input(self, output: int) -> int:
+            updates = self.node.outputs[output].updates
+            names = [entry.name for entry in self.node.on_device]
+            return names.index(updates) if updates is not None else -1
+
+        @_guarded(0)
+        def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+            """For the largest shapes and the largest GPU."""
+            before, after = ([tuple(tensor.max) for tensor in given] for given in (inputs, outputs))
+            chosen = float_types[float_type_of(self.node, [tensor.desc.type for tensor in inputs])]
+            return self._plan(chosen, *self._tensors(before, after), LARGEST_GPU).most_workspace_bytes
+
+        @_guarded(None)
+        def get_fields_to_serialize(self) -> Any:
+            numbers = [
+                trt.PluginField(entry.name, np.array([self.node.attributes[entry.name]], dtype), kind)
+                for entry, dtype, kind in _attribute_kinds(trt, self.node.table)
+                if entry.name in self.node.attributes
+            ]
+            text = np.frombuffer(self.node.tensors.encode(), np.int8)
+            return trt.PluginFieldCollection([*numbers, trt.PluginField(TENSORS, text, trt.PluginFieldType.CHAR)])
+
+        # ---- while it runs
+
+        def attach_to_context(self, context: Any) -> Any:
+            return self.clone()
+
+        def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            pass
+
+        def set_tactic(self, tactic: int) -> None:
+            pass
+
+        @_guarded(-1)
+        def enqueue(
+            self,
+            input_desc: Sequence[Any],
+            output_desc: Sequence[Any],
+            inputs: Sequence[int],
+            outputs: Sequence[int],
+            workspace: int,
+            stream: int,
+        ) -> int:
+            """Start the kernels on TensorRT's stream; addresses of device memory."""
+            before, after = ([tuple(tensor.dims) for tensor in given] for given in (input_desc, output_desc))
+            chosen = float_types[float_type_of(self.node, [tensor.type for tensor in input_desc])]
+            starter = self.starter or default_starter()
+            found = self._plan(chosen, *self._tensors(before, after, inputs, outputs), starter.gpu, workspace)
+            for kernel in found.kernels:
+                starter.start(self.node.table.folder, kernel, stream)
+            return 0
+
+        def _tensors(
+            self,
+            input_shapes: Sequence[tuple[int, ...]],
+            output_shapes: Sequence[tuple[int, ...]],
+            inputs: Sequence[int] = (),
+            outputs: Sequence[int] = (),
+        ) -> tuple[dict[str, TensorAt], dict[str, TensorAt]]:
+            """Inputs and outputs by name, with their addresses where they are given."""
+            named = (
+                ([entry.name for entry in self.node.on_device], input_shapes, inputs),
+                ([entry.name for entry in self.node.outputs], output_shapes, outputs),
+            )
+            before, after = (
+                {
+                    name: TensorAt(shape, address)
+                    for name, shape, address in zip(names, shapes, addresses or [0] * len(names), strict=True)
+                }
+                for names, shapes, addresses in named
+            )
+            return before, after
+
+        def _plan(
+            self,
+            float_type: str,
+            inputs: Mapping[str, TensorAt],
+            outputs: Mapping[str, TensorAt],
+            gpu: Gpu,
+            workspace: int = 0,
+        ) -> Plan:
+            node = self.node
+            return plan(node.table.name, float_type, inputs, outputs, node.attributes, gpu, workspace)
+
+    class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
+        def __init__(self, table: Table) -> None:
+            super().__init__()
+            self.table = table
+            self.name = table.name
+            self.plugin_namespace = NAMESPACE
+            self.plugin_version = VERSION
+            numbers = [
+                trt.PluginField(entry.name, np.array([], dtype), kind)
+                for entry, dtype, kind in _attribute_kinds(trt, table)
+            ]
+            text = trt.PluginField(TENSORS, np.array([], np.int8), trt.PluginFieldType.CHAR)
+            self.field_names = trt.PluginFieldCollection([*numbers, text])
+
+        @_guarded(None)
+        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
+            given = {field.name: np.asarray(field.data) for field in fields}
+            text = given.pop(TENSORS, np.array([], np.int8))
+            names = {entry.name for entry in self.table.attributes}
+            there = {key: value.reshape(-1)[0] for key, value in given.items() if key in names and value.size}
+            attributes = {key: float(value) for key, value in there.items()}
+            return Plugin(Node.of(self.table.name, text.tobytes().decode().rstrip("\0"), attributes))
+
+    return Plugin, Creator
+
+
+def _attribute_kinds(trt: Any, table: Table) -> list[tuple[Any, type[np.generic], Any]]:
+    """Of each attribute: its entry, its type in numpy, its type as a plugin's field."""
+    kinds: dict[bool, tuple[type[np.generic], Any]] = {
+        True: (np.int32, trt.PluginFieldType.INT32),
+        False: (np.float32, trt.PluginFieldType.FLOAT32),
+    }
+    return [(entry, *kinds[entry.is_int]) for entry in table.attributes]
