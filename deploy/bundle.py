@@ -32,6 +32,7 @@ __all__ = [
     "Bundle",
     "BundleError",
     "CacheStateEntry",
+    "Entry",
     "FileEntry",
     "GraphEntry",
     "GuardEntry",
@@ -42,6 +43,7 @@ __all__ = [
     "PassEntry",
     "TensorEntry",
     "TokenizerEntry",
+    "check_file",
     "file_entry",
     "write_bundle",
 ]
@@ -55,11 +57,13 @@ class BundleError(ValueError):
     """A bundle cannot be read or written; the message says which file, what was expected, and the fix."""
 
 
-class _Entry(BaseModel):
+class Entry(BaseModel):
+    """A part of a file that a bundle has; what is not known there is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FileEntry(_Entry):
+class FileEntry(Entry):
     """A file of the bundle: path relative to the folder, size in bytes, SHA-256 in hex."""
 
     file: str
@@ -67,7 +71,7 @@ class FileEntry(_Entry):
     sha256: str
 
 
-class TensorEntry(_Entry):
+class TensorEntry(Entry):
     """A graph input or output; a string in ``shape`` names a dynamic dimension."""
 
     name: str
@@ -82,7 +86,7 @@ class GraphEntry(FileEntry):
     outputs: tuple[TensorEntry, ...]
 
 
-class CacheStateEntry(_Entry):
+class CacheStateEntry(Entry):
     """A decoder input that lives on from step to step.
 
     ``in_place``: ``output`` belongs in the buffer of ``input``. ``append``: ``output`` is the next step's ``input``.
@@ -94,7 +98,7 @@ class CacheStateEntry(_Entry):
     shape: tuple[int | str, ...]
 
 
-class LayerChoice(_Entry):
+class LayerChoice(Entry):
     """What one decoder layer keeps for the source and for the generated part, and why."""
 
     layer: int
@@ -103,7 +107,7 @@ class LayerChoice(_Entry):
     reason: str
 
 
-class GuardEntry(_Entry):
+class GuardEntry(Entry):
     """How exact a layer's rewritten attention is on real activations, at the bundle's precision.
 
     ``error``: root mean square over that of the exact output; None for no number. ``original``: that of the attention
@@ -121,7 +125,7 @@ class GuardEntry(_Entry):
     condition: FiniteFloat | None
 
 
-class PassEntry(_Entry):
+class PassEntry(Entry):
     """A graph pass that was applied: places rewritten, and why where there were none; the bytes it saves at batch 1,
     4 beams and the longest source and output."""
 
@@ -131,7 +135,7 @@ class PassEntry(_Entry):
     bytes_saved: int
 
 
-class TokenizerEntry(_Entry):
+class TokenizerEntry(Entry):
     """``tokenizers``: ``tokenizer.json`` is read alone. ``transformers``: its AutoTokenizer reads the folder."""
 
     kind: Literal["tokenizers", "transformers"]
@@ -139,7 +143,7 @@ class TokenizerEntry(_Entry):
     files: tuple[FileEntry, ...]
 
 
-class ParityReport(_Entry):
+class ParityReport(Entry):
     """The comparison with ``model.generate`` that ended the export: how many ``tokens`` are equal. ``ties``: sequences
     that only rounding picks. ``differing``: those that differ in a bundle that is not exact (``weight_threshold``)."""
 
@@ -154,7 +158,7 @@ class ParityReport(_Entry):
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class ModelSizes(_Entry):
+class ModelSizes(Entry):
     """The model's sizes in DESIGN's letters; the longest source and target in tokens.
 
     ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
@@ -178,7 +182,7 @@ class ModelSizes(_Entry):
     streams: Size = 1
 
 
-class Manifest(_Entry):
+class Manifest(Entry):
     """``bundle.json``. ``speech``: where the encoder takes ``input_features``, the file that says how to make them.
     ``weight_threshold``: source positions with less weight are left out, which is not exact; 0: none is."""
 
@@ -226,7 +230,7 @@ class Bundle:
         manifest = _read_manifest(folder)
         bundle = cls(folder, manifest)
         for entry in manifest.files():
-            _check_file(folder, entry, verify)
+            check_file(folder, entry, verify)
         if manifest.tokenizer:
             _check_tokenizer(folder, manifest.tokenizer)
         _check_consistency(folder, manifest)
@@ -269,7 +273,8 @@ def _read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from error
 
 
-def _check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
+def check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
+    """Raise BundleError unless ``folder`` has the file that ``entry`` describes, bytes compared with ``verify``."""
     path = folder / _inside(entry.file, folder)
     try:
         if not path.is_file():

@@ -16,6 +16,7 @@ class Operator:
 
     ``body``: from the names of the inputs and outputs that a node has to the statements of its function. A function of
     ONNX has no conditions on what is missing, so each combination has a body of its own.
+    ``sizes``: inputs whose value is a size of an output.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Operator:
     body: Callable[[Present], str]
     optional: Present = frozenset()
     attributes: tuple[str, ...] = ()
+    sizes: Present = frozenset()
 
     def text(self, present: Present) -> str:
         """The function in ONNX's text form. Raises ValueError where a required input or output is missing."""

@@ -99,4 +99,5 @@ BEAM_TOP_K = Operator(
     ),
     ("scores", "beams", "tokens"),
     lambda present: BODY,
+    sizes=frozenset({"candidates"}),
 )

@@ -1,0 +1,262 @@
+"""TensorRT engines of a bundle: what stands beside each of them, and whether one fits this machine.
+
+An engine is a folder of its own below ``engines/``, so that building one changes nothing else of a bundle:
+
+    engines/<name>/engine.json     what it was built for and from
+    engines/<name>/encoder.engine, decoder.engine
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat, ValidationError
+
+from tightbeam.deploy.bundle import Bundle, BundleError, CacheStateEntry, Entry, FileEntry, TensorEntry, check_file
+
+__all__ = [
+    "ENGINES",
+    "ENGINE_FILE",
+    "ENGINE_VERSION",
+    "BuiltEngine",
+    "EngineEntry",
+    "EngineError",
+    "EngineGraph",
+    "EngineLimits",
+    "PrecisionErrorEntry",
+    "build_command",
+    "built_from",
+    "engine_names",
+    "find_engine",
+    "load_engine",
+    "write_engine",
+]
+
+ENGINES = "engines"
+ENGINE_FILE = "engine.json"
+ENGINE_VERSION = 1
+CURRENT = "current"
+Precision = Literal["fp32", "fp16", "bf16"]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class EngineError(BundleError):
+    """An engine cannot be read, or does not fit; the message names the command that builds the right one."""
+
+
+class EngineLimits(Entry):
+    """The largest run that an engine was built for. ``max_candidates``: candidates of a sample at each step."""
+
+    max_batch_size: Count
+    max_num_beams: Count
+    max_source_length: Count
+    max_new_tokens: Count
+    max_candidates: Count
+
+
+class EngineGraph(FileEntry):
+    """One serialized engine: its inputs and outputs as TensorRT has them, and how many nodes of each of our operators
+    stand in it. ``on_host``: inputs whose values TensorRT reads in host memory, since sizes depend on them."""
+
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+    on_host: tuple[str, ...]
+    plugins: dict[str, int]
+
+
+class PrecisionErrorEntry(Entry):
+    """The error of a precision, measured in ONNX Runtime: of the log-probabilities, root mean square over that of the
+    float32 graph's deviation from their mean; and at how many of ``steps`` the best token differed."""
+
+    error: FiniteFloat
+    steps: int
+    differing: int
+
+
+class EngineEntry(Entry):
+    """``engine.json``. ``flavour``: the module, ``tensorrt`` or ``tensorrt_rtx``. ``capabilities``: of the GPUs it runs
+    on, such as "80". ``built_from``: SHA-256 of the bundle's files it was made of, by name."""
+
+    engine_version: int
+    made_by: str
+    flavour: str
+    tensorrt_version: str
+    capabilities: tuple[str, ...]
+    precision: Precision
+    limits: EngineLimits
+    built_from: dict[str, str]
+    encoder: EngineGraph
+    decoder: EngineGraph
+    cache_states: tuple[CacheStateEntry, ...]
+    precision_error: PrecisionErrorEntry | None
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine that was read and checked."""
+
+    name: str
+    path: Path
+    entry: EngineEntry
+
+    def file(self, graph: EngineGraph) -> Path:
+        return self.path / graph.file
+
+
+def built_from(bundle: Bundle) -> dict[str, str]:
+    """SHA-256 of what an engine is made of."""
+    manifest = bundle.manifest
+    return {entry.file: entry.sha256 for entry in (manifest.encoder, manifest.decoder, manifest.weights)}
+
+
+def engine_names(bundle: Bundle) -> list[str]:
+    """The engines that a bundle has, by folder."""
+    folder = bundle.path / ENGINES
+    try:
+        return sorted(
+            path.parent.name for path in folder.glob(f"*/{ENGINE_FILE}") if not path.parent.name.startswith(".")
+        )
+    except OSError as error:
+        raise EngineError(f"{folder} cannot be read ({error.strerror}); check its permissions and the disk") from error
+
+
+def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngine:
+    """Read an engine; with ``verify``, compare its files with their checksums.
+
+    Raises EngineError for anything missing, changed, truncated, of a newer format, or made from another bundle.
+    """
+    folder = bundle.path / ENGINES / name
+    if name != Path(name).name or not folder.is_dir():
+        there = ", ".join(engine_names(bundle)) or "none"
+        raise EngineError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
+    entry = _read_entry(bundle, folder)
+    for graph in (entry.encoder, entry.decoder):
+        try:
+            check_file(folder, graph, verify)
+        except BundleError as error:
+            reason = str(error).rpartition(";")[0]
+            raise EngineError(f"{reason}; {build_command(bundle, entry)}") from error
+    if entry.built_from != built_from(bundle):
+        raise EngineError(
+            f"{folder} was built from another state of this bundle, which was exported again since; "
+            f"{build_command(bundle, entry)}"
+        )
+    return BuiltEngine(name, folder, entry)
+
+
+def find_engine(
+    bundle: Bundle,
+    name: str | None,
+    flavour: str,
+    version: str,
+    capability: str,
+    *,
+    verify: bool = True,
+) -> BuiltEngine:
+    """The engine that runs on this machine: the one named, or else the only one that fits.
+
+    ``flavour`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineError, with the
+    command that builds a fitting engine, where none or several fit.
+    """
+    names = [name] if name is not None else engine_names(bundle)
+    wanted = build_command(bundle, capability=capability)
+    if not names:
+        raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {wanted}")
+    engines = [load_engine(bundle, one, verify=verify) for one in names]
+    misfits = {engine.name: _misfit(engine.entry, flavour, version, capability) for engine in engines}
+    fitting = [engine for engine in engines if misfits[engine.name] is None]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        several = ", ".join(engine.name for engine in fitting)
+        raise EngineError(f"bundle {bundle.path} has several engines that fit: {several}; name one, engine:NAME")
+    reasons = "; ".join(f"{one} {reason}" for one, reason in misfits.items())
+    closest = engines[0].entry if len(engines) == 1 else None
+    raise EngineError(
+        f"no engine of {bundle.path} fits this machine: {reasons}; {build_command(bundle, closest, capability)}"
+    )
+
+
+def _misfit(entry: EngineEntry, flavour: str, version: str, capability: str) -> str | None:
+    if (entry.flavour, entry.tensorrt_version) != (flavour, version):
+        return f"is for {entry.flavour} {entry.tensorrt_version}, here is {flavour} {version}"
+    if capability not in entry.capabilities:
+        return f"is for compute capability {', '.join(entry.capabilities)}, this GPU has {capability}"
+    return None
+
+
+def build_command(bundle: Bundle, entry: EngineEntry | None = None, capability: str | None = None) -> str:
+    """What to type for an engine like ``entry`` that fits: the end of an error."""
+    chosen = capability or (",".join(entry.capabilities) if entry else CURRENT)
+    options = [f"--compute-capability {chosen}"]
+    if entry is not None:
+        limits = entry.limits
+        options += [
+            f"--precision {entry.precision}",
+            f"--max-batch-size {limits.max_batch_size}",
+            f"--max-num-beams {limits.max_num_beams}",
+            f"--max-source-length {limits.max_source_length}",
+            f"--max-new-tokens {limits.max_new_tokens}",
+        ]
+    return f"build one: build-engine {bundle.path} {' '.join(options)}"
+
+
+def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
+    path = folder / ENGINE_FILE
+    again = build_command(bundle)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read ({error.strerror}); {again}") from error
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"{path} is not JSON ({error}); {again}") from error
+    version = data.get("engine_version") if isinstance(data, dict) else None
+    if version != ENGINE_VERSION:
+        raise EngineError(f"{path} has engine_version {version!r}, this Tightbeam reads {ENGINE_VERSION}; {again}")
+    try:
+        return EngineEntry.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
+    except (ValidationError, ValueError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise EngineError(f"{path}: {where}: {first['msg']}; {again}") from error
+
+
+def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
+    """Add an engine to a bundle: ``fill`` writes its files into an empty folder, which takes its place when whole.
+
+    Raises EngineError for a name that is taken (unless ``force``) or a folder that cannot be written.
+    """
+    target = bundle.path / ENGINES / name
+    if target.exists() and not force:
+        raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
+    partial: Path | None = None
+    try:
+        target.parent.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=target.parent))
+        partial.chmod(0o755)
+        entry = fill(partial)
+        (partial / ENGINE_FILE).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{name}.old-", dir=target.parent))
+            os.replace(target, old / name)
+            os.replace(partial, target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(partial, target)
+    except OSError as error:
+        raise EngineError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        if target.parent.is_dir() and not any(target.parent.iterdir()):
+            target.parent.rmdir()
+    return BuiltEngine(name, target, entry)

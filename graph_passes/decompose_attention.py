@@ -1,0 +1,94 @@
+"""Standard ``Attention`` nodes as products and a softmax, for runtimes that have a kernel for some head widths alone.
+
+Needs: queries [B, H, S, K], keys [B, G, N, K], values [B, G, N, V], and a mask, bool or added, that broadcasts to
+[B, H, S, N]. TensorRT refuses an ``Attention`` whose widths it has no fused kernel for, and finds the pattern made
+here, queries scaled before the product, where it has one. Saves nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import Builder, ModelGraphs, PassError, PassResult, tidy
+
+NAME = "decompose_attention"
+LOWEST = np.finfo(np.float32).min
+"""Where a mask hides everything the weights are equal, as ONNX Runtime's are; -inf would give no numbers."""
+
+
+def decompose_attention(graphs: ModelGraphs) -> PassResult:
+    """Encoder and decoder. The types of masks must be known."""
+    matched, sizes = 0, graphs.sizes
+    for graph in (graphs.encoder, graphs.decoder):
+        build = Builder(graph, NAME)
+        groups_known = graph is graphs.decoder or sizes.decoder_only  # an encoder of its own has as many of both
+        for node in [node for node in graph.nodes if node.op == "Attention"]:
+            _decompose(build, node, (sizes.H, sizes.G) if groups_known else (1, 1))
+            matched += 1
+        tidy(graph)
+    return PassResult(NAME, matched, "" if matched else "no attention is left that is not an operator of ours")
+
+
+def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int]) -> None:
+    query, key, value, *rest = node.inputs
+    unknown = {"q_num_heads", "kv_num_heads"} & node.attrs.keys()
+    if unknown or "scale" not in node.attrs or node.attrs.get("softcap", 0) or len(rest) > 1 or len(node.outputs) > 1:
+        raise PassError(f"{NAME}: {node.name} is not of the form that a trace gives, it has {dict(node.attrs)}")
+    H, G = heads
+    scaled = build.add("Mul", [query, build.constant(node.attrs["scale"], np.float32)])
+    keys = build.transpose(key, [0, 1, 3, 2])
+    scores = _product(build, scaled, keys, H, G)
+    for mask in rest:
+        scores = _masked(build, scores, mask)
+    if node.attrs.get("is_causal", 0):
+        scores = _hide(build, scores, _no_later_position(build, query))
+    weights = build.add("Softmax", [scores], {"axis": -1})
+    result = _product(build, weights, value, H, G)
+    _take_over(node, result)
+
+
+def _product(build: Builder, rows: gs.Tensor, shared: gs.Tensor, H: int, G: int) -> gs.Tensor:
+    """[B, H, S, X] x [B, G, X, Y]: H / G heads share each factor on the right."""
+    if H == G:
+        return build.add("MatMul", [rows, shared])
+    grouped = build.add("Reshape", [rows, _grouped_shape(build, rows, H, G)])
+    product = build.add("MatMul", [grouped, build.add("Unsqueeze", [shared, build.constant([2])])])
+    batch, last = (build.add("Shape", [product], {"start": start, "end": start + 1}) for start in (0, 4))
+    length = build.add("Shape", [product], {"start": 3, "end": 4})
+    shape = build.add("Concat", [batch, build.constant([H]), length, last], {"axis": 0})
+    return build.add("Reshape", [product, shape])
+
+
+def _grouped_shape(build: Builder, rows: gs.Tensor, H: int, G: int) -> gs.Tensor:
+    batch = build.add("Shape", [rows], {"start": 0, "end": 1})
+    rest = build.add("Shape", [rows], {"start": 2, "end": 4})
+    return build.add("Concat", [batch, build.constant([G, H // G]), rest], {"axis": 0})
+
+
+def _masked(build: Builder, scores: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:
+    if mask.dtype is None:
+        raise PassError(f"{NAME}: the type of the mask {mask.name} is not known")
+    if np.dtype(mask.dtype) == np.bool_:
+        return _hide(build, scores, mask)
+    return build.add("Add", [scores, mask])
+
+
+def _hide(build: Builder, scores: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:
+    return build.add("Where", [mask, scores, build.constant(LOWEST, np.float32)])
+
+
+def _no_later_position(build: Builder, query: gs.Tensor) -> gs.Tensor:
+    """bool [S, S]: a query sees the positions up to its own."""
+    S = build.add("Squeeze", [build.add("Shape", [query], {"start": 2, "end": 3})])
+    positions = build.add("Range", [build.constant(0), S, build.constant(1)])
+    column = build.add("Unsqueeze", [positions, build.constant([1])])
+    return build.add("GreaterOrEqual", [column, positions])
+
+
+def _take_over(node: gs.Node, result: gs.Tensor) -> None:
+    """Let the new node produce the old one's output, which may be the graph's."""
+    (maker,) = result.inputs
+    output = node.outputs[0]
+    node.outputs.clear()
+    maker.outputs = [output]

@@ -1,0 +1,69 @@
+"""Operators of ours as TensorRT's parser finds plugins: by a node's name in the default domain, without functions.
+
+A node keeps the tensors it has, names them in the attribute ``tensors`` ("scores history -> blocked"), and says which
+of its inputs TensorRT has to know on the host, because an output's size is their value. ``from_plugin_nodes`` is the
+way back, so that what TensorRT is given can be run elsewhere. On messages, since graphsurgeon has no such graph.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from tightbeam.plugins import DOMAIN, OPERATORS, OPSET, VERSION, functions
+
+__all__ = ["from_plugin_nodes", "to_plugin_nodes"]
+
+TENSORS = "tensors"
+SIZES = "tensorrt_plugin_shape_input_indices"
+"""An attribute of TensorRT's parser."""
+
+
+def to_plugin_nodes(model: onnx.ModelProto) -> int:
+    """Rewrite ``model`` in place; how many nodes became plugins."""
+    del model.functions[:]
+    kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
+    for node in nodes:
+        operator = OPERATORS[node.op_type]
+        inputs = [(name, tensor) for name, tensor in zip(operator.inputs, node.input, strict=False) if tensor]
+        outputs = [(name, tensor) for name, tensor in zip(operator.outputs, node.output, strict=False) if tensor]
+        del node.input[:], node.output[:]
+        node.input.extend(tensor for _, tensor in inputs)
+        node.output.extend(tensor for _, tensor in outputs)
+        names = " ".join([*(name for name, _ in inputs), "->", *(name for name, _ in outputs)])
+        node.attribute.append(onnx.helper.make_attribute(TENSORS, names))
+        sizes = [index for index, (name, _) in enumerate(inputs) if name in operator.sizes]
+        if sizes:
+            node.attribute.append(onnx.helper.make_attribute(SIZES, sizes))
+        node.domain = ""
+    return len(nodes)
+
+
+def from_plugin_nodes(model: onnx.ModelProto) -> None:
+    """Undo ``to_plugin_nodes`` in place."""
+    for node in model.graph.node:
+        names = next((attribute.s.decode() for attribute in node.attribute if attribute.name == TENSORS), None)
+        if node.domain or names is None:
+            continue
+        operator = OPERATORS[node.op_type]
+        given = dict(zip(names.replace("->", " ").split(), [*node.input, *node.output], strict=True))
+        del node.input[:], node.output[:]
+        node.input.extend(_in_order(operator.inputs, given))
+        node.output.extend(_in_order(operator.outputs, given))
+        kept = [attribute for attribute in node.attribute if attribute.name not in (TENSORS, SIZES)]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.domain = DOMAIN
+    model.functions.extend(functions(model.graph.node))
+    if model.functions:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
+    assert any(entry.domain == "" and entry.version == OPSET for entry in model.opset_import)
+
+
+def _in_order(names: tuple[str, ...], given: dict[str, str]) -> list[str]:
+    tensors = [given.get(name, "") for name in names]
+    while tensors and not tensors[-1]:
+        tensors.pop()
+    return tensors

@@ -1,0 +1,28 @@
+"""Caches of the generated part with a fixed number of positions, which a TensorRT engine is built for.
+
+Needs: caches with a dimension T_max. They get ``room`` positions; ``ancestry`` and ``lengths`` still say how many of
+them a run uses. Saves nothing, and costs what a shorter run leaves unused.
+"""
+
+from __future__ import annotations
+
+from tightbeam.graph_passes.base import ModelGraphs, PassResult
+
+NAME = "static_room"
+ROOM = "T_max"
+
+
+def static_room(graphs: ModelGraphs, room: int) -> PassResult:
+    """Decoder: every T_max in the shape of an input or output becomes ``room``."""
+    matched = 0
+    for tensor in (*graphs.decoder.inputs, *graphs.decoder.outputs):
+        if tensor.shape is not None and ROOM in tensor.shape and tensor.name != "ancestry":
+            tensor.shape = [room if size == ROOM else size for size in tensor.shape]
+            matched += 1
+    graphs.states = tuple(
+        type(state)(
+            state.input, state.output, state.kind, tuple(room if size == ROOM else size for size in state.shape)
+        )
+        for state in graphs.states
+    )
+    return PassResult(NAME, matched, "" if matched else "no cache is written in place")
