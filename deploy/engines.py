@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -33,6 +34,7 @@ __all__ = [
     "PrecisionErrorEntry",
     "build_command",
     "built_from",
+    "check_engine_target",
     "engine_names",
     "find_engine",
     "load_engine",
@@ -230,14 +232,24 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
         raise EngineError(f"{path}: {where}: {first['msg']}; {again}") from error
 
 
+def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Path:
+    """The folder of an engine that may be written. Raises EngineError; cheap, for use before the work is done."""
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+        raise EngineError(f"--name {name!r} is no name of an engine; use letters, digits, '-', '_' and '.'")
+    target = bundle.path / ENGINES / name
+    if target.exists() and not force:
+        raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
+    if not os.access(bundle.path, os.W_OK | os.X_OK):
+        raise EngineError(f"{bundle.path} cannot be written to; check its permissions")
+    return target
+
+
 def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
     """Add an engine to a bundle: ``fill`` writes its files into an empty folder, which takes its place when whole.
 
     Raises EngineError for a name that is taken (unless ``force``) or a folder that cannot be written.
     """
-    target = bundle.path / ENGINES / name
-    if target.exists() and not force:
-        raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
+    target = check_engine_target(bundle, name, force=force)
     partial: Path | None = None
     try:
         target.parent.mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tightbeam.export.console import command_line, say
+from tightbeam.export.console import console as error_console
 
 if TYPE_CHECKING:
     from tightbeam.deploy.bundle import Bundle
@@ -22,14 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Entry point; every error is one line."""
-    try:
-        code = app(standalone_mode=False)
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # those of the command line; typer has no public class for them
-            raise
-        _say(f"error: {error.format_message().rstrip('.')}; see export-model --help")
-        code = getattr(error, "exit_code", 2)
-    sys.exit(code)
+    command_line(app, "export-model")
 
 
 @app.command()
@@ -81,9 +76,7 @@ def export_model(
         from tightbeam.export.workload import Workload, parse_bytes
         from tightbeam.graph_passes import PassError
     except ModuleNotFoundError as error:
-        _say(
-            f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'"
-        )
+        say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
         raise typer.Exit(1) from None
 
     try:
@@ -106,7 +99,7 @@ def export_model(
                     gflop_s,
                 ),
                 on_ranking=Console(highlight=False).print,
-                on_note=lambda note: _say(f"note: {note}"),
+                on_note=lambda note: say(f"note: {note}"),
                 precision=precision,
                 max_new_tokens=max_new_tokens,
                 check=not no_check,
@@ -114,15 +107,15 @@ def export_model(
                 on_step=show,
             )
     except (ExportError, BundleError, PassError) as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        _say("error: interrupted; there is no new bundle")
+        say("error: interrupted; there is no new bundle")
         raise typer.Exit(130) from None
     try:
         _print_summary(bundle, named=variant is not None)
     except OSError as error:
-        _say(f"error: cannot print the summary: {error.strerror}; the bundle {bundle.path} is whole")
+        say(f"error: cannot print the summary: {error.strerror}; the bundle {bundle.path} is whole")
         raise typer.Exit(1) from None
 
 
@@ -157,7 +150,7 @@ def _print_summary(bundle: Bundle, *, named: bool) -> None:
 @contextmanager
 def _progress(steps: tuple[str, ...]) -> Iterator[Callable[[str], None]]:
     """Shows each step as it begins: a bar on a terminal, a line a step elsewhere."""
-    console = _console()
+    console = error_console()
     columns = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(steps))
@@ -169,12 +162,3 @@ def _progress(steps: tuple[str, ...]) -> Iterator[Callable[[str], None]]:
 
         yield show
         progress.update(task, description="done", completed=len(steps))
-
-
-def _console() -> Console:
-    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def _say(message: str) -> None:
-    """One line on standard error, whatever the message quotes."""
-    _console().print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))

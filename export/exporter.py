@@ -17,7 +17,6 @@ from tightbeam.deploy.bundle import (
     WEIGHTS,
     Bundle,
     CacheStateEntry,
-    GraphEntry,
     GuardEntry,
     LayerChoice,
     Manifest,
@@ -32,7 +31,7 @@ from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkp
 from tightbeam.export.choice import SMALLEST, Choice, choose, default_variant
 from tightbeam.export.errors import ExportError
 from tightbeam.export.generation_settings import check_settings, take_out_sampling
-from tightbeam.export.graph_files import tensor_entries, write_graphs
+from tightbeam.export.graph_files import graph_entries, write_graphs
 from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
@@ -258,14 +257,7 @@ def write_files(
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
     job = Job(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest)
     write_graphs(graphs, folder)
-    entries = {
-        name: GraphEntry(
-            **file_entry(folder, f"{name}.onnx").model_dump(),
-            inputs=tensor_entries(graph.inputs),
-            outputs=tensor_entries(graph.outputs),
-        )
-        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
-    }
+    entries = graph_entries(graphs, folder)
     return Manifest(
         format_version=FORMAT_VERSION,
         made_by=f"tightbeam {version('tightbeam')}",

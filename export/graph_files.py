@@ -1,20 +1,23 @@
-"""Graphs -> ONNX messages whose weights stand in one file."""
+"""Graphs -> ONNX messages whose weights stand in one file, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from tightbeam.deploy.bundle import WEIGHTS, TensorEntry
+from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError, GraphEntry, TensorEntry, file_entry
 from tightbeam.export.weights import WeightPlan, plan_weights, write_weights
-from tightbeam.graph_passes import ModelGraphs
+from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
+Array = npt.NDArray[Any]
 INLINE_BYTES = 256
 """Constants up to this size stay in the graph, where shape inference can read them."""
 
@@ -27,6 +30,18 @@ def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
     write_weights(folder / WEIGHTS, plan)
     for name, graph in named.items():
         onnx.save_model(_to_model(graph, name, plan), folder / f"{name}.onnx")
+
+
+def graph_entries(graphs: ModelGraphs, folder: Path) -> dict[str, GraphEntry]:
+    """Encoder and decoder, written to ``folder``, for ``bundle.json``."""
+    return {
+        name: GraphEntry(
+            **file_entry(folder, f"{name}.onnx").model_dump(),
+            inputs=tensor_entries(graph.inputs),
+            outputs=tensor_entries(graph.outputs),
+        )
+        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
+    }
 
 
 def tensor_entries(tensors: list[gs.Tensor]) -> tuple[TensorEntry, ...]:
@@ -91,3 +106,41 @@ def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
     del copy.graph.initializer[:]
     copy.graph.initializer.extend(kept)
     return copy
+
+
+def read_graphs(bundle: Bundle) -> ModelGraphs:
+    """The graphs of a bundle, with the types of all tensors; weights are mapped, not read.
+
+    Raises BundleError where a file is no ONNX graph over the bundle's weights.
+    """
+    manifest = bundle.manifest
+    weights = np.memmap(bundle.file(manifest.weights), np.uint8, mode="r") if manifest.weights.bytes else None
+    encoder, decoder = (_read_graph(bundle, entry, weights) for entry in (manifest.encoder, manifest.decoder))
+    states = tuple(CacheState(**state.model_dump()) for state in manifest.cache_states)
+    return ModelGraphs(encoder, decoder, Sizes(**manifest.sizes.model_dump()), states)
+
+
+def _read_graph(bundle: Bundle, entry: GraphEntry, weights: Array | None) -> gs.Graph:
+    path = bundle.file(entry)
+    try:
+        model = onnx.load(path, load_external_data=False)
+        where = {tensor.name: _place(tensor) for tensor in model.graph.initializer if tensor.external_data}
+        model = onnx.shape_inference.infer_shapes(model)
+        del model.functions[:]
+        graph = gs.import_onnx(model)
+        tensors = graph.tensors()
+        for name, (offset, dtype, shape) in where.items():
+            assert weights is not None
+            size = int(np.prod(shape)) * dtype.itemsize
+            tensors[name].values = weights[offset : offset + size].view(dtype).reshape(shape)
+    except Exception as error:  # protobuf, onnx and graphsurgeon raise all kinds
+        raise BundleError(f"{path} cannot be read as a graph ({error}); export the model again") from error
+    return graph
+
+
+def _place(tensor: onnx.TensorProto) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
+    """Offset, type and shape of a weight in the weights file."""
+    fields = {field.key: field.value for field in tensor.external_data}
+    if fields["location"] != WEIGHTS:
+        raise ValueError(f"{tensor.name} lies in {fields['location']!r}, expected {WEIGHTS}")
+    return int(fields["offset"]), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)

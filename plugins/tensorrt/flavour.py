@@ -13,7 +13,7 @@ from typing import Any
 from tightbeam.plugins.library import rtx_name_library
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["CURRENT", "INSTALL", "TensorRT", "load_tensorrt"]
+__all__ = ["CURRENT", "INSTALL", "TensorRT", "gpu_capability", "load_tensorrt"]
 
 CURRENT = "current"
 """The capability of the GPU of this machine."""
@@ -44,8 +44,15 @@ class TensorRT:
         members = getattr(self.trt.ComputeCapability, "__members__", {})
         return tuple(sorted((name[2:] for name in members if name.startswith("SM")), key=int))
 
-    def check_capabilities(self, wanted: Sequence[str]) -> None:
-        """Raise TensorRTError for a capability that cannot be built for here."""
+    def settle_capabilities(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """What an engine for ``wanted`` runs on: the same, with the GPU of this machine for "current".
+
+        Raises TensorRTError for a capability that cannot be built for here.
+        """
+        if not wanted or len(set(wanted)) != len(wanted):
+            raise TensorRTError(
+                f"compute capabilities {', '.join(wanted) or 'none'}: expected different ones, such as 80"
+            )
         for capability in wanted:
             if capability != CURRENT and capability not in self.capabilities:
                 reason = (
@@ -59,9 +66,13 @@ class TensorRT:
                 )
         if CURRENT in wanted and len(wanted) > 1:
             raise TensorRTError("the capability 'current' stands alone; leave the others out, or name each one")
-        if CURRENT in wanted and not has_gpu():
+        if CURRENT not in wanted:
+            return tuple(wanted)
+        found = gpu_capability()
+        if found is None:
             names = f"; name a capability: {', '.join(self.capabilities)}" if self.capabilities else ""
             raise TensorRTError(f"the capability 'current' needs a GPU, and this machine has none{names}")
+        return (found,)
 
     def network(self, builder: Any) -> Any:
         """A new network whose types are those of the graph."""
@@ -112,11 +123,23 @@ def _take_its_name() -> None:
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def has_gpu() -> bool:
-    """Whether the driver is there, and a GPU; asked of the driver itself, since TensorRT may abort without."""
+MAJOR, MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+
+
+def gpu_capability() -> str | None:
+    """The compute capability of the first GPU, "90"; None where there is no driver or no GPU.
+
+    Asked of the driver itself, since TensorRT may abort where there is none.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    for value, attribute in ((major, MAJOR), (minor, MINOR)):
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+    return f"{major.value}{minor.value}"
