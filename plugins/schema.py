@@ -15,7 +15,8 @@ class Operator:
     """``inputs`` and ``outputs`` in order; those that may be missing stand in ``optional`` too.
 
     ``body``: from the names of the inputs and outputs that a node has to the statements of its function. A function of
-    ONNX has no conditions on what is missing, so each combination has a body of its own.
+    ONNX has no conditions on what is missing, so each combination has a body of its own. ``float32``: the inputs and
+    outputs that are float32 whatever float type a node runs in, as its ``operator.h`` has them too.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Operator:
     outputs: tuple[str, ...]
     body: Callable[[Present], str]
     optional: Present = frozenset()
+    float32: Present = frozenset()
     attributes: tuple[str, ...] = ()
 
     def text(self, present: Present) -> str:

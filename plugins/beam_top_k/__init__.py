@@ -99,4 +99,5 @@ BEAM_TOP_K = Operator(
     ),
     ("scores", "beams", "tokens"),
     lambda present: BODY,
+    float32=frozenset({"beam_scores", "repetition_penalty", "scores"}),
 )
