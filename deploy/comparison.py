@@ -78,8 +78,8 @@ def compare_engines(bundle: Bundle, engine: Engine, other: Engine, sources: Sour
     wanted, tokens = _log_probabilities(bundle, engine, sources, steps, None)
     try:
         found, _ = _log_probabilities(bundle, other, sources, steps, tokens)
-    except BundleError as error:
-        if NOT_NUMBERS not in str(error):
+    except BundleError as failure:
+        if NOT_NUMBERS not in str(failure):
             raise
         return Comparison(math.inf, tokens.size, tokens.size)
     differing = int((wanted.argmax(axis=2) != found.argmax(axis=2)).sum())

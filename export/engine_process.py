@@ -108,7 +108,7 @@ def _described(tensor: Any) -> dict[str, Any]:
 
 
 def _logger(trt: Any, reasons: list[str]) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -122,7 +122,7 @@ def _logger(trt: Any, reasons: list[str]) -> Any:
 def _monitor(trt: Any, report: Callable[[Mapping[str, Any]], None]) -> Any:
     """Tells of phases right below the whole build; those inside them are many and short."""
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}

@@ -32,7 +32,10 @@ class WeightPlan:
     offsets: Mapping[str, int]
 
 
-_SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "bool": "BOOL"}
+_SAFETENSORS_DTYPES = {
+    **{"float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32", "bool": "BOOL"},
+}
 
 
 def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:

@@ -15,8 +15,9 @@ class Operator:
     """``inputs`` and ``outputs`` in order; those that may be missing stand in ``optional`` too.
 
     ``body``: from the names of the inputs and outputs that a node has to the statements of its function. A function of
-    ONNX has no conditions on what is missing, so each combination has a body of its own.
-    ``sizes``: inputs whose value is a size of an output.
+    ONNX has no conditions on what is missing, so each combination has a body of its own. ``float32``: the inputs and
+    outputs that are float32 whatever float type a node runs in. ``sizes``: the inputs whose value is a size of an
+    output. Both stand in its ``operator.h`` too.
     """
 
     name: str
@@ -24,8 +25,9 @@ class Operator:
     outputs: tuple[str, ...]
     body: Callable[[Present], str]
     optional: Present = frozenset()
-    attributes: tuple[str, ...] = ()
+    float32: Present = frozenset()
     sizes: Present = frozenset()
+    attributes: tuple[str, ...] = ()
 
     def text(self, present: Present) -> str:
         """The function in ONNX's text form. Raises ValueError where a required input or output is missing."""

@@ -36,9 +36,10 @@ from __future__ import annotations
 from tightbeam.plugins.history import HISTORY, JOIN, gather, rotations, scores_and_weights
 from tightbeam.plugins.schema import Operator
 
-__all__ = ["BEAM_ATTENTION", "OPTIONAL_INPUTS"]
+__all__ = ["BEAM_ATTENTION", "FLOAT32_INPUTS", "OPTIONAL_INPUTS"]
 
 OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse", "row_bias")
+FLOAT32_INPUTS = ("cosines", "sines", "distance_bias", "prior_lse", "row_bias")
 
 SPLIT = """
     width = Shape <start = 1, end = 2> (projected)
@@ -94,5 +95,6 @@ BEAM_ATTENTION = Operator(
     ("output", "key_cache_out", "value_cache_out"),
     _body,
     optional=frozenset(OPTIONAL_INPUTS),
+    float32=frozenset(FLOAT32_INPUTS),
     attributes=("scale", "window: int = 0"),
 )

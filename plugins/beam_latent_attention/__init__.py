@@ -24,7 +24,7 @@ makes the head's value after the softmax. Everything else is as in ``beam_attent
 
 from __future__ import annotations
 
-from tightbeam.plugins.beam_attention import OPTIONAL_INPUTS
+from tightbeam.plugins.beam_attention import FLOAT32_INPUTS, OPTIONAL_INPUTS
 from tightbeam.plugins.history import HISTORY, JOIN, gather, rotations, scores_and_weights
 from tightbeam.plugins.schema import Operator
 
@@ -85,5 +85,6 @@ BEAM_LATENT_ATTENTION = Operator(
     ("output", "cache_out", "scale_cache_out"),
     _body,
     optional=frozenset((*OPTIONAL_INPUTS, *SCALES, "scale_cache_out")),
+    float32=frozenset((*FLOAT32_INPUTS, *SCALES, "scale_cache_out")),
     attributes=("scale", "window: int = 0"),
 )

@@ -100,4 +100,5 @@ BEAM_TOP_K = Operator(
     ("scores", "beams", "tokens"),
     lambda present: BODY,
     sizes=frozenset({"candidates"}),
+    float32=frozenset({"beam_scores", "repetition_penalty", "scores"}),
 )

@@ -142,5 +142,6 @@ LATENT_ATTENTION = Operator(
     ("output", "lse"),
     _body,
     optional=frozenset({"cosines", "sines", "key_scales", "lse"}),
+    float32=frozenset({"cosines", "sines", "key_scales", "lse"}),
     attributes=("scale", "weight_threshold: float = 0.0"),
 )

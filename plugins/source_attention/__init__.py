@@ -110,5 +110,6 @@ SOURCE_ATTENTION = Operator(
     ("output", "lse"),
     _body,
     optional=frozenset({"lse"}),
+    float32=frozenset({"lse"}),
     attributes=("scale", "weight_threshold: float = 0.0"),
 )

@@ -1,0 +1,246 @@
+"""A finished variant's graphs from float32 to float16 or bfloat16, with every type written into the graph.
+
+A runtime of strongly typed networks (TensorRT) computes in the types that it is given. So every float32 tensor either
+becomes low, of the type asked for, or stays float32, and a Cast stands wherever one meets the other.
+
+**Low** are products (MatMul, Gemm, Conv, Attention) and the Float tensors of our operators, all of which accumulate in
+float32, hence the caches and what the encoder gives the decoder; embeddings; and what stands between them: the sums
+and activations of ``ELEMENTWISE``. **float32** are softmax and norms, angles of positions, and all else that no list
+here names; what only such operations read, as scores and their masks before a softmax, and the last sum before a norm;
+the tensors that our operators keep in float32 (``Operator.float32``), so sums of scores; the mask that an Attention
+adds; and what comes from outside or goes there: the encoder's inputs, and the scores of beams. Changes of layout
+(``LAYOUT``) follow their data.
+
+Weights are converted once, whichever graphs and nodes share them, and none is edited in place. A tensor is cast once
+for all its readers. Cache inputs and outputs have one type, and so have the encoder's outputs and the decoder's inputs
+of the same names. ``simulate_precision`` makes of the result what measures its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import Array, ModelGraphs, PassError, PassResult, tidy
+from tightbeam.graph_passes.tensor_types import tensor_types
+from tightbeam.plugins import DOMAIN, OPERATORS
+
+NAME = "lower_precision"
+FLOAT = onnx.TensorProto.FLOAT
+
+LOW_TYPES: Mapping[str, np.dtype[np.generic]] = {
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
+PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
+ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Gelu", "Relu", "Sigmoid", "Tanh", "Erf"}
+)
+"""As good as their inputs in any type; low where something low reads them."""
+LAYOUT = frozenset(
+    {
+        *("Concat", "Split", "Slice", "Gather", "Expand"),
+        *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"),
+    }
+)
+"""Give the numbers that they are given."""
+NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
+ATTENTION_MASK = 3
+"""The input of Attention that may have another type than the rest."""
+
+
+def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
+    """Both graphs in ``precision``, one of ``LOW_TYPES``.
+
+    Raises PassError for another precision, and where a weight that becomes low is beyond the range of its type.
+    """
+    if precision not in LOW_TYPES:
+        raise PassError(
+            f"{NAME}: precision is {precision!r}, expected {' or '.join(LOW_TYPES)}; as they are, graphs are fp32"
+        )
+    converter = _Converter(precision)
+    decoder = _plan(graphs.decoder, "decoder", frozenset(state.output for state in graphs.states), low_inputs=True)
+    lowered = {tensor.name: tensor.name in decoder.low for tensor in graphs.decoder.inputs}
+    kept = frozenset(tensor.name for tensor in graphs.encoder.outputs if not lowered.get(tensor.name, True))
+    encoder = _plan(graphs.encoder, "encoder", kept, low_inputs=False)
+    caches = {state.output: lowered[state.input] for state in graphs.states}
+    matched = _rewrite(graphs.encoder, encoder, lowered, converter) + _rewrite(
+        graphs.decoder, decoder, caches, converter
+    )
+    return PassResult(NAME, matched, bytes_saved=lambda job: converter.bytes_saved)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """``floats``: the graph's float32 tensors by name; ``low``: those that inputs and nodes shall give as low; and of
+    the nodes, by the ids of their outputs, those that read all of their floats as low."""
+
+    floats: frozenset[str]
+    low: frozenset[str]
+    low_nodes: frozenset[str]
+
+
+def _plan(graph: gs.Graph, name: str, kept: frozenset[str], *, low_inputs: bool) -> _Plan:
+    """``kept``: outputs that are no reason to be low."""
+    tidy(graph)
+    types = tensor_types(graph, f"{NAME}: {name}")
+    floats = frozenset(tensor for tensor, kind in types.items() if kind == FLOAT)
+    given = frozenset(tensor.name for tensor in graph.outputs) & floats - kept
+    wanted = _read_by(graph, PRODUCTS, given) & floats
+    embedded = _read_by(graph, PRODUCTS | NORMS, given) & floats
+    low = {tensor.name for tensor in graph.inputs if low_inputs and tensor.name in wanted}
+    low_nodes: set[str] = set()
+    for node in graph.nodes:
+        names = {tensor.name for tensor in node.outputs} & floats
+        if not names:
+            continue
+        if _is_ours(node):
+            low |= {tensor for tensor, slot in _slots(node) if slot not in OPERATORS[node.op].float32} & names
+        elif _is_low(node, wanted, embedded, low, floats):
+            low |= names
+            low_nodes.add(node.outputs[0].name)
+    return _Plan(floats, frozenset(low), frozenset(low_nodes))
+
+
+def _read_by(graph: gs.Graph, readers: frozenset[str], outputs: frozenset[str]) -> set[str]:
+    """The tensors that ``readers`` or our operators read, or that are ``outputs``: themselves, or as what elementwise
+    operations and changes of layout make of them."""
+    found = set(outputs)
+    for node in reversed(graph.nodes):
+        if _is_ours(node):
+            found |= {tensor for tensor, slot in _slots(node) if slot not in OPERATORS[node.op].float32}
+        elif node.op in readers or (
+            node.op in ELEMENTWISE | LAYOUT and any(tensor.name in found for tensor in node.outputs)
+        ):
+            found |= {tensor.name for index, tensor in enumerate(node.inputs) if not _is_mask(node, index)}
+    return found
+
+
+def _is_low(node: gs.Node, wanted: set[str], embedded: set[str], low: set[str], floats: frozenset[str]) -> bool:
+    """Of a node that is not ours. What embeddings are looked up in is low even if norms alone read them, since it is
+    large, and often the weight of the logits too."""
+    if node.op in PRODUCTS:
+        return True
+    outputs = {tensor.name for tensor in node.outputs}
+    if node.op in ELEMENTWISE:
+        return bool(outputs & wanted)
+    if node.op not in LAYOUT:
+        return False
+    data = [tensor.name for tensor in node.inputs if tensor.name in floats and not isinstance(tensor, gs.Constant)]
+    if data:
+        return any(tensor in low for tensor in data)
+    return bool(outputs & (embedded if node.op == "Gather" else wanted))
+
+
+def _is_ours(node: gs.Node) -> bool:
+    return bool(node.domain == DOMAIN)
+
+
+def _is_mask(node: gs.Node, index: int) -> bool:
+    return bool(node.op == "Attention" and index == ATTENTION_MASK)
+
+
+def _slots(node: gs.Node) -> Iterable[tuple[str, str]]:
+    """The tensors of a node of ours by name, each with its own name in the operator's table."""
+    operator = OPERATORS[node.op]
+    for tensors, names in ((node.inputs, operator.inputs), (node.outputs, operator.outputs)):
+        yield from ((tensor.name, name) for tensor, name in zip(tensors, names, strict=False))
+
+
+def _rewrite(graph: gs.Graph, plan: _Plan, outputs: Mapping[str, bool], converter: _Converter) -> int:
+    """Types, constants and casts as planned; returns how many tensors are low. ``outputs``: whether those are low that
+    must have the type of something else."""
+    casts = _Casts(graph, plan.low, converter)
+    for node in list(graph.nodes):
+        read_low = node.outputs[0].name in plan.low_nodes
+        for index, tensor in enumerate(node.inputs):
+            if tensor.name not in plan.floats:
+                continue
+            if _is_ours(node):
+                read_low = OPERATORS[node.op].inputs[index] not in OPERATORS[node.op].float32
+            node.inputs[index] = casts.read(tensor, read_low and not _is_mask(node, index))
+        if node.op == "Attention":
+            node.attrs["softmax_precision"] = FLOAT
+    for tensor in graph.tensors().values():
+        if tensor.name in plan.low:
+            tensor.dtype = converter.dtype
+    for index, tensor in enumerate(graph.outputs):
+        if tensor.name in plan.floats:
+            graph.outputs[index] = casts.give(tensor, outputs.get(tensor.name, tensor.name in plan.low))
+    tidy(graph)
+    return len(plan.low)
+
+
+class _Converter:
+    """Weights in the low type, each converted once."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self.dtype = LOW_TYPES[precision]
+        self.bytes_saved = 0
+        self._made: dict[int, tuple[Array, Array]] = {}  # both, so that an id stays taken
+
+    def convert(self, constant: gs.Constant) -> Array:
+        values: Array = constant.values
+        if id(values) not in self._made:
+            with np.errstate(over="ignore"):
+                low = values.astype(self.dtype)
+            if not np.array_equal(np.isfinite(low), np.isfinite(values)):
+                largest = np.abs(values[np.isfinite(values)]).max()
+                fix = "take bf16" if self.precision == "fp16" else "stay with fp32"
+                raise PassError(
+                    f"{NAME}: {constant.name} holds {largest:.6g}, beyond the range of {self.dtype.name}; {fix}"
+                )
+            self._made[id(values)] = values, low
+            self.bytes_saved += values.nbytes - low.nbytes
+        return self._made[id(values)][1]
+
+
+@dataclass
+class _Casts:
+    """The float tensors of a graph in the type that a reader wants."""
+
+    graph: gs.Graph
+    low: frozenset[str]
+    converter: _Converter
+    made: dict[str, gs.Tensor] = field(default_factory=dict)
+
+    def read(self, tensor: gs.Tensor, as_low: bool) -> gs.Tensor:
+        if isinstance(tensor, gs.Constant):
+            return self._constant(tensor) if as_low else tensor
+        if as_low == (tensor.name in self.low):
+            return tensor
+        if tensor.name not in self.made:
+            self.made[tensor.name] = self._cast(tensor, f"{tensor.name}.{self._suffix(as_low)}", as_low)
+        return self.made[tensor.name]
+
+    def give(self, output: gs.Tensor, as_low: bool) -> gs.Tensor:
+        """A graph output in the type wanted, under its own name."""
+        if as_low == (output.name in self.low):
+            return output
+        name = output.name
+        cast = self.read(output, as_low)
+        output.name, cast.name = f"{name}.{self._suffix(not as_low)}", name
+        cast.shape = output.shape
+        return cast
+
+    def _constant(self, constant: gs.Constant) -> gs.Tensor:
+        if constant.name not in self.made:
+            name = f"{constant.name}.{self.converter.precision}"
+            self.made[constant.name] = gs.Constant(name, self.converter.convert(constant))
+        return self.made[constant.name]
+
+    def _cast(self, tensor: gs.Tensor, name: str, as_low: bool) -> gs.Variable:
+        dtype = self.converter.dtype if as_low else np.dtype(np.float32)
+        to = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+        cast = gs.Variable(name, dtype=dtype, shape=tensor.shape)
+        self.graph.nodes.append(gs.Node("Cast", name=name, attrs={"to": to}, inputs=[tensor], outputs=[cast]))
+        return cast
+
+    def _suffix(self, as_low: bool) -> str:
+        return self.converter.precision if as_low else "fp32"

@@ -1,0 +1,49 @@
+"""Which type of number every tensor of a graph holds, by ONNX's own inference: a trace says it only of some."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import PassError
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
+
+INLINE_BYTES = 256
+"""Constants up to this size are shown to the inference with their values."""
+
+
+def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
+    """The element type, a number of ``onnx.TensorProto``, of every tensor that has a name.
+
+    ``where``: the pass and the graph, for errors. Raises PassError where the types of a node's inputs do not fit it, or
+    nothing says what it gives.
+    """
+    bare = graph.copy()
+    bare.functions = []
+    bare.import_domains = None
+    for tensor in bare.tensors().values():
+        if isinstance(tensor, gs.Constant) and _bytes(tensor) > INLINE_BYTES:
+            bare.inputs.append(tensor.to_variable(tensor.dtype, tensor.shape))
+            tensor.type = "tensor_type"  # forgotten by graphsurgeon 0.6.1
+    model: onnx.ModelProto = gs.export_onnx(bare, do_type_check=False)
+    model.ir_version = IR_VERSION
+    model.functions.extend(functions(model.graph.node))
+    del model.opset_import[:]
+    model.opset_import.extend([onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)])
+    try:
+        found = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
+    except onnx.shape_inference.InferenceError as error:
+        reason = " ".join(str(error).split())
+        raise PassError(f"{where}: the types do not agree: {reason}") from error
+    values = (*found.input, *found.output, *found.value_info)
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    types |= {constant.name: constant.data_type for constant in found.initializer}
+    for name in graph.tensors():
+        if name and not types.get(name):
+            raise PassError(f"{where}: nothing says which type {name} has")
+    return types
+
+
+def _bytes(tensor: gs.Constant) -> int:
+    """Without loading it."""
+    return int(tensor._values.nbytes)
