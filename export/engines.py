@@ -204,34 +204,26 @@ def write_plugin_nodes(path: Path) -> None:
 def shape_ranges(graph: gs.Graph, manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
     """The smallest, usual and largest shape of every input."""
     sizes = _sizes(manifest, limits)
-    history = limits.max_new_tokens + (limits.max_source_length if manifest.sizes.decoder_only else 0)
 
-    def shapes(tensor: gs.Tensor) -> Range:
-        known = dict(sizes)
-        if tensor.name == "history":
-            known["T"] = (1, max(1, history // 2), history)
-        elif not tensor.name.startswith("past."):
-            known["T"] = (1, known["T"][1], known["T"][2])
-        smallest, usual, largest = (
-            tuple(known[size][place] if isinstance(size, str) else int(size) for size in tensor.shape)
-            for place in range(3)
-        )
-        return smallest, usual, largest
+    def shape(tensor: gs.Tensor, place: int) -> tuple[int, ...]:
+        return tuple(sizes[size][place] if isinstance(size, str) else int(size) for size in tensor.shape)
 
-    return {tensor.name: shapes(tensor) for tensor in graph.inputs}
+    return {tensor.name: (shape(tensor, 0), shape(tensor, 1), shape(tensor, 2)) for tensor in graph.inputs}
 
 
 def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int, int]]:
     """Of each letter: the smallest, usual and largest size."""
     B, M, T = limits.max_batch_size, limits.max_num_beams, limits.max_new_tokens
     usual = min(manifest.generation.get("num_beams") or 1, M)
+    history = T + (limits.max_source_length if manifest.sizes.decoder_only else 0)
     return {
         "B": (1, B, B),
         "M": (1, usual, M),
         "R": (1, B * usual, B * M),
         "N": (1, limits.max_source_length, limits.max_source_length),
         "T": (0, max(1, T // 2), T),
-        "T_max": (1, max(1, T // 2), T),
+        "T_ancestry": (1, max(1, T // 2), T),
+        "T_history": (1, max(1, history // 2), history),
         "P": (0, 0, manifest.sizes.vocabulary),
     }
 

@@ -11,12 +11,14 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError, GraphEntry, TensorEntry, file_entry
 from tightbeam.export.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
+G_LOGGER.severity = G_LOGGER.ERROR  # it writes to standard output, that numpy has no bfloat16 for instance
 Array = npt.NDArray[Any]
 INLINE_BYTES = 256
 """Constants up to this size stay in the graph, where shape inference can read them."""

@@ -1,7 +1,8 @@
 """Caches of the generated part with a fixed number of positions, which a TensorRT engine is built for.
 
 Needs: caches with a dimension T_max. They get ``room`` positions; ``ancestry`` and ``lengths`` still say how many of
-them a run uses. Saves nothing, and costs what a shorter run leaves unused.
+them a run uses. What the host gives room for a whole run, ``ancestry`` and ``history``, gets dimensions of its own:
+TensorRT holds two of one name to one size. Saves nothing, and costs what a shorter run leaves unused.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from tightbeam.graph_passes.base import ModelGraphs, PassResult
 
 NAME = "static_room"
 ROOM = "T_max"
+OWN = {"ancestry": "T_ancestry", "history": "T_history"}
 
 
 def static_room(graphs: ModelGraphs, room: int) -> PassResult:
     """Decoder: every T_max in the shape of an input or output becomes ``room``."""
     matched = 0
     for tensor in (*graphs.decoder.inputs, *graphs.decoder.outputs):
-        if tensor.shape is not None and ROOM in tensor.shape and tensor.name != "ancestry":
+        if tensor.name in OWN:
+            tensor.shape = [*tensor.shape[:-1], OWN[tensor.name]]
+        elif tensor.shape is not None and ROOM in tensor.shape:
             tensor.shape = [room if size == ROOM else size for size in tensor.shape]
             matched += 1
     graphs.states = tuple(
