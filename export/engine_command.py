@@ -48,8 +48,8 @@ def build_engine(
     from tightbeam.export.errors import ExportError
 
     try:
+        from tightbeam.export.engine_limits import engine_limits
         from tightbeam.export.engines import build_engine as build
-        from tightbeam.export.engines import engine_limits
         from tightbeam.graph_passes import PassError
         from tightbeam.plugins.tensorrt.errors import TensorRTError
     except ModuleNotFoundError as error:

@@ -16,7 +16,6 @@ from tightbeam.deploy.bundle import (
     MANIFEST,
     WEIGHTS,
     Bundle,
-    CacheStateEntry,
     GuardEntry,
     LayerChoice,
     Manifest,
@@ -31,7 +30,7 @@ from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkp
 from tightbeam.export.choice import SMALLEST, Choice, choose, default_variant
 from tightbeam.export.errors import ExportError
 from tightbeam.export.generation_settings import check_settings, take_out_sampling
-from tightbeam.export.graph_files import graph_entries, write_graphs
+from tightbeam.export.graph_files import graph_entries, state_entries, write_graphs
 from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
@@ -280,7 +279,7 @@ def write_files(
         ),
         encoder=entries["encoder"],
         decoder=entries["decoder"],
-        cache_states=tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states),
+        cache_states=state_entries(graphs),
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint, folder),
         speech=write_speech(checkpoint, folder),

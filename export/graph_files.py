@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError, GraphEntry, TensorEntry, file_entry
+from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError, CacheStateEntry, GraphEntry, TensorEntry, file_entry
 from tightbeam.export.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
@@ -44,6 +44,11 @@ def graph_entries(graphs: ModelGraphs, folder: Path) -> dict[str, GraphEntry]:
         )
         for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
     }
+
+
+def state_entries(graphs: ModelGraphs) -> tuple[CacheStateEntry, ...]:
+    """The caches of the generated part, for ``bundle.json``."""
+    return tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states)
 
 
 def tensor_entries(tensors: list[gs.Tensor]) -> tuple[TensorEntry, ...]:

@@ -1,0 +1,86 @@
+"""How large the runs of an engine may be, and what follows for the shapes of its inputs."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from tightbeam.deploy.bundle import Manifest
+from tightbeam.deploy.engines import EngineLimits
+from tightbeam.export.engine_process import Range
+from tightbeam.export.errors import ExportError
+from tightbeam.export.memory_table import BEAMS, longest_output
+
+__all__ = ["engine_limits", "shape_ranges", "values_on_host"]
+
+CANDIDATES_A_BEAM = 8
+"""A step has as many candidates a beam as there are end-of-sequence tokens, and one more."""
+
+
+def engine_limits(
+    manifest: Manifest,
+    *,
+    max_batch_size: int = 8,
+    max_num_beams: int | None = None,
+    max_source_length: int | None = None,
+    max_new_tokens: int | None = None,
+) -> EngineLimits:
+    """The largest run of an engine; what is not given comes from the bundle's sizes and generation defaults.
+
+    Raises ExportError for what the model cannot do.
+    """
+    sizes = manifest.sizes
+    beams = max_num_beams if max_num_beams is not None else max(BEAMS, manifest.generation.get("num_beams") or 1)
+    source = max_source_length if max_source_length is not None else sizes.max_source
+    new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)
+    given = {
+        "max-batch-size": (max_batch_size, 2**16),
+        "max-num-beams": (beams, sizes.vocabulary),
+        "max-source-length": (source, sizes.max_source),
+        "max-new-tokens": (new, sizes.max_target - 1),
+    }
+    for name, (value, most) in given.items():
+        if not 1 <= value <= most:
+            raise ExportError(f"--{name} {value} cannot be run by this model; pass 1 to {most}")
+    return EngineLimits(
+        max_batch_size=max_batch_size,
+        max_num_beams=beams,
+        max_source_length=source,
+        max_new_tokens=new,
+        max_candidates=min(CANDIDATES_A_BEAM * beams, sizes.vocabulary),
+    )
+
+
+def shape_ranges(graph: gs.Graph, manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
+    """The smallest, usual and largest shape of every input."""
+    sizes = _sizes(manifest, limits)
+
+    def shape(tensor: gs.Tensor, place: int) -> tuple[int, ...]:
+        return tuple(sizes[size][place] if isinstance(size, str) else int(size) for size in tensor.shape)
+
+    return {tensor.name: (shape(tensor, 0), shape(tensor, 1), shape(tensor, 2)) for tensor in graph.inputs}
+
+
+def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int, int]]:
+    """Of each letter: the smallest, usual and largest size."""
+    B, M, T = limits.max_batch_size, limits.max_num_beams, limits.max_new_tokens
+    usual = min(manifest.generation.get("num_beams") or 1, M)
+    history = T + (limits.max_source_length if manifest.sizes.decoder_only else 0)
+    return {
+        "B": (1, B, B),
+        "M": (1, usual, M),
+        "R": (1, B * usual, B * M),
+        "N": (1, limits.max_source_length, limits.max_source_length),
+        "T": (0, max(1, T // 2), T),
+        "T_ancestry": (1, max(1, T // 2), T),
+        "T_history": (1, max(1, history // 2), history),
+        "P": (0, 0, manifest.sizes.vocabulary),
+    }
+
+
+def values_on_host(manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
+    """Of inputs whose values are sizes: the smallest, usual and largest value."""
+    usual = _sizes(manifest, limits)["M"][1]
+    return {
+        "num_beams": ((1,), (usual,), (limits.max_num_beams,)),
+        "candidates": ((1,), (min(2 * usual, limits.max_candidates),), (limits.max_candidates,)),
+    }
