@@ -1,9 +1,9 @@
-"""One TensorRT build, in a process of its own: ``python -m tightbeam.export.engine_process``.
+"""TensorRT's builds, in a process of their own: ``python -m tightbeam.export.engine_process``.
 
 TensorRT can end a process that gives it something it does not expect; here that ends this one, and whoever started it
-says so. Takes a ``Request`` as JSON on standard input, and writes a JSON object a line on standard output: ``phase``
-and ``done`` of ``steps`` while it works, at the end ``plugins`` (nodes of each operator in the engine), ``inputs`` and
-``outputs``, or ``error``.
+says so. Takes a ``Request`` as JSON on standard input, and writes a JSON object a line on standard output: ``part``;
+``phase`` and ``done`` of ``steps`` while it works on it; at its end ``plugins`` (nodes of each operator in the engine),
+``inputs`` and ``outputs``, or ``error``, which ends all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,38 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.flavour import TensorRT
 from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
 
-__all__ = ["Range", "Request", "build"]
+__all__ = ["GraphRequest", "Range", "Request", "build"]
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Smallest, usual and largest shape of an input; or its values, where TensorRT has it on the host."""
 FIRST_REASONS = 3
 
 
-class Request(BaseModel):
-    """``model``: the graph, with plugin nodes, beside its weights. ``ranges``: of every input with a dynamic shape, or
-    whose values TensorRT needs (``on_host``)."""
+class GraphRequest(BaseModel):
+    """``part``: what the graph is called. ``model``: its file, with plugin nodes, beside its weights. ``ranges``: of
+    every input with a dynamic shape. ``on_host``: of inputs whose values TensorRT may need on the host."""
 
     model_config = ConfigDict(frozen=True)
 
+    part: str
     model: Path
     target: Path
-    capabilities: tuple[str, ...]
     ranges: dict[str, Range]
     on_host: dict[str, Range]
 
 
-def build(request: Request, report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+class Request(BaseModel):
+    """Graphs to build one after the other."""
+
+    model_config = ConfigDict(frozen=True)
+
+    capabilities: tuple[str, ...]
+    graphs: tuple[GraphRequest, ...]
+
+
+def build(
+    request: GraphRequest, capabilities: Sequence[str], report: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
     """Build and write the engine; what it has. Raises TensorRTError with TensorRT's own reasons."""
     found = register_plugins()
     trt = found.trt
@@ -56,7 +67,7 @@ def build(request: Request, report: Callable[[Mapping[str, Any]], None]) -> dict
     if not parser.parse_from_file(str(request.model)):
         told = [parser.get_error(index).desc() for index in range(parser.num_errors)]
         raise TensorRTError(_reason(found, "parse", [*faults, *told]))
-    config = found.configure(builder, request.capabilities)
+    config = found.configure(builder, capabilities)
     config.add_optimization_profile(_profile(builder, network, request))
     monitor = _monitor(trt, report)
     config.progress_monitor = monitor
@@ -77,7 +88,7 @@ def _reason(found: TensorRT, what: str, reasons: list[str]) -> str:
     return f"{found.flavour} {found.version} cannot {what} the graph: {told}"
 
 
-def _profile(builder: Any, network: Any, request: Request) -> Any:
+def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
@@ -151,7 +162,10 @@ def main() -> None:
         print(json.dumps(line), file=reports, flush=True)
 
     try:
-        report(build(Request.model_validate_json(sys.stdin.read()), report))
+        request = Request.model_validate_json(sys.stdin.read())
+        for graph in request.graphs:
+            report({"part": graph.part})
+            report(build(graph, request.capabilities, report))
     except TensorRTError as error:
         report({"error": str(error)})
     except OSError as error:

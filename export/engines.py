@@ -28,7 +28,7 @@ from tightbeam.deploy.engines import (
     write_engine,
 )
 from tightbeam.export.engine_limits import engine_limits, shape_ranges, values_on_host
-from tightbeam.export.engine_process import Request
+from tightbeam.export.engine_process import GraphRequest, Request
 from tightbeam.export.errors import ExportError
 from tightbeam.export.graph_files import read_graphs, state_entries, tensor_entries, write_graphs
 from tightbeam.export.precision_error import precision_error
@@ -38,7 +38,7 @@ from tightbeam.graph_passes.plugin_nodes import to_plugin_nodes
 from tightbeam.graph_passes.tensorrt_form import tensorrt_form
 from tightbeam.plugins.tensorrt.flavour import CURRENT, TensorRT, load_tensorrt
 
-__all__ = ["PRECISIONS", "build_engine", "run_build", "write_tensorrt_graphs"]
+__all__ = ["PRECISIONS", "build_engine", "run_builds", "write_tensorrt_graphs"]
 
 PRECISIONS = ("fp32", *LOW_TYPES)
 KEYS_FOR_VALUES = frozenset({"k", "first-k"})
@@ -68,11 +68,12 @@ def build_engine(
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     found = load_tensorrt()
     targets = found.settle_capabilities(capabilities)
+    found.check_precision(targets, precision)
     bundle = Bundle.load(path)
     manifest = bundle.manifest
     limits = limits or engine_limits(manifest)
     _check_exact(manifest, precision)
-    chosen = name or "-".join([*(f"sm{capability}" for capability in targets), precision])
+    chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])
     check_engine_target(bundle, chosen, force=force)
     work = _Build(bundle, found, tuple(capabilities), targets, precision, limits, check, on_progress)
     return write_engine(bundle, chosen, work.fill, force=force)
@@ -114,8 +115,7 @@ class _Build:
             if self.precision != "fp32" and self.check:
                 self.on_progress(f"measuring the error of {self.precision}", 0, 1)
                 error = precision_error(self.bundle, graphs)
-            encoder = self._build("encoder", graphs.encoder, Path(scratch), folder)
-            decoder = self._build("decoder", graphs.decoder, Path(scratch), folder)
+            engines = self._build({"encoder": graphs.encoder, "decoder": graphs.decoder}, Path(scratch), folder)
         return EngineEntry(
             engine_version=ENGINE_VERSION,
             made_by=f"tightbeam {version('tightbeam')}",
@@ -125,28 +125,35 @@ class _Build:
             precision=self.precision,  # type: ignore[arg-type]  # one of PRECISIONS
             limits=self.limits,
             built_from=built_from(self.bundle),
-            encoder=encoder,
-            decoder=decoder,
+            encoder=engines["encoder"],
+            decoder=engines["decoder"],
             cache_states=state_entries(graphs),
             precision_error=error,
         )
 
-    def _build(self, part: str, graph: gs.Graph, scratch: Path, folder: Path) -> EngineGraph:
-        request = Request(
-            model=scratch / f"{part}.onnx",
-            target=folder / f"{part}.engine",
-            capabilities=self.capabilities,
-            ranges=shape_ranges(graph, self.bundle.manifest, self.limits),
-            on_host=values_on_host(self.bundle.manifest, self.limits),
+    def _build(self, graphs: Mapping[str, gs.Graph], scratch: Path, folder: Path) -> dict[str, EngineGraph]:
+        manifest = self.bundle.manifest
+        requests = tuple(
+            GraphRequest(
+                part=part,
+                model=scratch / f"{part}.onnx",
+                target=folder / f"{part}.engine",
+                ranges=shape_ranges(graph, manifest, self.limits),
+                on_host=values_on_host(manifest, self.limits),
+            )
+            for part, graph in graphs.items()
         )
-        result = run_build(request, f"building the {part}", self.on_progress)
-        return EngineGraph(
-            **file_entry(folder, f"{part}.engine").model_dump(),
-            inputs=_named(graph.inputs, result["inputs"]),
-            outputs=_named(graph.outputs, result["outputs"]),
-            on_host=tuple(tensor["name"] for tensor in result["inputs"] if tensor["on_host"]),
-            plugins=result["plugins"],
-        )
+        built = run_builds(Request(capabilities=self.capabilities, graphs=requests), self.on_progress)
+        return {
+            part: EngineGraph(
+                **file_entry(folder, f"{part}.engine").model_dump(),
+                inputs=_named(graph.inputs, built[part]["inputs"]),
+                outputs=_named(graph.outputs, built[part]["outputs"]),
+                on_host=tuple(tensor["name"] for tensor in built[part]["inputs"] if tensor["on_host"]),
+                plugins=built[part]["plugins"],
+            )
+            for part, graph in graphs.items()
+        }
 
 
 def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, folder: Path) -> ModelGraphs:
@@ -173,9 +180,11 @@ def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> 
     return entries
 
 
-def run_build(request: Request, what: str, on_progress: Progress) -> dict[str, Any]:
-    """Build in a process of its own; what it says in the end. Raises ExportError where it fails, or dies."""
+def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, Any]]:
+    """Build in a process of its own; what it says of each part. Raises ExportError where it fails, or dies."""
     command = [sys.executable, "-m", "tightbeam.export.engine_process"]
+    built: dict[str, dict[str, Any]] = {}
+    what, failure = "starting TensorRT", None
     on_progress(what, 0, 1)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
@@ -183,11 +192,16 @@ def run_build(request: Request, what: str, on_progress: Progress) -> dict[str, A
         try:
             process.stdin.write(request.model_dump_json().encode())
             process.stdin.close()
-            last: dict[str, Any] = {}
-            for line in process.stdout:
-                last = json.loads(line)
-                if "phase" in last and last["steps"]:
-                    on_progress(f"{what}: {last['phase'].lower()}", last["done"], last["steps"])
+            part = ""
+            for line in map(json.loads, process.stdout):
+                if "part" in line:
+                    part, what = line["part"], f"building the {line['part']}"
+                    on_progress(what, 0, 1)
+                elif "phase" in line:
+                    on_progress(f"{what}: {line['phase'].lower()}", line["done"], line["steps"])
+                elif "plugins" in line:
+                    built[part] = line
+                failure = line.get("error")
             code = process.wait()
         finally:
             process.kill()
@@ -195,15 +209,15 @@ def run_build(request: Request, what: str, on_progress: Progress) -> dict[str, A
             process.stdout.close()
         errors.seek(0)
         told = errors.read().decode(errors="replace").strip().splitlines()
-    if "error" in last:
-        raise ExportError(f"{what} failed: {last['error']}")
-    if code != 0 or "plugins" not in last:
+    if failure is not None:
+        raise ExportError(f"{what} failed: {failure}")
+    if code != 0 or len(built) < len(request.graphs):
         reason = f"; it said: {told[-1]}" if told else ""
         raise ExportError(
             f"{what} failed: TensorRT ended its process ({_ending(code)}){reason}; please report this with the "
             "bundle.json"
         )
-    return last
+    return built
 
 
 def _ending(code: int) -> str:

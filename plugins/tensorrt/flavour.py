@@ -17,6 +17,7 @@ __all__ = ["CURRENT", "INSTALL", "TensorRT", "gpu_capability", "load_tensorrt"]
 
 CURRENT = "current"
 """The capability of the GPU of this machine."""
+TURING = "75"
 INSTALL = "pip install 'tightbeam[tensorrt]'"
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,14 @@ class TensorRT:
             names = f"; name a capability: {', '.join(self.capabilities)}" if self.capabilities else ""
             raise TensorRTError(f"the capability 'current' needs a GPU, and this machine has none{names}")
         return (found,)
+
+    def check_precision(self, capabilities: Sequence[str], precision: str) -> None:
+        """Raise TensorRTError for a precision in which a GPU cannot multiply."""
+        if self.is_rtx and TURING in capabilities and precision != "fp16":
+            raise TensorRTError(
+                f"compute capability {TURING} has no products in {precision} in TensorRT-RTX; take --precision fp16, "
+                f"or leave {TURING} out"
+            )
 
     def network(self, builder: Any) -> Any:
         """A new network whose types are those of the graph."""
