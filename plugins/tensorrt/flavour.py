@@ -13,7 +13,7 @@ from typing import Any
 from tightbeam.plugins.library import rtx_name_library
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["CURRENT", "INSTALL", "TensorRT", "load_tensorrt"]
+__all__ = ["CURRENT", "INSTALL", "TensorRT", "has_gpu", "load_tensorrt"]
 
 CURRENT = "current"
 """The capability of the GPU of this machine."""
