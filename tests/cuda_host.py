@@ -109,6 +109,14 @@ class HostKernels:
         for key, guarded in memory.items():
             guarded.check(op, key in written)
 
+    @property
+    def names(self) -> list[str]:
+        """Of the kernels that the operators of this file start."""
+        function = self.library["kernel_names"]
+        function.restype = ctypes.c_char_p
+        names: bytes = function()
+        return names.decode().split("\n")[:-1]
+
     def call(self, name: str, *arguments: Any) -> None:
         """A function that returns an error text or null."""
         function = self.library[name]

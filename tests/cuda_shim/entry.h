@@ -88,6 +88,14 @@ const char* guarded(const Run& run) {
 
 }  // namespace shim
 
+// One a line.
+extern "C" const char* kernel_names() {
+  static std::string names;
+  names.clear();
+  for (const auto& [name, start] : shim::kernels_by_name()) names += name + "\n";
+  return names.c_str();
+}
+
 // As cuLaunchKernel.
 extern "C" const char* start_by_name(const char* name, const int* grid, int block, unsigned shared_bytes,
                                      void* const* parameters, int order) {
