@@ -15,7 +15,7 @@ from tightbeam.plugins.tensorrt.native import TensorAt, plan, tables
 from tightbeam.plugins.tensorrt.plugin import faults, make_plugin
 from tightbeam.plugins.tensorrt.starter import Starter
 
-__all__ = ["Ints", "described", "node_of", "plugin_of", "run_plugin", "shapes_of", "types_of"]
+__all__ = ["Ints", "described", "described_range", "node_of", "plugin_of", "run_plugin", "shapes_of", "types_of"]
 
 
 class Memory(Protocol):
@@ -78,6 +78,14 @@ def described(shape: Iterable[int], kind: str) -> Any:
     description.dims = trt.Dims(list(shape))
     description.type = getattr(trt.DataType, names.get(kind, kind.upper()))
     description.format = trt.TensorFormat.LINEAR
+    return description
+
+
+def described_range(shape: Iterable[int], kind: str) -> Any:
+    """A tensor as TensorRT describes it while an engine is built, ``shape`` the largest."""
+    description = load_tensorrt().trt.DynamicPluginTensorDesc()
+    description.desc = described(shape, kind)
+    description.max = description.desc.dims
     return description
 
 
