@@ -148,6 +148,8 @@ class HostStarter:
 class GuardedMemory:
     """A copy of an array, aligned as device memory is, between guards of NaN and -1."""
 
+    guard_bytes = GUARD_BYTES
+
     def __init__(self, array: NDArray[Any], library: ctypes.CDLL) -> None:
         self.array = array
         self.buffer = np.full(array.nbytes + 3 * GUARD_BYTES, 0xFF, dtype=np.uint8)

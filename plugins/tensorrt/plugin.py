@@ -31,7 +31,7 @@ LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
 """No GPU has more, so a workspace for it is enough for every one."""
 Result = TypeVar("Result")
 _made: list[Any] = []
-"""Every plugin: TensorRT-RTX 1.7 frees those that it was given, and Python must not free one in the same memory again."""
+"""Every plugin: TensorRT-RTX 1.7 frees those it was given, and Python must not free one in the same memory again."""
 log = logging.getLogger(__name__)
 
 faults: list[str] = []
