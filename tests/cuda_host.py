@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-__all__ = ["FLOATS", "ORDERS", "HostKernels", "kernels"]
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel
+
+__all__ = ["FLOATS", "ORDERS", "GuardedMemory", "HostKernels", "HostStarter", "kernels"]
 
 ROOT = Path(__file__).parent.parent
 SHIM = ROOT / "tests" / "cuda_shim"
@@ -107,6 +109,14 @@ class HostKernels:
         for key, guarded in memory.items():
             guarded.check(op, key in written)
 
+    @property
+    def names(self) -> list[str]:
+        """Of the kernels that the operators of this file start."""
+        function = self.library["kernel_names"]
+        function.restype = ctypes.c_char_p
+        names: bytes = function()
+        return names.decode().split("\n")[:-1]
+
     def call(self, name: str, *arguments: Any) -> None:
         """A function that returns an error text or null."""
         function = self.library[name]
@@ -116,8 +126,29 @@ class HostKernels:
             raise RuntimeError(f"{name}: {error.decode()}")
 
 
+class HostStarter:
+    """Starts the kernels of a plan on the host, as a ``Starter`` of ``plugins/tensorrt/starter.py``.
+
+    ``gpu``: what plans are made for. ``order``: how threads take turns. ``started``: the names of the kernels.
+    """
+
+    def __init__(self, gpu: Gpu, order: int = 0) -> None:
+        self.gpu = gpu
+        self.order = order
+        self.started: list[str] = []
+
+    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+        self.started.append(kernel.name)
+        grid, parameters = (ctypes.c_int * 3)(*kernel.grid), ctypes.c_void_p(kernel.parameters)
+        launch = (grid, kernel.block, ctypes.c_uint(kernel.shared_bytes), parameters, self.order)
+        library = kernels("attention" if folder.endswith("attention") else "kernels")
+        library.call("start_by_name", kernel.name.encode(), *launch)
+
+
 class GuardedMemory:
     """A copy of an array, aligned as device memory is, between guards of NaN and -1."""
+
+    guard_bytes = GUARD_BYTES
 
     def __init__(self, array: NDArray[Any], library: ctypes.CDLL) -> None:
         self.array = array

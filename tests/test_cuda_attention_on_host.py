@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,12 +10,12 @@ import numpy as np
 import pytest
 
 from cuda_host import FLOATS, ORDERS, HostKernels, kernels
+from kernel_results import check_attention, rounded
 from tightbeam.plugins.beam_attention import cases as beam_attention
 from tightbeam.plugins.beam_latent_attention import cases as beam_latent_attention
 from tightbeam.plugins.case import Array, Case
 from tightbeam.plugins.latent_attention import cases as latent_attention
 from tightbeam.plugins.source_attention import cases as source_attention
-from tolerance import assert_close
 
 MODULES: dict[str, ModuleType] = {
     "source_attention": source_attention,
@@ -38,39 +36,6 @@ def host() -> HostKernels:
 def set_gpu(host: HostKernels, multiprocessors: int = 1, shared_bytes: int = SHARED_BYTES) -> None:
     """What plans are made for. One multiprocessor: a source is never split."""
     host.library["set_gpu"](multiprocessors, shared_bytes)
-
-
-def rounded(case: Case, dtype: str) -> Case:
-    """The same case with numbers that ``dtype`` has."""
-    inputs = {
-        name: array.astype(FLOATS[dtype]).astype(np.float32) if name in case.floats else array
-        for name, array in case.inputs.items()
-    }
-    return replace(case, inputs=inputs)
-
-
-@contextmanager
-def rounding(op: str, dtype: str) -> Iterator[None]:
-    """The definitions round where the kernels with matrix units have to: weights, and keys that were rotated."""
-    if op == "beam_attention" or dtype == "float32":
-        yield
-        return
-
-    def nearest(array: Array) -> Array:
-        return array.astype(FLOATS[dtype]).astype(array.dtype)
-
-    softmax, rotate = beam_attention.softmax_with_lse, beam_attention.rotate
-
-    def rounded_softmax(scores: Array) -> tuple[Array, Array]:
-        weights, lse = softmax(scores)
-        return nearest(weights), lse
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (source_attention, latent_attention, beam_attention):
-            patch.setattr(module, "softmax_with_lse", rounded_softmax)
-        for module in (latent_attention, beam_attention):
-            patch.setattr(module, "rotate", lambda *arguments: nearest(rotate(*arguments)))
-        yield
 
 
 def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[str, Any]:
@@ -131,20 +96,11 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
 def check(host: HostKernels, op: str, case: Case, dtype: str, order: int) -> None:
     """Raise AssertionError where the kernel is further from the definition than a naive version may be."""
     case = rounded(case, dtype)
-    exact = MODULES[op].exact(case)
-    with rounding(op, dtype):
-        naive = MODULES[op].exact(case, np.float32)
     arguments = arguments_of(op, case, dtype)
     host.run(op, dtype, order, **arguments)
-    for name, expected in exact.items():
-        found = arguments[name.removesuffix("_out")].reshape(expected.shape)
-        if name.endswith("cache_out"):
-            np.testing.assert_array_equal(found.astype(np.float32), naive[name], err_msg=name)
-            continue
-        in_precision = naive[name].astype(found.dtype).astype(np.float32)
-        finite = np.isfinite(expected)
-        np.testing.assert_array_equal(found.astype(np.float32)[~finite], expected[~finite], err_msg=name)
-        assert_close(found.astype(np.float32)[finite], expected[finite], in_precision[finite])
+    names = ("output", "lse", *(f"{name}_out" for name in arguments if name.endswith("cache")))
+    found = {name: arguments.get(name.removesuffix("_out")) for name in names}
+    check_attention(op, case, dtype, {name: array for name, array in found.items() if array is not None})
 
 
 # Beside the operators' cases: widths beyond one pack a lane, beyond one slice of a row, beyond 64 columns a warp, and

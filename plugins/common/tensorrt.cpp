@@ -153,6 +153,16 @@ void take_size(const Call& call, size_t output, const std::vector<int64_t>& shap
   }
 }
 
+// Without memory the sizes are a profile's largest, which need not occur together.
+void check_given_sizes(const Call& call, const void* memory) {
+  for (const Input& input : call.op.inputs) {
+    if (input.letter == nullptr || memory == nullptr) continue;
+    const int64_t size = call.sizes[call.op.letter(input.letter)], most = call.sizes[call.op.letter(input.most)];
+    if (size > most)
+      call.fail(std::string(input.name) + " is " + std::to_string(size) + ", expected 1 to " + std::to_string(most));
+  }
+}
+
 Call make_call(const Operator& table, int float_type, const TightbeamTensor* inputs, const TightbeamTensor* outputs,
                const double* attributes) {
   Call call(table);
@@ -181,6 +191,7 @@ Call make_call(const Operator& table, int float_type, const TightbeamTensor* inp
     if (shape != table.output_shape(i, call.sizes))
       call.fail(std::string(output.name) + " is " + shape_text(shape) + ", expected [" + output.shape + "], " +
                 shape_text(table.output_shape(i, call.sizes)));
+    check_given_sizes(call, call.outputs[i]);
     if (output.starts_as_copy && call.outputs[i] != call.inputs[table.input(output.input)].data)
       call.fail(std::string(output.name) + " has other memory than " + output.input + ", expected the same");
   }

@@ -26,16 +26,16 @@ struct Plan {
   std::vector<StartedKernel> kernels;
 };
 
-// The name as the compiler spells it, with the float types as CUDA calls them.
+// The name as the compiler spells it, which may leave out our namespace; with the float types as CUDA calls them.
 template <auto FUNCTION>
 std::string kernel_name() {
-  std::string name = __PRETTY_FUNCTION__;
-  name.erase(0, name.find("tightbeam::device::", name.find("FUNCTION = ")));
-  name.erase(name.rfind('>') + 1);
-  const char* const floats[][2] = {{"tightbeam::Float16", "__half"}, {"tightbeam::BFloat16", "__nv_bfloat16"}};
-  for (const auto& [ours, theirs] : floats)
-    for (size_t at; (at = name.find(ours)) != std::string::npos;) name.replace(at, std::strlen(ours), theirs);
-  return name;
+  const std::string text = __PRETTY_FUNCTION__;
+  const size_t begin = text.find("device::", text.find("FUNCTION = "));
+  std::string name = text.substr(begin, text.find_first_of(";]", begin) - begin);
+  const char* const changes[][2] = {{"tightbeam::", ""}, {"BFloat16", "__nv_bfloat16"}, {"Float16", "__half"}};
+  for (const auto& [from, to] : changes)
+    for (size_t at; (at = name.find(from)) != std::string::npos;) name.replace(at, std::strlen(from), to);
+  return "tightbeam::" + name;
 }
 
 // Takes note of each kernel in place of starting it.

@@ -135,8 +135,9 @@ def _keep(path: Path, found: CompiledKernel) -> None:
     head = f"{found.symbol} {hashlib.sha256(found.cubin).hexdigest()}\n".encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
-            stream.write(head + found.cubin)
-        os.replace(stream.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            written.write_bytes(head + found.cubin)
+            written.replace(path)
     except OSError:
         pass

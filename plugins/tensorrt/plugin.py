@@ -30,6 +30,8 @@ TENSORS = "tensors"
 LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
 """No GPU has more, so a workspace for it is enough for every one."""
 Result = TypeVar("Result")
+_made: list[Any] = []
+"""Every plugin: TensorRT-RTX 1.7 frees those it was given, and Python must not free one in the same memory again."""
 log = logging.getLogger(__name__)
 
 faults: list[str] = []
@@ -186,6 +188,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             self.plugin_version = VERSION
             self.plugin_namespace = NAMESPACE
             self.num_outputs = len(node.outputs)
+            _made.append(self)
 
         def get_capability_interface(self, kind: Any) -> Any:
             return self
@@ -246,13 +249,14 @@ def _classes(found: TensorRT) -> tuple[type, type]:
 
         @_guarded(None)
         def get_fields_to_serialize(self) -> Any:
-            numbers = [
-                trt.PluginField(entry.name, np.array([self.node.attributes[entry.name]], dtype), kind)
+            values = [
+                (entry.name, np.array([self.node.attributes[entry.name]], dtype), kind)
                 for entry, dtype, kind in _attribute_kinds(trt, self.node.table)
                 if entry.name in self.node.attributes
             ]
-            text = np.frombuffer(self.node.tensors.encode(), np.int8)
-            return trt.PluginFieldCollection([*numbers, trt.PluginField(TENSORS, text, trt.PluginFieldType.CHAR)])
+            values.append((TENSORS, np.frombuffer(self.node.tensors.encode(), np.int8), trt.PluginFieldType.CHAR))
+            self.serialized = values  # TensorRT takes the addresses of the arrays alone
+            return trt.PluginFieldCollection([trt.PluginField(*value) for value in values])
 
         # ---- while it runs
 

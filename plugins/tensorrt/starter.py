@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tightbeam.plugins.tensorrt.compiler import compile_kernel
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.flavour import INSTALL
+from tightbeam.plugins.tensorrt.flavour import INSTALL, gpu_capability
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
 __all__ = ["CudaStarter", "Starter", "default_starter"]
@@ -44,6 +44,8 @@ class CudaStarter:
         except ImportError as error:
             raise TensorRTError(f"cuda.bindings, which starts the kernels, is missing ({error}); {INSTALL}") from error
         self._driver = driver
+        if gpu_capability() is None:  # without a driver the bindings raise kinds of their own
+            raise TensorRTError("the kernels need a GPU, and this machine has none, or no driver for it")
         self._run(driver.cuInit, 0)
         device = self._run(driver.cuCtxGetDevice)
         attribute = driver.CUdevice_attribute

@@ -1,16 +1,47 @@
-// What Python calls: one function of C an operator and float type, which returns an error text or null.
+// What Python calls: one function of C an operator and float type, and one for any kernel by its name, which return an
+// error text or null.
 #pragma once
 
 #include <exception>
+#include <map>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
-#include "common/launch.h"
 #include "cuda_shim.h"
+// After what names CUDA's types:
+#include "common/tensorrt.h"
 
 namespace shim {
 
 // The GPU that plans are made for.
 inline tightbeam::Gpu gpu;
+
+// Every kernel that a start_<op> of this file can start, by its name; `parameters` as cuLaunchKernel takes them.
+using StartByParameters = void (*)(const tightbeam::Launch& launch, void* const* parameters, int order);
+static std::map<std::string, StartByParameters>& kernels_by_name() {
+  static std::map<std::string, StartByParameters> kernels;
+  return kernels;
+}
+
+template <class... Parameters, size_t... INDICES>
+void start(void (*kernel)(Parameters...), const tightbeam::Launch& launch, void* const* parameters, int order,
+           std::index_sequence<INDICES...>) {
+  shim::launch(kernel, launch, order, *static_cast<const Parameters*>(parameters[INDICES])...);
+}
+template <class... Parameters>
+void start(void (*kernel)(Parameters...), const tightbeam::Launch& launch, void* const* parameters, int order) {
+  start(kernel, launch, parameters, order, std::index_sequence_for<Parameters...>());
+}
+
+template <auto FUNCTION>
+const bool registered =
+    kernels_by_name()
+        .emplace(tightbeam::kernel_name<FUNCTION>(),
+                 [](const tightbeam::Launch& launch, void* const* parameters, int order) {
+                   start(FUNCTION, launch, parameters, order);
+                 })
+        .second;
 
 // Starts a kernel on the host; the counterpart of StartOnStream.
 struct StartOnHost {
@@ -18,6 +49,7 @@ struct StartOnHost {
 
   template <auto FUNCTION, class... Arguments>
   void operator()(tightbeam::Kernel<FUNCTION>, const tightbeam::Launch& launch, const Arguments&... arguments) const {
+    if (!registered<FUNCTION>) throw std::logic_error("two kernels are called " + tightbeam::kernel_name<FUNCTION>());
     shim::launch(FUNCTION, launch, order, arguments...);
   }
 };
@@ -55,6 +87,24 @@ const char* guarded(const Run& run) {
 }
 
 }  // namespace shim
+
+// One a line.
+extern "C" const char* kernel_names() {
+  static std::string names;
+  names.clear();
+  for (const auto& [name, start] : shim::kernels_by_name()) names += name + "\n";
+  return names.c_str();
+}
+
+// As cuLaunchKernel.
+extern "C" const char* start_by_name(const char* name, const int* grid, int block, unsigned shared_bytes,
+                                     void* const* parameters, int order) {
+  return shim::guarded([&] {
+    const auto found = shim::kernels_by_name().find(name);
+    if (found == shim::kernels_by_name().end()) throw std::runtime_error(std::string("there is no kernel ") + name);
+    found->second({{grid[0], grid[1], grid[2]}, block, shared_bytes}, parameters, order);
+  });
+}
 
 #define TIGHTBEAM_SHIM_ENTRY(op, Arguments, Float, name)                                      \
   extern "C" const char* op##_##name(const tightbeam::Arguments<Float>* arguments, int order) { \
