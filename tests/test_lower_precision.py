@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bundles import BundleCache
+from pass_runs import sessions
 from precision_runs import logits_of, source_run, torch_logits
 from tightbeam.deploy.bundle import WEIGHTS, Bundle
 from tightbeam.export.graph_files import write_graphs
@@ -27,13 +28,13 @@ from tightbeam.graph_passes import (
     same_for_all,
     search_head,
 )
-from tightbeam.graph_passes.base import graph_input
+from tightbeam.graph_passes.base import Builder, Job, Sizes, graph_input
 from tightbeam.graph_passes.lower_precision import ATTENTION_MASK, NORMS, PRODUCTS, lower_precision
 from tightbeam.graph_passes.simulate_precision import simulate_precision
 from tightbeam.plugins import DOMAIN, OPERATORS
 from tightbeam.plugins.library import tensorrt_library
 from tightbeam.plugins.tensorrt.native import tables
-from tolerance import TIMES, assert_runs_close, error
+from tolerance import assert_runs_close, error
 
 Array = Any
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -201,7 +202,134 @@ def test_the_error_is_that_of_torch_in_that_precision(
         assert_rows_close(logits_of(graphs, run), exact, naive)  # ONNX Runtime casts around what it has no kernel for
 
 
-def test_the_rounding_is_that_of_the_type(tmp_path: Path) -> None:
-    graphs = small_graphs()
-    lower_precision(graphs, "bf16")
+def small_graphs(sizes: Sizes, weight: Array | None = None) -> ModelGraphs:
+    """An encoder of one product, and a decoder of one attention in steps, with a mask of float32's lowest number."""
+    lowest = np.array(np.finfo(np.float32).min, np.float32)
+    table = np.linspace(0.1, 1, 16, dtype=np.float32).reshape(4, 4) if weight is None else weight
+    graphs = ModelGraphs(gs.Graph(), gs.Graph(), sizes)
+    features = graph_input(graphs.encoder, "input_features", np.float32, ["B", 4])
+    build = Builder(graphs.encoder, "encoder")
+    kept = build.variable("kept", ["B", 4])
+    graphs.encoder.outputs = [kept]
+    build.add("MatMul", [features, gs.Constant("weight", table)], outputs=[kept])
+
+    build = Builder(graphs.decoder, "decoder")
+    source = graph_input(graphs.decoder, kept.name, np.float32, ["B", 4])
+    mask = graph_input(graphs.decoder, "mask", np.bool_, ["B", 4])
+    level = graph_input(graphs.decoder, "level", np.float32, [])
+    query = build.add("MatMul", [source, gs.Constant("weight", table)])
+    shared = gs.Constant("shared", np.full(4, 0.3, np.float32))
+    bias = build.add("Where", [mask, shared, gs.Constant("lowest", lowest)])
+    scores = build.add("Add", [build.add("Mul", [query, level]), bias])
+    weights = build.add("Softmax", [scores], {"axis": -1})
+    logits = build.variable("logits", ["B", 4])
+    build.add("Add", [build.add("MatMul", [weights, gs.Constant("values", table.T.copy())]), shared], outputs=[logits])
+    graphs.decoder.outputs = [logits]
+    return graphs
+
+
+@pytest.fixture
+def sizes(bundles: BundleCache) -> Sizes:
+    return bundles.trace("bart")[1].sizes
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_scores_and_their_mask_stay_float32(sizes: Sizes, tmp_path: Path, precision: str) -> None:
+    graphs = small_graphs(sizes)
+    shared = next(tensor for tensor in graphs.decoder.tensors().values() if tensor.name == "shared")
+    before = shared.values.copy()
+    lower_precision(graphs, precision)
+    graph = models(graphs, tmp_path)["decoder"].graph
+    types = types_of(graph)
+    inputs = {node.op_type: [types[name] for name in node.input] for node in graph.node}
+    assert (inputs["Softmax"], inputs["Mul"]) == ([FLOAT], [FLOAT, FLOAT])
+    assert inputs["Where"] == [onnx.TensorProto.BOOL, FLOAT, FLOAT]
+    assert inputs["MatMul"] == inputs["Add"] == [LOW[precision]] * 2  # the last ones
+    assert (types["shared"], types[f"shared.{precision}"]) == (FLOAT, LOW[precision])
+    assert types["level"] == FLOAT
+    assert shared.values.dtype == np.float32
+    np.testing.assert_array_equal(shared.values, before)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_simulation_rounds_to_the_nearest_and_computes_in_float32(
+    sizes: Sizes, tmp_path: Path, precision: str
+) -> None:
+    graphs = small_graphs(sizes)
+    assert simulate_precision(graphs.copy()).reason == "no tensor is float16 or bfloat16"
+    weight = next(t for t in graphs.encoder.tensors().values() if t.name == "weight").values
+    lower_precision(graphs, precision)
     simulate_precision(graphs)
+    features = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    (found,) = sessions(graphs, tmp_path)[0].run(None, {"input_features": features})
+
+    def rounded(values: Array) -> Array:
+        return torch.tensor(values).to(PRECISIONS[precision]).float().numpy()
+
+    exact = rounded(features).astype(np.float64) @ rounded(weight).astype(np.float64)
+    np.testing.assert_array_equal(found, rounded(exact.astype(np.float32)))
+
+
+def test_a_weight_beyond_the_range_is_named(sizes: Sizes) -> None:
+    weight = np.eye(4, dtype=np.float32)
+    weight[1, 2] = -70000
+    with pytest.raises(PassError, match=r"lower_precision: weight holds 70000, beyond the range of float16; take bf16"):
+        lower_precision(small_graphs(sizes, weight), "fp16")
+    assert lower_precision(small_graphs(sizes, weight), "bf16").matched > 0
+    weight[1, 2] = np.finfo(np.float32).max
+    with pytest.raises(PassError, match=r"weight holds 3\.40282e\+38, beyond the range of bfloat16; stay with fp32"):
+        lower_precision(small_graphs(sizes, weight), "bf16")
+    weight[1, 2] = -np.inf
+    assert lower_precision(small_graphs(sizes, weight), "fp16").matched > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "half"])
+def test_other_precisions_are_refused(sizes: Sizes, precision: str) -> None:
+    with pytest.raises(PassError, match=f"precision is '{precision}', expected fp16 or bf16"):
+        lower_precision(small_graphs(sizes), precision)
+
+
+def test_types_that_do_not_agree_are_named(sizes: Sizes) -> None:
+    graphs = small_graphs(sizes)
+    next(tensor for tensor in graphs.decoder.inputs if tensor.name == "level").dtype = np.dtype(np.int64)
+    with pytest.raises(PassError, match=r"lower_precision: decoder: the types do not agree: .*Mul"):
+        lower_precision(graphs, "fp16")
+
+
+def test_weights_are_shared_as_before_and_the_original_keeps_its_own(
+    bundles: BundleCache, known: Known, tmp_path: Path
+) -> None:
+    canonical = bundles.trace("bart")[1]
+    graphs = without_head(canonical, "el")
+    run = known("bart")[0]
+    before = logits_of(graphs, run)
+    low = graphs.copy()
+    result = lower_precision(low, "fp16")
+    full, half = tmp_path / "full", tmp_path / "half"
+    for folder, written in ((full, graphs), (half, low)):
+        folder.mkdir()
+        write_graphs(written, folder)
+    sizes = [(folder / WEIGHTS).stat().st_size for folder in (full, half)]
+    assert sizes[1] < 0.6 * sizes[0]
+    saved = result.bytes_saved(Job())
+    assert saved == pytest.approx(sizes[0] - sizes[1], rel=0.1)
+    np.testing.assert_array_equal(logits_of(graphs, run), before)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("variant", ["dedup", "baseline"])
+def test_the_graphs_of_a_bundle(bundles: BundleCache, tmp_path: Path, variant: str, precision: str) -> None:
+    """Read again from its files, they become what they would have become before they were written."""
+    bundle = Bundle.load(bundles(variant, "t5"))
+    read = [gs.import_onnx(onnx.load(bundle.path / f"{name}.onnx")) for name in ("encoder", "decoder")]
+    states = tuple(CacheState(state.input, state.output, state.kind, ()) for state in bundle.manifest.cache_states)
+    graphs = ModelGraphs(read[0], read[1], bundles.trace("t5")[1].sizes, states)
+    lower_precision(graphs, precision)
+    found = models(graphs, tmp_path)
+    expected = lowered(bundles, "t5", variant, precision)
+    for name, graph in (("encoder", expected.encoder), ("decoder", expected.decoder)):
+        assert_typed(found[name].graph, LOW[precision])
+        assert sorted(node.op_type for node in found[name].graph.node) == sorted(node.op for node in graph.nodes)
+        assert len(found[name].functions) == len({node.op for node in graph.nodes if node.domain == DOMAIN}) + (
+            name == "decoder"
+        )  # BeamTopK calls NGramBlock
