@@ -73,6 +73,7 @@ def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:
     graph.name = name
     graph.opset = OPSET
     graph.import_domains = None
+    graph.functions = []  # of a graph that was read from a file; they are made anew below
     graph.producer_name = "tightbeam"
     for tensor in _weights(graph):
         tensor.values = LazyValues(_external(tensor, plan.offsets[f"{name}.{tensor.name}"]))

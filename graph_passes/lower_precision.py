@@ -49,6 +49,8 @@ LAYOUT = frozenset(
     }
 )
 """Give the numbers that they are given."""
+SIZES = frozenset({"Shape", "Size"})
+"""Read no numbers, so that any type will do."""
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
 """The input of Attention that may have another type than the rest."""
@@ -77,8 +79,8 @@ def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
 
 @dataclass(frozen=True)
 class _Plan:
-    """``floats``: the graph's float32 tensors by name; ``low``: those that inputs and nodes shall give as low; and of
-    the nodes, by the ids of their outputs, those that read all of their floats as low."""
+    """``floats``: the graph's float32 tensors by name; ``low``: those that inputs and nodes shall give as low;
+    ``low_nodes``: the first outputs of the nodes, other than ours, that read their floats as low."""
 
     floats: frozenset[str]
     low: frozenset[str]
@@ -156,7 +158,7 @@ def _rewrite(graph: gs.Graph, plan: _Plan, outputs: Mapping[str, bool], converte
     """Types, constants and casts as planned; returns how many tensors are low. ``outputs``: whether those are low that
     must have the type of something else."""
     casts = _Casts(graph, plan.low, converter)
-    for node in list(graph.nodes):
+    for node in [node for node in graph.nodes if node.op not in SIZES]:
         read_low = node.outputs[0].name in plan.low_nodes
         for index, tensor in enumerate(node.inputs):
             if tensor.name not in plan.floats:

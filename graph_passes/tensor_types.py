@@ -25,6 +25,8 @@ def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
         if isinstance(tensor, gs.Constant) and _bytes(tensor) > INLINE_BYTES:
             bare.inputs.append(tensor.to_variable(tensor.dtype, tensor.shape))
             tensor.type = "tensor_type"  # forgotten by graphsurgeon 0.6.1
+        elif isinstance(tensor, gs.Variable) and tensor.inputs:
+            tensor.dtype = tensor.shape = None  # a rewrite may have left what a tensor was before
     model: onnx.ModelProto = gs.export_onnx(bare, do_type_check=False)
     model.ir_version = IR_VERSION
     model.functions.extend(functions(model.graph.node))

@@ -62,26 +62,35 @@ def _run(session: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Ar
 
 
 def torch_logits(model: Any, run: dict[str, Any], dtype: torch.dtype) -> Array:
-    """Logits [T, R, vocabulary] of torch in ``dtype``, row by row, without any cache or padding."""
+    """Logits [T, R, vocabulary] of torch in ``dtype``, row by row without padding; in steps with a cache where there is
+    an encoder, since ProphetNet is another model without one."""
     model.to(dtype)
     try:
         with torch.no_grad():
-            found = [[_row(model, run, row, history[row], dtype) for row in range(R)] for history in run["histories"]]
+            found = [[_row(model, run, row, history[row]) for row in range(R)] for history in run["histories"]]
     finally:
         model.float()
     return np.array(found)
 
 
-def _row(model: Any, run: dict[str, Any], row: int, history: Array, dtype: torch.dtype) -> Array:
+def _row(model: Any, run: dict[str, Any], row: int, history: Array) -> Array:
     sample = row // M
+    count = run["counts"][sample]
     if run["causal"]:
-        tokens = np.concatenate([run["ids"][sample, : run["counts"][sample] - 1], history])
-        logits = model(torch.tensor(tokens)[None]).logits
+        tokens = np.concatenate([run["ids"][sample, : count - 1], history])
+        return model(torch.tensor(tokens)[None]).logits[0, -1].double().numpy()
+    if "features" in run:
+        source = torch.tensor(run["features"][sample : sample + 1]).to(model.dtype)
     else:
-        given = (
-            {"input_features": torch.tensor(run["features"][sample : sample + 1]).to(dtype)}
-            if "features" in run
-            else {"input_ids": torch.tensor(run["ids"][sample : sample + 1, : run["counts"][sample]])}
+        source = torch.tensor(run["ids"][sample : sample + 1, :count])
+    states = model.get_encoder()(source)
+    past = None
+    for token in history:
+        found = model(
+            encoder_outputs=states,
+            decoder_input_ids=torch.tensor([[token]]),
+            past_key_values=past,
+            use_cache=True,
         )
-        logits = model(**given, decoder_input_ids=torch.tensor(history)[None]).logits
-    return logits[0, -1].double().numpy()
+        past = found.past_key_values
+    return found.logits[0, -1].double().numpy()
