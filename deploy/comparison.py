@@ -71,28 +71,42 @@ def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
     return Sources(prompt.source_ids, prompt.source_mask, prompt)
 
 
-def compare_engines(bundle: Bundle, engine: Engine, other: Engine, sources: Sources, steps: int = STEPS) -> Comparison:
-    """Both engines over ``sources``, greedily, without score processors; ``bundle`` says how a sequence begins."""
+def compare_engines(
+    bundle: Bundle,
+    engine: Engine,
+    other: Engine,
+    sources: Sources,
+    *,
+    steps: int = STEPS,
+    candidates: int | None = None,
+) -> Comparison:
+    """Both engines over ``sources``, greedily, without score processors; ``bundle`` says how a sequence begins.
+
+    ``candidates``: how many of the best tokens are looked at in each step, where an engine gives no more; by default
+    all. Those that only one of the engines gives do not count.
+    """
+    C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
     P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
     steps = min(steps, bundle.manifest.sizes.max_target - P)
-    wanted, tokens = _log_probabilities(bundle, engine, sources, steps, None)
+    wanted, tokens = _log_probabilities(bundle, engine, sources, steps, C, None)
     try:
-        found, _ = _log_probabilities(bundle, other, sources, steps, tokens)
+        found, _ = _log_probabilities(bundle, other, sources, steps, C, tokens)
     except BundleError as failure:
         if NOT_NUMBERS not in str(failure):
             raise
         return Comparison(math.inf, tokens.size, tokens.size)
-    differing = int((wanted.argmax(axis=2) != found.argmax(axis=2)).sum())
-    spread = wanted - wanted.mean(axis=2, keepdims=True)
-    error = float(np.sqrt(np.square(found - wanted).mean() / np.square(spread).mean()))
+    differing = int((np.nanargmax(wanted, axis=2) != np.nanargmax(found, axis=2)).sum())
+    wanted = np.where(np.isnan(found), np.nan, wanted)
+    spread = wanted - np.nanmean(wanted, axis=2, keepdims=True)
+    error = float(np.sqrt(np.nanmean(np.square(found - wanted)) / np.nanmean(np.square(spread))))
     return Comparison(error, tokens.size, differing)
 
 
 def _log_probabilities(
-    bundle: Bundle, engine: Engine, sources: Sources, steps: int, forced: Array | None
+    bundle: Bundle, engine: Engine, sources: Sources, steps: int, candidates: int, forced: Array | None
 ) -> tuple[Array, Array]:
-    """[B, steps, vocabulary] in float64, and the tokens [B, steps] that were fed after each step: ``forced``, else the
-    best ones."""
+    """[B, steps, vocabulary] in float64, NaN but for the best ``candidates``; and the tokens [B, steps] that were fed
+    after each step: ``forced``, else the best ones."""
     sizes, prompt = bundle.manifest.sizes, sources.prompt
     B, vocabulary = len(sources.source), sizes.vocabulary
     P = 1 if prompt is None else prompt.tokens.shape[1]
@@ -104,10 +118,10 @@ def _log_probabilities(
         hears=False,
         prompt_length=P,
     )
-    decoding = engine.begin(sources.source, sources.mask, 1, steps, vocabulary, P)
+    decoding = engine.begin(sources.source, sources.mask, 1, steps, candidates, P)
     stepper = BeamStepper(decoding, options, prompt)
     decoding.inputs["normalize"][...] = True
-    decoding.inputs["candidates"][...] = vocabulary
+    decoding.inputs["candidates"][...] = candidates
     start = bundle.manifest.generation.get("decoder_start_token_id", 0)
     history = stepper.history
     history[:, 0, :P] = start if prompt is None else prompt.tokens
@@ -116,9 +130,9 @@ def _log_probabilities(
     for step in range(steps):
         so_far = history[:, :, : P + step]
         inputs = StepInputs(so_far[:, :, -1], so_far, zeros.astype(np.int64), zeros.astype(np.float32), none)
-        candidates = stepper(inputs)
-        np.put_along_axis(found[:, step], candidates.tokens, candidates.scores.astype(np.float64), axis=1)
-        chosen[:, step] = candidates.tokens[:, 0] if forced is None else forced[:, step]
+        best = stepper(inputs)
+        np.put_along_axis(found[:, step], best.tokens, best.scores.astype(np.float64), axis=1)
+        chosen[:, step] = best.tokens[:, 0] if forced is None else forced[:, step]
         if step + 1 < steps:
             history[:, 0, P + step] = chosen[:, step]
     decoding.close()
