@@ -6,6 +6,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,10 @@ def open_device() -> CudaDevice:
 class Memory:
     """Bytes of the GPU, or page-locked bytes of the host; given back as soon as nothing refers to them."""
 
-    def __init__(self, address: int, nbytes: int, free: Callable[[int], Any]) -> None:
+    def __init__(self, address: int, nbytes: int, free: Callable[[], None]) -> None:
         self.address = address
         self.nbytes = nbytes
-        weakref.finalize(self, free, address)
+        weakref.finalize(self, free)
 
 
 class _HostMemory(Memory):
@@ -53,9 +54,27 @@ class _HostMemory(Memory):
 class CudaGraph:
     """What was enqueued once, to be enqueued again at once; destroyed as soon as nothing refers to it."""
 
-    def __init__(self, launch: Callable[[], None], destroy: Callable[[], Any]) -> None:
+    def __init__(self, launch: Callable[[], None], destroy: Callable[[], None]) -> None:
         self.launch = launch
         weakref.finalize(self, destroy)
+
+
+class _Waste:
+    """What goes back to CUDA: at once, but not while a stream is captured, which that would spoil. Objects go whenever
+    Python finds that nothing refers to them."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self._waiting: list[Callable[[], Any]] = []
+
+    def give_back(self, function: Callable[[Any], Any], handle: Any) -> None:
+        self._waiting.append(partial(function, handle))
+        if not self.capturing:
+            self.empty()
+
+    def empty(self) -> None:
+        while self._waiting:
+            self._waiting.pop()()
 
 
 class CudaDevice:
@@ -66,6 +85,7 @@ class CudaDevice:
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
+        self._waste = _Waste()
         code, count = runtime.cudaGetDeviceCount()
         if code != runtime.cudaError_t.cudaSuccess or not count:
             reason = self._say(code) if count is None else "there is none"
@@ -86,14 +106,15 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> Memory:
         """Bytes of the GPU, with anything in them, aligned; even none have an address."""
         address = int(self._run(self._runtime.cudaMalloc, max(nbytes, 1)))
-        return Memory(address, nbytes, self._runtime.cudaFree)
+        return Memory(address, nbytes, partial(self._waste.give_back, self._runtime.cudaFree, address))
 
     def host_array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Zeros in page-locked memory of their own, which copies reach without detour; aligned."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         address = int(self._run(self._runtime.cudaHostAlloc, max(nbytes, 1), self._runtime.cudaHostAllocDefault))
         ctypes.memset(address, 0, nbytes)
-        return np.asarray(_HostMemory(address, nbytes, self._runtime.cudaFreeHost)).view(dtype).reshape(shape)
+        memory = _HostMemory(address, nbytes, partial(self._waste.give_back, self._runtime.cudaFreeHost, address))
+        return np.asarray(memory).view(dtype).reshape(shape)
 
     def upload(self, target: int, source: int, nbytes: int) -> None:
         """Copy from page-locked memory to the GPU: whoever calls keeps both until ``synchronize``."""
@@ -118,9 +139,21 @@ class CudaDevice:
     def capture(self, enqueue: Callable[[], None]) -> CudaGraph:
         """What ``enqueue`` enqueues, which is not run by that."""
         runtime = self._runtime
-        self._run(
-            runtime.cudaStreamBeginCapture, self._stream, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        graph = self._record(enqueue)
+        try:
+            executable = self._run(runtime.cudaGraphInstantiate, graph, 0)
+        finally:
+            runtime.cudaGraphDestroy(graph)
+        return CudaGraph(
+            partial(self._run, runtime.cudaGraphLaunch, executable, self._stream),
+            partial(self._waste.give_back, runtime.cudaGraphExecDestroy, executable),
         )
+
+    def _record(self, enqueue: Callable[[], None]) -> Any:
+        runtime = self._runtime
+        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._run(runtime.cudaStreamBeginCapture, self._stream, mode)
+        self._waste.capturing = True
         try:
             enqueue()
         except BaseException:
@@ -129,13 +162,11 @@ class CudaDevice:
                 runtime.cudaGraphDestroy(graph)
             runtime.cudaGetLastError()
             raise
-        graph = self._run(runtime.cudaStreamEndCapture, self._stream)
-        try:
-            executable = self._run(runtime.cudaGraphInstantiate, graph, 0)
+        else:
+            return self._run(runtime.cudaStreamEndCapture, self._stream)
         finally:
-            runtime.cudaGraphDestroy(graph)
-        run, launch, stream = self._run, runtime.cudaGraphLaunch, self._stream
-        return CudaGraph(lambda: run(launch, executable, stream), lambda: runtime.cudaGraphExecDestroy(executable))
+            self._waste.capturing = False
+            self._waste.empty()
 
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
         if nbytes:

@@ -9,7 +9,6 @@ An engine is a folder of its own below ``engines/``, so that building one change
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, ValidationError
 
-from tightbeam.deploy.bundle import Bundle, BundleError, CacheStateEntry, Entry, FileEntry, TensorEntry, check_file
+from tightbeam.deploy.bundle import (
+    Bundle,
+    BundleError,
+    CacheStateEntry,
+    Entry,
+    FileEntry,
+    TensorEntry,
+    check_file,
+    move_into_place,
+    sync,
+)
 
 __all__ = [
     "ENGINES",
@@ -133,7 +142,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
     Raises EngineError for anything missing, changed, truncated, of a newer format, or made from another bundle.
     """
     folder = bundle.path / ENGINES / name
-    if name != Path(name).name or not folder.is_dir():
+    if not _is_name(name) or not folder.is_dir():
         there = ", ".join(engine_names(bundle)) or "none"
         raise EngineError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
@@ -169,16 +178,26 @@ def find_engine(
     wanted = build_command(bundle, capability=capability)
     if not names:
         raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {wanted}")
-    engines = [load_engine(bundle, one, verify=verify) for one in names]
-    misfits = {engine.name: _misfit(engine.entry, flavour, version, capability) for engine in engines}
-    fitting = [engine for engine in engines if misfits[engine.name] is None]
+    engines, misfits = [], {}
+    for one in names:
+        try:
+            engine = load_engine(bundle, one, verify=False)
+        except EngineError as error:
+            if len(names) == 1:
+                raise
+            misfits[one] = f"cannot be used ({str(error).partition('; build one')[0]})"
+            continue
+        engines.append(engine)
+        if (misfit := _misfit(engine.entry, flavour, version, capability)) is not None:
+            misfits[one] = misfit
+    fitting = [engine for engine in engines if engine.name not in misfits]
     if len(fitting) == 1:
-        return fitting[0]
+        return load_engine(bundle, fitting[0].name, verify=verify)  # only this one is read as a whole
     if fitting:
         several = ", ".join(engine.name for engine in fitting)
         raise EngineError(f"bundle {bundle.path} has several engines that fit: {several}; name one, engine:NAME")
     reasons = "; ".join(f"{one} {reason}" for one, reason in misfits.items())
-    closest = engines[0].entry if len(engines) == 1 else None
+    closest = engines[0].entry if len(names) == 1 else None
     raise EngineError(
         f"no engine of {bundle.path} fits this machine: {reasons}; {build_command(bundle, closest, capability)}"
     )
@@ -233,9 +252,11 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
 def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
     """Add an engine to a bundle: ``fill`` writes its files into an empty folder, which takes its place when whole.
 
-    Raises EngineError for a name that is taken (unless ``force``) or a folder that cannot be written.
+    Raises EngineError for a name that is none, or taken (unless ``force``), or a folder that cannot be written.
     """
     target = bundle.path / ENGINES / name
+    if not _is_name(name):
+        raise EngineError(f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot")
     if target.exists() and not force:
         raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
     partial: Path | None = None
@@ -245,13 +266,8 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
         partial.chmod(0o755)
         entry = fill(partial)
         (partial / ENGINE_FILE).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{name}.old-", dir=target.parent))
-            os.replace(target, old / name)
-            os.replace(partial, target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(partial, target)
+        sync(partial)
+        move_into_place(partial, target, force=force)
     except OSError as error:
         raise EngineError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
     finally:
@@ -260,3 +276,8 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
         if target.parent.is_dir() and not any(target.parent.iterdir()):
             target.parent.rmdir()
     return BuiltEngine(name, target, entry)
+
+
+def _is_name(name: str) -> bool:
+    """Of one folder, that is listed."""
+    return name.isprintable() and name == Path(name).name and not name.startswith(".") and name != ""

@@ -2,7 +2,7 @@
 
 Whatever is enqueued runs as late as it may: when the stream is waited for, or memory is freed. Every copy is checked:
 its direction, its ends, that the host's end is page-locked. New memory holds NaN. What is not allowed while a stream is
-captured fails.
+captured spoils that.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Code(enum.Enum):
     cudaErrorMemoryAllocation = 2
     cudaErrorIllegalAddress = 700
     cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureInvalidated = 901
 
 
 class Kind(enum.Enum):
@@ -64,7 +65,10 @@ class CudaInMemory:
         self.streams: list[int] = []
         self.pending: list[Work] = []
         self.captured: list[Work] | None = None
+        self.spoilt = False
         self.done: list[Work] = []
+        self.draining = False
+        self.freed_meanwhile: list[tuple[int, dict[int, tuple[int, Any]]]] = []
         self.launches = 0
         self.allocations = 0
         self.room = 1 << 40
@@ -126,6 +130,7 @@ class CudaInMemory:
 
     def cudaStreamSynchronize(self, stream: int) -> tuple[Code]:
         if self.captured is not None:
+            self.spoilt = True
             return (Code.cudaErrorStreamCaptureUnsupported,)
         self._drain()
         return (Code.cudaErrorIllegalAddress if self.broken else Code.cudaSuccess,)
@@ -157,13 +162,16 @@ class CudaInMemory:
 
     def cudaStreamBeginCapture(self, stream: int, mode: str) -> tuple[Code]:
         assert self.captured is None
-        self.captured = []
+        self.captured, self.spoilt = [], False
         return (Code.cudaSuccess,)
 
-    def cudaStreamEndCapture(self, stream: int) -> tuple[Code, object]:
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Code, object | None]:
         assert self.captured is not None
         graph = object()
-        self.graphs[graph], self.captured = self.captured, None
+        work, self.captured = self.captured, None
+        if self.spoilt:
+            return Code.cudaErrorStreamCaptureInvalidated, None
+        self.graphs[graph] = work
         return Code.cudaSuccess, graph
 
     def cudaGraphInstantiate(self, graph: object, flags: int) -> tuple[Code, object]:
@@ -188,6 +196,7 @@ class CudaInMemory:
     def _allocate(self, size: int, where: dict[int, tuple[int, Any]]) -> tuple[Code, int | None]:
         assert size > 0
         if self.captured is not None:
+            self.spoilt = True
             return Code.cudaErrorStreamCaptureUnsupported, None
         if sum(taken for taken, _ in where.values()) + size > self.room:
             return Code.cudaErrorMemoryAllocation, None
@@ -198,10 +207,11 @@ class CudaInMemory:
         return Code.cudaSuccess, address
 
     def _free(self, address: int, where: dict[int, tuple[int, Any]]) -> tuple[Code]:
-        assert self.captured is None, "memory is freed while a stream is captured"
+        if self.captured is not None:
+            self.spoilt = True
+            return (Code.cudaErrorStreamCaptureUnsupported,)
+        self.freed_meanwhile.append((address, where))  # once all that is enqueued has run
         self._drain()
-        size, _ = where.pop(address)
-        ctypes.memset(address, 0xFF, size)
         return (Code.cudaSuccess,)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
@@ -214,7 +224,15 @@ class CudaInMemory:
         ctypes.memset(target, value, nbytes)
 
     def _drain(self) -> None:
+        if self.draining:
+            return
+        self.draining = True
         while self.pending:
             work = self.pending.pop(0)
             work.run()
             self.done.append(work)
+        self.draining = False
+        while self.freed_meanwhile:
+            address, where = self.freed_meanwhile.pop()
+            size, _ = where.pop(address)
+            ctypes.memset(address, 0xFF, size)

@@ -521,6 +521,25 @@ def test_a_capture_that_fails_ends() -> None:
     expect_nothing_left(cuda)
 
 
+def test_memory_that_goes_while_a_stream_is_captured() -> None:
+    """As Python may collect anything at any time, which would spoil the capture."""
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    kept, others = device.allocate(8), [device.allocate(8), device.host_array((4,), np.int64)]
+    others.append(device.capture(lambda: None))  # type: ignore[arg-type]
+
+    def enqueue() -> None:
+        others.clear()
+        assert len(cuda.device) == 2 and len(cuda.host) == 1
+        device.clear(kept.address, 8)
+
+    graph = device.capture(enqueue)
+    assert len(cuda.device) == len(cuda.graphs) == 1 and not cuda.host
+    graph.launch()
+    device.synchronize()
+    assert cuda.kinds() == ["clear"]
+
+
 # TensorRT's own classes
 
 
