@@ -35,7 +35,7 @@ from tightbeam.deploy.engines import EngineError
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.flavour import TensorRT, has_gpu
-from tightbeam.plugins.tensorrt.plugin import faults
+from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
 from tightbeam.plugins.tensorrt.runtime import LoadedGraph
 
 Array = Any
@@ -654,6 +654,38 @@ def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: st
         getattr(graph, call)(*arguments[call])
     assert str(caught.value) == said.format(path=tmp_path / "a.engine")
     faults.clear()
+
+
+def test_messages_of_tensorrt(caplog: pytest.LogCaptureFixture) -> None:
+    found = TensorRT(Trt(), "tensorrt")
+    severity = Trt.ILogger.Severity
+    caplog.set_level(logging.DEBUG)
+    for kind in (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.VERBOSE):
+        found.logger.log(kind, f"  kind {kind}\n of two lines ")
+    assert list(found.errors) == ["kind 0 of two lines", "kind 1 of two lines"]
+    levels = [(record.levelname, record.message) for record in caplog.records]
+    assert levels == [
+        ("ERROR", "kind 0 of two lines"),
+        *((level, f"kind {kind} of two lines") for kind, level in ((1, "INFO"), (2, "INFO"), (4, "DEBUG"))),
+    ]
+    assert found.logger is found.logger
+
+
+def test_tensorrt_rtx_itself(tmp_path: Path) -> None:
+    """As far as it goes without a GPU: what is set for CUDA graphs and exact float32, and a file that is no engine."""
+    pytest.importorskip("tensorrt_rtx_bindings")
+    found = register_plugins()
+    if not found.is_rtx:
+        pytest.skip("there is another TensorRT")
+    config = found.configure(found.trt.Builder(found.logger), ["80"])
+    assert config.get_flag(found.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert not config.get_flag(found.trt.BuilderFlag.TF32)
+    assert found.trt.DynamicShapesKernelSpecializationStrategy.NONE.name == "NONE"
+    methods = ("set_input_shape", "set_tensor_address", "infer_shapes", "get_tensor_shape", "is_stream_capturable")
+    assert all(hasattr(found.trt.IExecutionContext, name) for name in (*methods, "execute_async_v3"))
+    (tmp_path / "a.engine").write_bytes(b"no engine" * 100)
+    with pytest.raises(TensorRTError, match=r"tensorrt_rtx .* cannot load .*a\.engine \(.+\)$"):
+        LoadedGraph(found, tmp_path / "a.engine")
 
 
 # Which engine

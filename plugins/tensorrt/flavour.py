@@ -76,10 +76,13 @@ class TensorRT:
         return builder.create_network(0 if flags is None else 1 << int(flags))
 
     def configure(self, builder: Any, capabilities: Sequence[str]) -> Any:
-        """A builder's configuration: targets, and outputs of plugins in the memory of their inputs."""
+        """A builder's configuration: targets, float32 that is float32, outputs of plugins in the memory of their
+        inputs, and memory that is there before anything runs, which CUDA graphs need."""
         config = builder.create_builder_config()
+        config.clear_flag(self.trt.BuilderFlag.TF32)
         config.set_preview_feature(self.trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         if self.is_rtx:
+            config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
             config.num_compute_capabilities = len(capabilities)
             for index, capability in enumerate(capabilities):
                 name = "CURRENT" if capability == CURRENT else f"SM{capability}"
