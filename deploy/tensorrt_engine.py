@@ -172,7 +172,7 @@ class TensorRTEngine:
                 graph.set_address(name, output.memory.address)
                 self.expect_shape(graph, name, output.shape)
             graph.execute(device.stream)
-            device.synchronize()  # what is staged may go then
+            device.synchronize()  # its failures are told as its own, and what is staged may go
         return encoded | {tensor.name: sent[tensor.name] for tensor in mask}
 
     def caches(self, sizes: Mapping[str, int]) -> dict[str, tuple[Memory, ...]]:

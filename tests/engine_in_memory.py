@@ -140,6 +140,7 @@ class GraphInMemory:
         values: Mapping[str, Any],
         produced: Mapping[str, tuple[int, ...]],
     ) -> None:
+        assert (shapes, addresses) == (self.shapes, self.addresses), "it was bound anew since this was captured"
         session = getattr(self.sessions, Path(self.entry.file).stem)
         binding = session.io_binding()
         at: dict[int, Any] = {}
