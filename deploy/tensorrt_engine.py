@@ -179,7 +179,7 @@ class TensorRTEngine:
         """Memory of each state by its input: what the last decoding of this size gave back, else new. A state that is
         updated in place has one, one that grows has two, which take turns.
 
-        New memory is zero: the decoder reads past the written positions under a mask, which needs finite numbers.
+        New memory is zero, so that what is read past the written positions, under a mask, is finite.
         """
         full = {**sizes, "T": sizes["T_max"]}
         wanted = {

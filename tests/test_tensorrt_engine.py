@@ -159,15 +159,6 @@ def test_room_that_a_run_leaves_unused(bundles: BundleCache, variant: str, room:
     expect_same(made.runner, expected, [(ids, mask, {"num_beams": 3, "max_new_tokens": 12, "min_new_tokens": 12})])
 
 
-def test_new_caches_are_finite(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions inside a model read all of a cache under a mask, where NaN would stay NaN."""
-    monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
-    path = bundles("dedup", "bart")
-    ids, mask = batch(90, 1)
-    made, expected = in_memory(path, max_new_tokens=9), Runner.load(path, threads=1)
-    expect_same(made.runner, expected, [(ids, mask, {"num_beams": 3, "max_new_tokens": 9})])
-
-
 BAN = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 8}
 
 
