@@ -45,6 +45,8 @@ __all__ = [
     "TokenizerEntry",
     "check_file",
     "file_entry",
+    "move_into_place",
+    "sync",
     "write_bundle",
 ]
 
@@ -374,8 +376,8 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
         manifest = fill(partial)
         text = manifest.model_dump_json(indent=2) + "\n"
         (partial / MANIFEST).write_text(text, encoding="utf-8")
-        _sync(partial)
-        _move_into_place(partial, destination, force=force)
+        sync(partial)
+        move_into_place(partial, destination, force=force)
     except OSError as error:
         raise BundleError(f"cannot write {destination}: {error.strerror or error}; nothing was left behind") from error
     finally:
@@ -384,7 +386,8 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
     return Bundle(destination, manifest)
 
 
-def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+def move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+    """Give a folder its name; with ``force`` what has it goes, at the very end."""
     parent = destination.absolute().parent
     if force and destination.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=parent))
@@ -400,7 +403,7 @@ def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
     _sync_entry(parent)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Everything in the folder, so that after a power cut a bundle that has its name is whole."""
     for path in (*folder.rglob("*"), folder):
         _sync_entry(path)

@@ -57,6 +57,9 @@ def run_model(
     document: Annotated[bool, typer.Option("--document", help="The whole input is one text.")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts longer than the model's positions.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Lines run together.")] = 8,
+    engine: Annotated[
+        str, typer.Option(help="onnxruntime; tensorrt, the engine that fits the GPU; or tensorrt:NAME.")
+    ] = "onnxruntime",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy search.")] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Sequences returned for each input.")] = None,
@@ -103,7 +106,7 @@ def run_model(
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
         lines, count = ([os.fsencode(source)], 1) if is_sound(source) else _lines(source, document)
-        runner = Runner.load(bundle, threads=threads)
+        runner = Runner.load(bundle, engine=engine, threads=threads)
         if runner.log_mel is None and is_sound(source):
             raise InputError(f"{source} is sound, and this model reads text; pass a text file")
         if runner.log_mel is not None and (ids or truncate or document):

@@ -10,7 +10,19 @@ import numpy.typing as npt
 
 from tightbeam.deploy.departure import Departure
 
-__all__ = ["NOT_NUMBERS", "SMALL_INPUTS", "Array", "Decoding", "Engine", "StepOutputs", "small_inputs"]
+__all__ = [
+    "CANDIDATE_OUTPUTS",
+    "ENCODER_INPUTS",
+    "NOT_NUMBERS",
+    "SMALL_INPUTS",
+    "SOURCE_DIMENSIONS",
+    "Array",
+    "Decoding",
+    "Engine",
+    "StepOutputs",
+    "room_for_banned",
+    "small_inputs",
+]
 
 Array = npt.NDArray[Any]
 StepOutputs = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -41,6 +53,17 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
 whole run; ``lengths`` and ``history_lengths`` say how much of them counts, and the rest holds 0, which is a valid slot
 and a valid token. ``first_positions``: the position of the first token that the decoder is fed, the last one of a
 prompt; 0 where there is none."""
+
+CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
+    "candidate_scores": np.float32,
+    "candidate_beams": np.int64,
+    "candidate_tokens": np.int64,
+}
+"""The decoder outputs that the host reads, each [B, C]."""
+ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
+SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
+LARGE_ROOM = 1024
+"""Banned tokens of a row from which on room that is not needed is given back."""
 
 
 class Decoding(Protocol):
@@ -104,3 +127,10 @@ def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
         name: np.zeros([sizes[size] if isinstance(size, str) else size for size in shape], dtype)
         for name, (dtype, shape) in SMALL_INPUTS.items()
     }
+
+
+def room_for_banned(count: int, room: int) -> int:
+    """For how many banned tokens of a row a buffer should have room where ``count`` are banned and it has ``room``."""
+    if count > room or room > max(4 * count, LARGE_ROOM):  # a choice among a few bans all the others, once
+        return 1 << (count - 1).bit_length() if count else 0
+    return room

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,7 +19,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, ValidationError
 
-from tightbeam.deploy.bundle import Bundle, BundleError, CacheStateEntry, Entry, FileEntry, TensorEntry, check_file
+from tightbeam.deploy.bundle import (
+    Bundle,
+    BundleError,
+    CacheStateEntry,
+    Entry,
+    FileEntry,
+    TensorEntry,
+    check_file,
+    move_into_place,
+    sync,
+)
 
 __all__ = [
     "ENGINES",
@@ -135,7 +144,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
     Raises EngineError for anything missing, changed, truncated, of a newer format, or made from another bundle.
     """
     folder = bundle.path / ENGINES / name
-    if name != Path(name).name or not folder.is_dir():
+    if not _is_name(name) or not folder.is_dir():
         there = ", ".join(engine_names(bundle)) or "none"
         raise EngineError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
@@ -171,16 +180,26 @@ def find_engine(
     wanted = build_command(bundle, capability=capability)
     if not names:
         raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {wanted}")
-    engines = [load_engine(bundle, one, verify=verify) for one in names]
-    misfits = {engine.name: _misfit(engine.entry, flavour, version, capability) for engine in engines}
-    fitting = [engine for engine in engines if misfits[engine.name] is None]
+    engines, misfits = [], {}
+    for one in names:
+        try:
+            engine = load_engine(bundle, one, verify=False)
+        except EngineError as error:
+            if len(names) == 1:
+                raise
+            misfits[one] = f"cannot be used ({str(error).partition('; build one')[0]})"
+            continue
+        engines.append(engine)
+        if (misfit := _misfit(engine.entry, flavour, version, capability)) is not None:
+            misfits[one] = misfit
+    fitting = [engine for engine in engines if engine.name not in misfits]
     if len(fitting) == 1:
-        return fitting[0]
+        return load_engine(bundle, fitting[0].name, verify=verify)  # only this one is read as a whole
     if fitting:
         several = ", ".join(engine.name for engine in fitting)
         raise EngineError(f"bundle {bundle.path} has several engines that fit: {several}; name one, engine:NAME")
     reasons = "; ".join(f"{one} {reason}" for one, reason in misfits.items())
-    closest = engines[0].entry if len(engines) == 1 else None
+    closest = engines[0].entry if len(names) == 1 else None
     raise EngineError(
         f"no engine of {bundle.path} fits this machine: {reasons}; {build_command(bundle, closest, capability)}"
     )
@@ -206,6 +225,7 @@ def build_command(bundle: Bundle, entry: EngineEntry | None = None, capability: 
             f"--max-num-beams {limits.max_num_beams}",
             f"--max-source-length {limits.max_source_length}",
             f"--max-new-tokens {limits.max_new_tokens}",
+            f"--max-candidates {limits.max_candidates}",
         ]
     return f"build one: build-engine {bundle.path} {' '.join(options)}"
 
@@ -234,8 +254,8 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
 
 def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Path:
     """The folder of an engine that may be written. Raises EngineError; cheap, for use before the work is done."""
-    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
-        raise EngineError(f"--name {name!r} is no name of an engine; use letters, digits, '-', '_' and '.'")
+    if not _is_name(name):
+        raise EngineError(f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot")
     target = bundle.path / ENGINES / name
     if target.exists() and not force:
         raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
@@ -247,7 +267,7 @@ def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Pa
 def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
     """Add an engine to a bundle: ``fill`` writes its files into an empty folder, which takes its place when whole.
 
-    Raises EngineError for a name that is taken (unless ``force``) or a folder that cannot be written.
+    Raises EngineError for a name that is none, or taken (unless ``force``), or a folder that cannot be written.
     """
     target = check_engine_target(bundle, name, force=force)
     partial: Path | None = None
@@ -257,13 +277,8 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
         partial.chmod(0o755)
         entry = fill(partial)
         (partial / ENGINE_FILE).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{name}.old-", dir=target.parent))
-            os.replace(target, old / name)
-            os.replace(partial, target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(partial, target)
+        sync(partial)
+        move_into_place(partial, target, force=force)
     except OSError as error:
         raise EngineError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
     finally:
@@ -272,3 +287,8 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
         if target.parent.is_dir() and not any(target.parent.iterdir()):
             target.parent.rmdir()
     return BuiltEngine(name, target, entry)
+
+
+def _is_name(name: str) -> bool:
+    """Of one folder, that is listed."""
+    return name.isprintable() and name == Path(name).name and not name.startswith(".") and name != ""

@@ -11,17 +11,24 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
 from tightbeam.deploy.departure import Departure
-from tightbeam.deploy.engine import NOT_NUMBERS, SMALL_INPUTS, Array, StepOutputs, small_inputs
+from tightbeam.deploy.engine import (
+    CANDIDATE_OUTPUTS,
+    ENCODER_INPUTS,
+    NOT_NUMBERS,
+    SMALL_INPUTS,
+    SOURCE_DIMENSIONS,
+    Array,
+    StepOutputs,
+    room_for_banned,
+    small_inputs,
+)
 from tightbeam.deploy.tied_weights import TiedWeights
 from tightbeam.plugins.library import ENVIRONMENT, cpu_library
 
 __all__ = ["OnnxRuntimeEngine", "session_options"]
 
-CANDIDATE_OUTPUTS = {"candidate_scores": np.float32, "candidate_beams": np.int64, "candidate_tokens": np.int64}
 QUIET = 4
 """Log severity: fatal only, since every error is raised and told in one line."""
-ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
-SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
 TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -34,8 +41,6 @@ ENCODED_TOGETHER = 1024
 """Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
 grows with them."""
 
-LARGE_ROOM = 1024
-"""Banned tokens of a row from which on room that is not needed is given back."""
 ALIGNMENT = 64
 """Bytes; of a cache line and of the widest register."""
 
@@ -202,8 +207,9 @@ class OnnxRuntimeDecoding:
 
     def make_room_for_banned(self, count: int) -> None:
         rows, room = self._inputs["banned"].shape
-        if count > room or room > max(4 * count, LARGE_ROOM):  # a choice among a few bans all the others, once
-            self._inputs["banned"] = np.full((rows, 1 << (count - 1).bit_length() if count else 0), -1, np.int64)
+        wanted = room_for_banned(count, room)
+        if wanted != room:
+            self._inputs["banned"] = np.full((rows, wanted), -1, np.int64)
             self._binding = None
 
     def close(self) -> None:

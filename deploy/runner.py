@@ -25,6 +25,8 @@ from tightbeam.deploy.text import InputError, TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
 
+TENSORRT = "tensorrt"
+ENGINE_KINDS = ("onnxruntime", TENSORRT)
 DEVICES = ("cpu",)
 MAX_THREADS = 1024
 """More than any machine has cores; ONNX Runtime would start a hundred thousand and hang."""
@@ -46,13 +48,27 @@ class Runner:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, threads: int | None = None, device: str = "cpu", verify: bool = True
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        engine: str = "onnxruntime",
+        threads: int | None = None,
+        device: str = "cpu",
+        verify: bool = True,
     ) -> Runner:
         """Load a bundle.
 
-        ``threads``: for one operator; None takes all cores. ``verify``: compare every file with its checksum first.
-        Raises BundleError for a bundle that cannot be read, InputError for another device than "cpu" or no threads.
+        ``engine``: "onnxruntime"; "tensorrt", the engine built from this bundle that fits the GPU; or "tensorrt:NAME",
+        the one of that name. ``threads``: for one operator of ONNX Runtime; None takes all cores. ``device``: where
+        ONNX Runtime runs. ``verify``: compare every file with its checksum first.
+        Raises BundleError for a bundle or an engine that cannot be read or run here, InputError for an engine that is
+        not known, another device than "cpu", or no threads.
         """
+        kind, _, name = engine.partition(":") if isinstance(engine, str) else ("", "", "")
+        if kind not in ENGINE_KINDS or (kind != TENSORRT and engine != kind) or engine == f"{TENSORRT}:":
+            raise InputError(f"engine={engine!r} is not known; pass onnxruntime, tensorrt, or tensorrt:NAME")
+        if kind == TENSORRT and threads is not None:
+            raise InputError(f"threads={threads!r} does nothing with engine={engine!r}; leave threads out")
         if device not in DEVICES:
             raise InputError(f"device={device!r} is not supported; pass one of {', '.join(DEVICES)}")
         if threads is not None and not (_is_integer(threads) and 1 <= threads <= MAX_THREADS):
@@ -60,6 +76,10 @@ class Runner:
                 f"threads={threads!r} is not a number of threads; pass 1 to {MAX_THREADS}, or None for all cores"
             )
         bundle = Bundle.load(path, verify=verify)
+        if kind == TENSORRT:
+            from tightbeam.deploy.tensorrt_engine import load_tensorrt_engine
+
+            return cls(bundle, load_tensorrt_engine(bundle, name or None, verify=verify), load_codec(bundle))
         return cls(bundle, OnnxRuntimeEngine(bundle, threads), load_codec(bundle))
 
     @property

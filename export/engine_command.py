@@ -36,6 +36,9 @@ def build_engine(
     max_num_beams: Annotated[int | None, typer.Option(help="Most beams; the bundle's default, at least 4.")] = None,
     max_source_length: Annotated[int | None, typer.Option(help="Most source tokens; the model's most.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens; the bundle's default.")] = None,
+    max_candidates: Annotated[
+        int | None, typer.Option(help="Most candidates of a sample in a step; 8 a beam, for up to 7 end tokens.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Of the engine; made of capability and precision by default.")
     ] = None,
@@ -63,6 +66,7 @@ def build_engine(
             max_num_beams=max_num_beams,
             max_source_length=max_source_length,
             max_new_tokens=max_new_tokens,
+            max_candidates=max_candidates,
         )
         with _progress() as show:
             built = build(

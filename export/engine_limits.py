@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tightbeam.deploy.bundle import Manifest
+from tightbeam.deploy.engine import room_for_banned
 from tightbeam.deploy.engines import EngineLimits
 from tightbeam.export.engine_process import Range
 from tightbeam.export.errors import ExportError
@@ -13,7 +14,7 @@ from tightbeam.export.memory_table import BEAMS, longest_output
 __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
 
 CANDIDATES_A_BEAM = 8
-"""A step has as many candidates a beam as there are end-of-sequence tokens, and one more."""
+"""A step has as many candidates a beam as there are end-of-sequence tokens, and one more; at least two."""
 
 
 def engine_limits(
@@ -23,6 +24,7 @@ def engine_limits(
     max_num_beams: int | None = None,
     max_source_length: int | None = None,
     max_new_tokens: int | None = None,
+    max_candidates: int | None = None,
 ) -> EngineLimits:
     """The largest run of an engine; what is not given comes from the bundle's sizes and generation defaults.
 
@@ -32,11 +34,13 @@ def engine_limits(
     beams = max_num_beams if max_num_beams is not None else max(BEAMS, manifest.generation.get("num_beams") or 1)
     source = max_source_length if max_source_length is not None else sizes.max_source
     new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)
+    candidates = max_candidates if max_candidates is not None else min(CANDIDATES_A_BEAM * beams, sizes.vocabulary)
     given = {
         "max-batch-size": (max_batch_size, 2**16),
         "max-num-beams": (beams, sizes.vocabulary),
         "max-source-length": (source, sizes.max_source),
         "max-new-tokens": (new, sizes.max_target - 1),
+        "max-candidates": (candidates, sizes.vocabulary),
     }
     for name, (value, most) in given.items():
         if not 1 <= value <= most:
@@ -46,7 +50,7 @@ def engine_limits(
         max_num_beams=beams,
         max_source_length=source,
         max_new_tokens=new,
-        max_candidates=min(CANDIDATES_A_BEAM * beams, sizes.vocabulary),
+        max_candidates=candidates,
     )
 
 
@@ -73,7 +77,7 @@ def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int
         "T": (0, max(1, T // 2), T),
         "T_ancestry": (1, max(1, T // 2), T),
         "T_history": (1, max(1, history // 2), history),
-        "P": (0, 0, manifest.sizes.vocabulary),
+        "P": (0, 0, room_for_banned(manifest.sizes.vocabulary, 0)),
     }
 
 

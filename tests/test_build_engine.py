@@ -168,7 +168,7 @@ def test_the_ranges_of_an_engine_s_inputs(bundles: BundleCache) -> None:
     ranges = shape_ranges(graphs.decoder, bundle.manifest, limits)
     assert ranges["ancestry"][0] == (1, 1, 1) and ranges["ancestry"][2] == (3, 5, 7)
     assert ranges["history"][2] == (15, 18)
-    assert ranges["banned"] == ((1, 0), (3, 0), (15, bundle.manifest.sizes.vocabulary))
+    assert ranges["banned"] == ((1, 0), (3, 0), (15, 128))
     assert {ranges[state.input][2][2] for state in graphs.states} == {7}
     assert all(low <= usual <= high for r in ranges.values() for low, usual, high in zip(*r, strict=True))
     assert values_on_host(bundle.manifest, limits)["candidates"][2] == (40,)
@@ -267,8 +267,8 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
         ({"capabilities": ["80", "80"]}, "expected different ones"),
         ({"capabilities": []}, "compute capabilities none"),
         ({"capabilities": ["75"]}, "compute capability 75 has no products in fp32 .*--precision fp16"),
-        ({"name": "../x"}, r"--name '\.\./x' is no name of an engine"),
-        ({"name": ""}, "is no name of an engine"),
+        ({"name": "../x"}, r"'\.\./x' is no name for an engine"),
+        ({"name": ""}, "is no name for an engine"),
     ],
 )
 def test_what_cannot_be_built_is_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:

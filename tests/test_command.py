@@ -142,7 +142,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "forced_bos_token_id": (7,),
     "forced_eos_token_id": (2,),
 }
-NOT_SETTINGS = {"bundle", "source", "json_lines", "ids", "document", "truncate", "batch_size", "threads"}
+NOT_SETTINGS = {"bundle", "source", "json_lines", "ids", "document", "truncate", "batch_size", "engine", "threads"}
 FOR_SPEECH = {"language", "task"}
 
 

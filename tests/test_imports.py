@@ -20,7 +20,10 @@ MAY_IMPORT = {
     "export": (
         *("tightbeam.export", "tightbeam.graph_passes", "tightbeam.plugins"),
         # What reads the parts of a bundle, so that an export refuses what no bundle could run.
-        *(f"tightbeam.deploy.{reader}" for reader in ("bundle", "engines", "generation", "options", "log_mel")),
+        *(
+            f"tightbeam.deploy.{reader}"
+            for reader in ("bundle", "engine", "engines", "generation", "options", "log_mel")
+        ),
     ),
     "graph_passes": ("tightbeam.graph_passes", "tightbeam.plugins"),
     "plugins": ("tightbeam.plugins",),

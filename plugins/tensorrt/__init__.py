@@ -7,6 +7,7 @@
 ``compiler``          NVRTC, and the compiled kernels on disk
 ``starter``           starts kernels on a GPU
 ``plugin``            the plugin of any operator, over all of these
+``runtime``           an engine file, loaded and ready to run
 ====================  ==================================================================================================
 
 Importing this package imports nothing but itself.

@@ -6,8 +6,9 @@ import ctypes
 import functools
 import importlib
 import logging
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tightbeam.plugins.library import rtx_name_library
@@ -24,10 +25,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TensorRT:
-    """``trt``: the module. ``flavour``: its name."""
+    """``trt``: the module. ``flavour``: its name. ``errors``: what TensorRT last said that it could not do."""
 
     trt: Any
     flavour: str
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=16), compare=False)
 
     @property
     def version(self) -> str:
@@ -83,21 +85,66 @@ class TensorRT:
                 f"or leave {TURING} out"
             )
 
+    @property
+    def logger(self) -> Any:
+        """TensorRT's messages, to Python's logging: a line each, errors in ``errors`` too."""
+        return _logger(self)
+
     def network(self, builder: Any) -> Any:
         """A new network whose types are those of the graph."""
         flags = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
         return builder.create_network(0 if flags is None else 1 << int(flags))
 
     def configure(self, builder: Any, capabilities: Sequence[str]) -> Any:
-        """A builder's configuration: targets, and outputs of plugins in the memory of their inputs."""
+        """A builder's configuration: targets, float32 that is float32, outputs of plugins in the memory of their
+        inputs, and memory that is there before anything runs, which CUDA graphs need."""
         config = builder.create_builder_config()
+        config.clear_flag(self.trt.BuilderFlag.TF32)
         config.set_preview_feature(self.trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         if self.is_rtx:
+            config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
             config.num_compute_capabilities = len(capabilities)
             for index, capability in enumerate(capabilities):
                 name = "CURRENT" if capability == CURRENT else f"SM{capability}"
                 config.set_compute_capability(getattr(self.trt.ComputeCapability, name), index)
         return config
+
+    def create_context(self, engine: Any) -> Any:
+        """An execution context whose kernels stay the same, so that a CUDA graph of them does; None where TensorRT
+        cannot make one."""
+        if not self.is_rtx:
+            return engine.create_execution_context()
+        config = engine.create_runtime_config()
+        config.dynamic_shapes_kernel_specialization_strategy = (
+            self.trt.DynamicShapesKernelSpecializationStrategy.NONE  # others change them while it runs
+        )
+        return engine.create_execution_context(config)
+
+    def can_be_captured(self, context: Any, stream: int) -> bool:
+        """Whether a CUDA graph can be made of what ``context`` enqueues."""
+        return bool(context.is_stream_capturable(stream)) if self.is_rtx else True
+
+
+@functools.cache
+def _logger(found: TensorRT) -> Any:
+    """One for the process, as TensorRT wants it."""
+    trt = found.trt
+    levels = {
+        trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.Severity.ERROR: logging.INFO,  # whoever asked raises, and says it
+        trt.ILogger.Severity.WARNING: logging.INFO,
+    }
+
+    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+                found.errors.append(" ".join(message.split()))
+            log.log(levels.get(severity, logging.DEBUG), "%s", " ".join(message.split()))
+
+    return Logger()
 
 
 @functools.cache

@@ -1,0 +1,71 @@
+"""A serialized engine, loaded and ready to run."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.flavour import TensorRT
+from tightbeam.plugins.tensorrt.plugin import faults
+
+__all__ = ["LoadedGraph"]
+
+
+class LoadedGraph:
+    """One engine file with one execution context: shapes and addresses are set by name, then it is enqueued.
+
+    ``register_plugins`` has to be called before. Raises TensorRTError where the file cannot be loaded; as does every
+    method where TensorRT refuses. ``on_host``: inputs that are set with addresses of the host.
+    """
+
+    def __init__(self, found: TensorRT, path: Path) -> None:
+        self._found = found
+        found.errors.clear()
+        self._runtime = found.trt.Runtime(found.logger)
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            self._engine = self._runtime.deserialize_cuda_engine(data)
+        if self._engine is None:
+            raise TensorRTError(f"{found.flavour} {found.version} cannot load {path}{self._reason()}")
+        self._context = found.create_context(self._engine)
+        if self._context is None:
+            raise TensorRTError(f"{found.flavour} {found.version} cannot prepare {path}{self._reason()}")
+
+    @property
+    def on_host(self) -> frozenset[str]:
+        host = self._found.trt.TensorLocation.HOST
+        names = map(self._engine.get_tensor_name, range(self._engine.num_io_tensors))
+        return frozenset(name for name in names if self._engine.get_tensor_location(name) == host)
+
+    def set_shape(self, name: str, shape: Sequence[int]) -> None:
+        if not self._context.set_input_shape(name, tuple(shape)):
+            raise TensorRTError(f"input {name!r} takes no shape {list(shape)}{self._reason()}")
+
+    def set_address(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise TensorRTError(f"{name!r} takes no address{self._reason()}")
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """From the inputs' shapes, once they are all set."""
+        try:
+            missing = self._context.infer_shapes()
+        except RuntimeError as error:
+            raise TensorRTError(f"the shape of {name!r} does not follow from the inputs{self._reason()}") from error
+        if missing:
+            raise TensorRTError(f"the inputs {', '.join(missing)} were not set")
+        return tuple(self._context.get_tensor_shape(name))
+
+    def can_be_captured(self, stream: int) -> bool:
+        """Whether a CUDA graph can be made of it."""
+        return self._found.can_be_captured(self._context, stream)
+
+    def execute(self, stream: int) -> None:
+        faults.clear()
+        self._found.errors.clear()
+        if not self._context.execute_async_v3(stream) or faults:
+            raise TensorRTError((faults[0] if faults else "it was not enqueued") + self._reason())
+
+    def _reason(self) -> str:
+        """What TensorRT said last that it could not do."""
+        return f" ({self._found.errors[-1]})" if self._found.errors else ""

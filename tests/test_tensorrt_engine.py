@@ -1,0 +1,716 @@
+"""The engine on TensorRT, with plain memory in place of a GPU and ONNX Runtime in place of TensorRT.
+
+What is wrong with an address, a shape, a type, a copy, or the order of them, changes tokens here or fails at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bundles import BundleCache
+from checkpoints import WHISPER_GENERATION
+from cuda_in_memory import Code, CudaInMemory, Work
+from engine_in_memory import LIMITS, InMemory, engine_entry, in_memory
+from test_causal import prompts
+from test_causal import runs as causal_runs
+from test_departures import ENDING, LENGTHS, often_ended
+from test_parity import batch
+from tightbeam.deploy import Bundle, BundleError, InputError, Runner
+from tightbeam.deploy import device as device_module
+from tightbeam.deploy.bundle import TensorEntry
+from tightbeam.deploy.device import CudaDevice, Mirror, open_device
+from tightbeam.deploy.engines import EngineError
+from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.flavour import TensorRT, gpu_capability
+from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
+from tightbeam.plugins.tensorrt.runtime import LoadedGraph
+
+Array = Any
+Run = tuple[Array, Array, dict[str, Any]]
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"num_beams": 1, "max_new_tokens": 9},
+    {"num_beams": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.4, "suppress_tokens": [5, 6, 7]},
+    {"num_beams": 3, "length_penalty": 0.0, "num_return_sequences": 2, "max_new_tokens": 14},
+    {"num_beams": 4, "no_repeat_ngram_size": 3, "early_stopping": True, "bad_words_ids": [[9], [12, 13], [4, 5, 6]]},
+    {"num_beams": 4, "no_repeat_ngram_size": 3, "early_stopping": "never", "forced_eos_token_id": 3},
+    {"num_beams": 5, "max_new_tokens": 1},
+    {"num_beams": 3, "eos_token_id": [2, 17, 33, 39, 53], "max_new_tokens": 24},
+)
+SOURCES = ((11, 4, 1), (1,), (2, 13), (7, 7, 7, 7), (7, 7, 7, 7), (3, 12, 7), (1, 5, 2))
+
+
+def expect_same(found: Runner, expected: Runner, runs: Iterable[Run]) -> None:
+    """Bit for bit: the same kernels ran over the same numbers."""
+    for ids, mask, settings in runs:
+        expect_same_result(found.generate(ids, mask, **settings), expected.generate(ids, mask, **settings), settings)
+
+
+def expect_same_result(found: Any, expected: Any, settings: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(found.sequences, expected.sequences, err_msg=str(settings))
+    assert (found.scores is None) == (expected.scores is None)
+    if found.scores is not None:
+        np.testing.assert_array_equal(found.scores, expected.scores, err_msg=str(settings))
+
+
+def runs_of(vocabulary: int) -> list[Run]:
+    """Several batches in a row, of other shapes, and two of one."""
+    return [
+        (*batch(vocabulary, index, lengths), own)
+        for index, (lengths, own) in enumerate(zip(SOURCES, SETTINGS, strict=True))
+    ]
+
+
+def expect_nothing_left(cuda: CudaInMemory) -> None:
+    gc.collect()
+    assert cuda.leaks == []
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_every_variant(bundles: BundleCache, variant: str) -> None:
+    path = bundles(variant, "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary))
+    assert bool(made.cuda.launches) == (variant != "baseline")
+    cuda = made.cuda
+    del made
+    expect_nothing_left(cuda)
+
+
+@pytest.mark.parametrize(("family", "variant"), [("t5", "dedup"), ("t5", "xcache"), ("prophetnet", "dedup")])
+def test_other_families(bundles: BundleCache, family: str, variant: str) -> None:
+    path = bundles(variant, family)
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary))
+    assert made.cuda.launches
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [("gpt2", "baseline"), ("gpt2", "dedup"), ("gpt2", "el"), ("gpt2", "kcache"), ("llama", "dedup")],
+)
+def test_decoder_only(bundles: BundleCache, family: str, variant: str) -> None:
+    path = bundles(variant, family)
+    made = in_memory(path, max_candidates=60)
+    expect_same(made.runner, Runner.load(path, threads=1), causal_runs())
+
+
+def test_decoder_only_leaves(bundles: BundleCache) -> None:
+    """Prompts of several lengths, so that what belongs to a sample differs by sample."""
+    path = bundles("dedup", "gpt2")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    ids, mask = prompts((9, 4, 1, 7, 2), 1)
+    asked = {"eos_token_id": [2, 7, 11, 17, 33, 39, 53], "max_new_tokens": 30, "num_beams": 2}
+    expect_same(made.runner, expected, [(ids, mask, {**asked, "no_repeat_ngram_size": size}) for size in (0, 2)])
+    assert "within the device" in made.cuda.kinds()
+
+
+@pytest.mark.parametrize("variant", ["baseline", "dedup", "slim"])
+def test_sound(bundles: BundleCache, variant: str) -> None:
+    path = bundles(variant, "whisper", generation=WHISPER_GENERATION)
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    assert expected.log_mel is not None
+    shape = expected.log_mel.mels, expected.log_mel.frames
+    settings: tuple[dict[str, Any], ...] = (
+        {},
+        {"num_beams": 3, "max_new_tokens": 12},
+        {"num_beams": 4, "task": "translate"},
+    )
+    for index, own in enumerate(settings):
+        features = np.random.default_rng(index).standard_normal((3 - index, *shape)).astype(np.float32)
+        runners = (made.runner, expected)
+        expect_same_result(*(runner.generate_from_features(features, **own) for runner in runners), own)
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
+    path = bundles(variant, "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    ends = often_ended(bundles.trace("bart")[0].model, ids, mask)
+    for own in ENDING:
+        made.cuda.done.clear()
+        bound = made.decoder.bindings
+        expect_same(made.runner, expected, [(ids, mask, {"max_new_tokens": 24, "eos_token_id": ends, **own})])
+        assert "within the device" in made.cuda.kinds()
+        assert made.decoder.bindings > bound
+        copies = {work.nbytes for work in made.cuda.done if work.kind == "device to host"}
+        assert len(copies) > 4, "fewer and fewer candidates come back"
+
+
+@pytest.mark.parametrize("room", [12, 13, 50])
+@pytest.mark.parametrize("variant", ["dedup", "xcache", "baseline"])
+def test_room_that_a_run_leaves_unused(bundles: BundleCache, variant: str, room: int) -> None:
+    path = bundles(variant, "bart")
+    made, expected = in_memory(path, max_new_tokens=room), Runner.load(path, threads=1)
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 1)
+    expect_same(made.runner, expected, [(ids, mask, {"num_beams": 3, "max_new_tokens": 12, "min_new_tokens": 12})])
+
+
+BAN = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 8}
+
+
+def test_more_and_fewer_banned_tokens(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice among a few bans all the others once; room grows, and shrinks again."""
+    path = bundles("dedup", "bart")
+    monkeypatch.setattr("tightbeam.deploy.engine.LARGE_ROOM", 8)
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    words = [[9], [12, 13], [4, 5, 6], *([3, token] for token in range(20, 60))]
+    settings = ({"bad_words_ids": words}, {"begin_suppress_tokens": list(range(3, 80))}, {"suppress_tokens": [8]})
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 2)
+    expect_same(made.runner, expected, [(ids, mask, {**BAN, **own}) for own in settings])
+
+
+def test_a_step_is_one_launch_and_brings_back_candidates_alone(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    steps: list[list[Work]] = []
+    allocations = []
+    begin_as_it_is = made.engine.begin
+
+    def begin(*arguments: Any) -> Any:
+        decoding = begin_as_it_is(*arguments)
+        assert not any(work.kind == "device to host" for work in made.cuda.done)
+        step = decoding.step
+
+        def watched() -> Any:
+            made.cuda.done.clear()
+            before = made.cuda.allocations
+            result = step()
+            steps.append(list(made.cuda.done))
+            allocations.append(made.cuda.allocations - before)
+            return result
+
+        decoding.step = watched  # type: ignore[method-assign]
+        return decoding
+
+    made.engine.begin = begin  # type: ignore[method-assign]
+    made.runner.generate(ids, mask, num_beams=3, max_new_tokens=12, min_new_tokens=12, suppress_tokens=[5, 6])
+    assert len(steps) == 12 and not any(allocations)
+    assert made.cuda.launches == 11, "the first step alone is enqueued piece by piece"
+    B, C = len(ids), 6
+    for done in steps:
+        kinds = [work.kind for work in done]
+        assert kinds == ["host to device"] * 2 + ["execute"] + ["device to host"] * 3
+        assert [work.nbytes for work in done[-3:]] == [B * C * 4, B * C * 8, B * C * 8]
+    bindings = made.decoder.bindings
+    assert bindings == len(made.decoder.addresses), "each is bound once"
+
+
+def test_caches_are_kept_for_the_next_batch_of_this_shape(bundles: BundleCache) -> None:
+    for variant in ("dedup", "baseline"):
+        path = bundles(variant, "bart")
+        made, expected = in_memory(path), Runner.load(path, threads=1)
+        ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
+        asked = {"num_beams": 3, "max_new_tokens": 10}
+        names = [state.input for state in made.engine.entry.cache_states]
+
+        def spare(made: InMemory = made, names: list[str] = names) -> list[int]:
+            return [memory.address for name in names for memory in made.engine._spare[name]]
+
+        expect_same(made.runner, expected, [(ids, mask, asked)])
+        kept, cleared = spare(), made.cuda.kinds().count("clear")
+        assert cleared == len(kept)
+        expect_same(made.runner, expected, [(ids[::-1].copy(), mask[::-1].copy(), asked)])
+        assert spare() == kept and made.cuda.kinds().count("clear") == cleared
+        expect_same(made.runner, expected, [(ids[:2], mask[:2], asked)])
+        assert made.cuda.kinds().count("clear") == 2 * cleared
+
+
+def test_decodings_that_take_turns(bundles: BundleCache) -> None:
+    """One context for both, so each binds it anew."""
+    made = in_memory(bundles("dedup", "bart"))
+    expected = Runner.load(made.runner.bundle.path, threads=1)
+
+    def steps(engine: Any, count: int, seed: int) -> Callable[[], list[Array]]:
+        ids, mask = batch(90, seed)
+        decoding = engine.begin(ids, mask, 1, count, 2)
+        inputs, done = decoding.inputs, []
+        inputs["repetition_penalty"][...] = 1.0
+        inputs["candidates"][...] = 2
+
+        def step() -> list[Array]:
+            inputs["lengths"][:] = inputs["history_lengths"][:] = len(done) + 1
+            inputs["positions"][:] = len(done)
+            inputs["tokens"][:] = 3 + len(done)
+            inputs["history"][:, len(done)] = 3 + len(done)
+            done.append([array.copy() for array in decoding.step()])
+            return done[-1]
+
+        return step
+
+    first, second = steps(made.engine, 6, 0), steps(made.engine, 4, 1)
+    alone = [steps(expected._engine, 6, 0), steps(expected._engine, 4, 1)]
+    for turn in (0, 1, 0, 0, 0, 1, 1, 1, 0, 0):
+        for found, wanted in zip((first, second)[turn](), alone[turn](), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("limit", "settings", "samples", "said"),
+    [
+        ("max_batch_size", {}, 9, "9 samples (max_batch_size is 8)"),
+        ("max_num_beams", {"num_beams": 6}, 1, "6 beams (max_num_beams is 5)"),
+        ("max_source_length", {}, 1, "11 source positions (max_source_length is 10)"),
+        ("max_new_tokens", {"max_new_tokens": 51}, 1, "51 new tokens (max_new_tokens is 50)"),
+        ("max_candidates", {"num_beams": 2, "eos_token_id": list(range(2, 30))}, 1, "58 candidates of a sample"),
+    ],
+)
+def test_runs_beyond_a_limit(
+    bundles: BundleCache, limit: str, settings: dict[str, Any], samples: int, said: str
+) -> None:
+    limits = {"max_source_length": 10} if limit == "max_source_length" else {}
+    made = in_memory(bundles("dedup", "bart"), **limits)
+    ids = np.full((samples, 11), 7)
+    with pytest.raises(EngineError, match=re.escape(said)) as caught:
+        made.runner.generate(ids, **settings)
+    message = str(caught.value)
+    assert "\n" not in message and f"build-engine {made.runner.bundle.path} " in message
+    larger = re.search(r" --" + limit.replace("_", "-") + r" (\d+)", message)
+    assert limit == "max_candidates" or (larger and said.startswith(larger[1]))
+    for other, size in {**LIMITS, **limits}.items():
+        if other not in (limit, "max_candidates"):
+            assert f"--{other.replace('_', '-')} {size}" in message
+    made.runner.generate(ids[:1, :4], max_new_tokens=4)
+
+
+@pytest.mark.parametrize("fault", ["TensorRT says no", "it fails while it is captured"])
+def test_without_a_cuda_graph(bundles: BundleCache, caplog: pytest.LogCaptureFixture, fault: str) -> None:
+    """Slower, told once, and the same tokens."""
+    path = bundles("el", "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    if fault == "TensorRT says no":
+        made.decoder.capturable = False
+    else:
+        execute = made.decoder.execute
+
+        def uncapturable(stream: int) -> None:
+            if made.cuda.captured is not None:
+                raise TensorRTError("a plugin cannot be captured")
+            execute(stream)
+
+        made.decoder.execute = uncapturable  # type: ignore[method-assign]
+    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary)[:4])
+    assert made.cuda.launches == 0
+    assert [record.levelno for record in caplog.records if "without a CUDA graph" in record.message] == [
+        logging.WARNING
+    ]
+
+
+# What goes wrong
+
+
+def one_line_error(made: InMemory, *parts: str, **settings: Any) -> None:
+    ids, mask = batch(90, 1)
+    with pytest.raises(BundleError) as caught:
+        made.runner.generate(ids, mask, **{"num_beams": 2, "max_new_tokens": 6, "min_new_tokens": 6, **settings})
+    message = str(caught.value)
+    assert "\n" not in message and all(part in message for part in parts), message
+
+
+def test_faults_of_tensorrt(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    for name, graph in (("encoder", made.encoder), ("decoder", made.decoder)):
+        graph.fault = "BeamTopK: something is wrong"
+        one_line_error(made, f"TensorRT cannot run the {name} of", graph.fault, "build-engine", "fewer rows")
+        graph.fault = ""
+    made.runner.generate(np.full((1, 4), 7), max_new_tokens=3)
+    cuda = made.cuda
+    del made, graph
+    expect_nothing_left(cuda)
+
+
+def test_a_graph_that_makes_another_shape(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    shape = made.decoder.output_shape
+    made.decoder.output_shape = lambda name: (*shape(name), 1)  # type: ignore[method-assign]
+    one_line_error(made, "'candidate_scores' is [3, 4, 1], expected [3, 4]", "build-engine")
+
+
+def test_faults_of_the_gpu(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    made.cuda.broken = True
+    one_line_error(made, "CUDA: cudaStreamSynchronize failed (cudaErrorIllegalAddress)")
+
+
+def test_too_little_memory(bundles: BundleCache) -> None:
+    path = bundles("dedup", "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    ids, mask = batch(90, 1)
+    asked = {"num_beams": 2, "max_new_tokens": 6}
+    expect_same(made.runner, expected, [(ids, mask, asked)])
+    taken = sum(size for size, _ in made.cuda.device.values())
+    made.cuda.room = taken
+    one_line_error(made, "no memory on the GPU for", "bytes; run fewer rows together", num_beams=4)
+    made.cuda.room = 3 * taken
+    expect_same(made.runner, expected, [(ids, mask, asked)])
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_scores_that_are_no_numbers(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The kernel writes token -1 for such a sample."""
+    made = in_memory(bundles("dedup", "bart"))
+    run, ran = made.decoder._run, []
+
+    def broken(shapes: Any, addresses: Any, *others: Any) -> None:
+        run(shapes, addresses, *others)
+        ran.append(step)
+        if len(ran) == step:
+            made.cuda.array(addresses["candidate_tokens"], (3, 4), np.int64)[1] = -1
+
+    monkeypatch.setattr(made.decoder, "_run", broken)
+    one_line_error(made, f"the model's scores of sample 1 are not numbers after {step} tokens", "weights hold NaN")
+
+
+def rewritten(tensors: tuple[TensorEntry, ...], name: str, change: dict[str, Any]) -> tuple[TensorEntry, ...]:
+    return tuple(tensor.model_copy(update=change) if tensor.name == name else tensor for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("graph", "side", "name", "change", "said"),
+    [
+        ("encoder", "inputs", "input_ids", {"name": "pixels"}, "'pixels'"),
+        ("encoder", "inputs", "input_ids", {"dtype": "int32"}, "'input_ids int32'"),
+        ("decoder", "inputs", "beam_scores", {"dtype": "float16"}, "'beam_scores float16'"),
+        ("decoder", "inputs", "tokens", {"name": "token"}, "'token'"),
+        ("decoder", "inputs", "source.0.key", {"dtype": "bfloat16"}, "'source.0.key'"),
+        ("decoder", "inputs", "source.0.key", {"shape": ("B", 3, "S", 12)}, "'S'"),
+        ("decoder", "inputs", "cache.1.key", {"dtype": "float8"}, "'cache.1.key float8'"),
+        ("decoder", "inputs", "cache.1.key", {"shape": ("R", 3, 51, 12)}, "'cache.1.key'"),
+        ("decoder", "inputs", "cache.1.key", {"name": "cache.9.key"}, "'cache.9.key'"),
+        ("decoder", "outputs", "cache_out.1.key", {"name": "out"}, "'cache_out.1.key'"),
+        ("decoder", "outputs", "candidate_beams", {"dtype": "int32"}, "'candidate_beams'"),
+    ],
+)
+def test_graphs_that_do_not_fit(
+    bundles: BundleCache, graph: str, side: str, name: str, change: dict[str, Any], said: str
+) -> None:
+    path = bundles("dedup", "bart")
+    entry = engine_entry(Bundle.load(path))
+    old = getattr(entry, graph)
+    new = old.model_copy(update={side: rewritten(getattr(old, side), name, change)})
+    with pytest.raises(EngineError, match="unknown or missing in its graphs") as caught:
+        in_memory(path, entry.model_copy(update={graph: new}))
+    assert said in str(caught.value) and "build-engine" in str(caught.value)
+
+
+def test_inputs_on_the_host(bundles: BundleCache) -> None:
+    path = bundles("dedup", "bart")
+    entry = engine_entry(Bundle.load(path))
+    decoder = entry.decoder.model_copy(update={"on_host": ("candidates", "lengths")})
+    with pytest.raises(EngineError, match="in its graphs: 'lengths';"):
+        in_memory(path, entry.model_copy(update={"decoder": decoder}))
+    made = in_memory(path, entry)
+    graph = replace(made.encoder, on_host=frozenset({"input_ids"}))
+    with pytest.raises(EngineError, match=r"encoder\.engine reads other inputs on the host than engine\.json says"):
+        type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, lambda _: graph)
+
+
+def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+
+    def load(path: Path) -> Any:
+        raise TensorRTError(f"cannot load {path}")
+
+    with pytest.raises(EngineError, match=r"cannot load .*encoder\.engine; build one: build-engine "):
+        type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
+
+
+# The GPU
+
+
+def test_the_memory_in_place_of_a_gpu_answers_like_cuda() -> None:
+    """The names that are used are there, and take as many arguments under the same names."""
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    methods = [name for name in vars(CudaInMemory) if name.startswith("cuda") and callable(getattr(CudaInMemory, name))]
+    functions = [name for name in methods if inspect.isfunction(getattr(CudaInMemory, name))]
+    assert len(functions) > 15
+    for name in functions:
+        ours = list(inspect.signature(getattr(CudaInMemory, name)).parameters)[1:]
+        signature = getattr(runtime, name).__doc__.strip().splitlines()[0]
+        theirs = [part.split(":")[0].split()[-1] for part in signature.partition("(")[2].rstrip(")").split(",") if part]
+        assert ours == theirs, signature
+    for enumeration in ("cudaError_t", "cudaMemcpyKind", "cudaDeviceAttr", "cudaStreamCaptureMode"):
+        ours = getattr(CudaInMemory, enumeration)
+        names = ours.__members__ if hasattr(ours, "__members__") else vars(ours)
+        assert all(hasattr(getattr(runtime, enumeration), name) for name in names)
+    assert {name for name in vars(runtime) if name in ("cudaStreamNonBlocking", "cudaHostAllocDefault")}
+    used = set(re.findall(r"runtime\.(cuda\w+)", inspect.getsource(device_module)))
+    assert used <= set(dir(CudaInMemory)), "used, and not here"
+
+
+def test_what_the_gpu_is() -> None:
+    device = CudaDevice(CudaInMemory())
+    assert (device.capability, device.name) == ("89", "Plain memory")
+
+
+def test_no_gpu() -> None:
+    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(there is none\); run with --engine onnxruntime"):
+        CudaDevice(CudaInMemory(devices=0))
+
+
+def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = CudaInMemory()
+    monkeypatch.setattr(cuda, "cudaGetDeviceCount", lambda: (Code.cudaErrorInvalidValue, None))
+    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(cudaErrorInvalidValue\); run with --engine onnx"):
+        CudaDevice(cuda)
+
+
+def test_host_arrays_outlive_everything_but_their_users() -> None:
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    array = device.host_array((2, 3), np.int64)[1:]
+    gc.collect()
+    assert len(cuda.host) == 1 and (array == 0).all() and array.shape == (1, 3)
+    assert device.host_array((0, 4), np.int64).shape == (0, 4)
+    assert device.host_array((), np.bool_).shape == ()
+    assert len(cuda.host) == 1
+    del array, device
+    expect_nothing_left(cuda)
+
+
+def test_a_mirror_is_one_copy_and_aligned() -> None:
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    mirror = Mirror(
+        device, {"a": (np.bool_, ()), "b": (np.int64, (3, 0)), "c": (np.float32, (2, 70)), "d": (np.int32, (5,))}
+    )
+    for name, value in (("a", True), ("c", 1.5), ("d", -7)):
+        mirror.arrays[name][...] = value
+    mirror.upload()
+    device.synchronize()
+    assert cuda.kinds() == ["host to device"]
+    assert all(mirror.address(name) % 256 == 0 for name in "abcd")
+    np.testing.assert_array_equal(cuda.array(mirror.address("c"), (2, 70), np.float32), np.full((2, 70), 1.5))
+    np.testing.assert_array_equal(cuda.array(mirror.address("d"), (5,), np.int32), np.full(5, -7))
+    cuda.array(mirror.address("d"), (5,), np.int32)[:] = range(5)
+    mirror.download("d", 8)
+    device.synchronize()
+    assert mirror.arrays["d"].tolist() == [0, 1, -7, -7, -7]
+    assert cuda.done[-1].nbytes == 8
+
+
+def test_a_capture_that_fails_ends() -> None:
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+
+    with pytest.raises(EngineError, match=r"cudaMalloc failed \(cudaErrorStreamCaptureUnsupported\)"):
+        device.capture(partial(device.allocate, 8))  # type: ignore[arg-type]
+    assert cuda.captured is None and not cuda.graphs
+    memory = device.allocate(8)
+    graph = device.capture(partial(device.clear, memory.address, 8))
+    device.synchronize()
+    assert cuda.done == [] and len(cuda.graphs) == 1
+    graph.launch()
+    graph.launch()
+    device.synchronize()
+    assert cuda.kinds() == ["clear"] * 2
+    del graph, memory, device
+    expect_nothing_left(cuda)
+
+
+def test_memory_that_goes_while_a_stream_is_captured() -> None:
+    """As Python may collect anything at any time, which would spoil the capture."""
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    kept, others = device.allocate(8), [device.allocate(8), device.host_array((4,), np.int64)]
+    others.append(device.capture(lambda: None))  # type: ignore[arg-type]
+
+    def enqueue() -> None:
+        others.clear()
+        assert len(cuda.device) == 2 and len(cuda.host) == 1
+        device.clear(kept.address, 8)
+
+    graph = device.capture(enqueue)
+    assert len(cuda.device) == len(cuda.graphs) == 1 and not cuda.host
+    graph.launch()
+    device.synchronize()
+    assert cuda.kinds() == ["clear"]
+
+
+# TensorRT's own classes
+
+
+class Trt(ModuleType):
+    """As much of the module as loading and running an engine takes."""
+
+    __version__ = "1.7"
+
+    class ILogger:
+        Severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)
+
+    TensorLocation = SimpleNamespace(HOST="host", DEVICE="device")
+    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(NONE="none")
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__("trt")
+        self.answers = {
+            **{"engine": self, "context": self, "enqueued": True, "shape": True, "address": True, "missing": []},
+            **answers,
+        }
+        self.said = ""
+        self.num_io_tensors = 2
+
+    def Runtime(self, logger: Any) -> Any:
+        self.logger = logger
+        return self
+
+    def deserialize_cuda_engine(self, data: Any) -> Any:
+        assert bytes(data) == b"engine"
+        return self._answer("engine")
+
+    def create_runtime_config(self) -> Any:
+        self.config = SimpleNamespace()
+        return self.config
+
+    def create_execution_context(self, config: Any = None) -> Any:
+        assert config is None or config.dynamic_shapes_kernel_specialization_strategy == "none"
+        return self._answer("context")
+
+    def get_tensor_name(self, index: int) -> str:
+        return "ab"[index]
+
+    def get_tensor_location(self, name: str) -> str:
+        return {"a": "host", "b": "device"}[name]
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> Any:
+        return self._answer("shape")
+
+    def set_tensor_address(self, name: str, address: int) -> Any:
+        return self._answer("address")
+
+    def infer_shapes(self) -> Any:
+        if self.answers["missing"] is None:
+            raise RuntimeError("no shapes")
+        return self.answers["missing"]
+
+    def get_tensor_shape(self, name: str) -> Any:
+        return [3, 4]
+
+    def is_stream_capturable(self, stream: int) -> Any:
+        return self._answer("capturable")
+
+    def execute_async_v3(self, stream: int) -> Any:
+        faults.extend(self.answers.get("faults", ()))
+        return self._answer("enqueued")
+
+    def _answer(self, name: str) -> Any:
+        if not self.answers[name]:
+            self.logger.log(1, f"no {name},\n  said TensorRT")
+        return self.answers[name]
+
+
+def loaded(path: Path, flavour: str = "tensorrt_rtx", **answers: Any) -> LoadedGraph:
+    path.write_bytes(b"engine")
+    return LoadedGraph(TensorRT(Trt(**answers), flavour), path)
+
+
+def test_a_loaded_graph(tmp_path: Path) -> None:
+    graph = loaded(tmp_path / "a.engine", capturable=False)
+    assert graph.on_host == {"a"}
+    graph.set_shape("a", [1, 2])
+    graph.set_address("a", 256)
+    assert graph.output_shape("b") == (3, 4)
+    graph.execute(5)
+    assert not graph.can_be_captured(5)
+    assert loaded(tmp_path / "a.engine", "tensorrt").can_be_captured(5)
+
+
+@pytest.mark.parametrize(
+    ("answers", "call", "said"),
+    [
+        ({"engine": None}, "", "tensorrt_rtx 1.7 cannot load {path} (no engine, said TensorRT)"),
+        ({"context": None}, "", "tensorrt_rtx 1.7 cannot prepare {path} (no context, said TensorRT)"),
+        ({"shape": False}, "set_shape", "input 'a' takes no shape [1] (no shape, said TensorRT)"),
+        ({"address": False}, "set_address", "'a' takes no address (no address, said TensorRT)"),
+        ({"missing": ["x", "y"]}, "output_shape", "the inputs x, y were not set"),
+        ({"missing": None}, "output_shape", "the shape of 'a' does not follow from the inputs"),
+        ({"enqueued": False}, "execute", "it was not enqueued (no enqueued, said TensorRT)"),
+        ({"enqueued": False, "faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no (no enqueued, said TensorRT)"),
+        ({"faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
+    ],
+)
+def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
+    arguments: dict[str, tuple[Any, ...]] = {
+        "set_shape": ("a", (1,)),
+        "set_address": ("a", 256),
+        "output_shape": ("a",),
+        "execute": (5,),
+    }
+    with pytest.raises(TensorRTError) as caught:
+        graph = loaded(tmp_path / "a.engine", **answers)
+        getattr(graph, call)(*arguments[call])
+    assert str(caught.value) == said.format(path=tmp_path / "a.engine")
+    faults.clear()
+
+
+def test_messages_of_tensorrt(caplog: pytest.LogCaptureFixture) -> None:
+    found = TensorRT(Trt(), "tensorrt")
+    severity = Trt.ILogger.Severity
+    caplog.set_level(logging.DEBUG)
+    for kind in (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.VERBOSE):
+        found.logger.log(kind, f"  kind {kind}\n of two lines ")
+    assert list(found.errors) == ["kind 0 of two lines", "kind 1 of two lines"]
+    levels = [(record.levelname, record.message) for record in caplog.records]
+    assert levels == [
+        ("ERROR", "kind 0 of two lines"),
+        *((level, f"kind {kind} of two lines") for kind, level in ((1, "INFO"), (2, "INFO"), (4, "DEBUG"))),
+    ]
+    assert found.logger is found.logger
+
+
+def test_tensorrt_rtx_itself(tmp_path: Path) -> None:
+    """As far as it goes without a GPU: what is set for CUDA graphs and exact float32, and a file that is no engine."""
+    pytest.importorskip("tensorrt_rtx_bindings")
+    found = register_plugins()
+    if not found.is_rtx:
+        pytest.skip("there is another TensorRT")
+    config = found.configure(found.trt.Builder(found.logger), ["80"])
+    assert config.get_flag(found.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert not config.get_flag(found.trt.BuilderFlag.TF32)
+    assert found.trt.DynamicShapesKernelSpecializationStrategy.NONE.name == "NONE"
+    methods = ("set_input_shape", "set_tensor_address", "infer_shapes", "get_tensor_shape", "is_stream_capturable")
+    assert all(hasattr(found.trt.IExecutionContext, name) for name in (*methods, "execute_async_v3"))
+    (tmp_path / "a.engine").write_bytes(b"no engine" * 100)
+    with pytest.raises(TensorRTError, match=r"tensorrt_rtx .* cannot load .*a\.engine \(.+\)$"):
+        LoadedGraph(found, tmp_path / "a.engine")
+
+
+# Which engine
+
+
+@pytest.mark.parametrize("engine", ["", "tensor", "tensorrt:", "onnxruntime:a", "TensorRT", None, 3])
+def test_engines_that_are_not_known(bundles: BundleCache, engine: Any) -> None:
+    with pytest.raises(InputError, match="is not known; pass onnxruntime, tensorrt, or tensorrt:NAME"):
+        Runner.load(bundles("dedup", "bart"), engine=engine)
+
+
+def test_threads_do_nothing_with_tensorrt(bundles: BundleCache) -> None:
+    with pytest.raises(InputError, match="threads=2 does nothing with engine='tensorrt'; leave threads out"):
+        Runner.load(bundles("dedup", "bart"), engine="tensorrt", threads=2)
+
+
+@pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
+@pytest.mark.parametrize("engine", ["tensorrt", "tensorrt:a"])
+def test_a_machine_without_a_gpu(bundles: BundleCache, engine: str) -> None:
+    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run with"):
+        Runner.load(bundles("dedup", "bart"), engine=engine)
+
+
+def test_a_machine_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "gpu_capability", lambda: "80")
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    with pytest.raises(EngineError, match=r"cuda\.bindings, .* is missing .*pip install 'tightbeam\[tensorrt\]'"):
+        open_device()
