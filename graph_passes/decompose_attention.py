@@ -7,30 +7,36 @@ here, queries scaled before the product, where it has one. Saves nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.base import Builder, ModelGraphs, PassError, PassResult, tidy
+from tightbeam.graph_passes.tensor_types import tensor_types
 
 NAME = "decompose_attention"
 LOWEST = np.finfo(np.float32).min
-"""Where a mask hides everything the weights are equal, as ONNX Runtime's are; -inf would give no numbers."""
+"""Where a mask hides everything from a row, which then counts for nothing, the weights are equal (ONNX Runtime's
+Attention gives 0); -inf would give no numbers, which spread."""
 
 
 def decompose_attention(graphs: ModelGraphs) -> PassResult:
-    """Encoder and decoder. The types of masks must be known."""
+    """Encoder and decoder."""
     matched, sizes = 0, graphs.sizes
     for graph in (graphs.encoder, graphs.decoder):
         build = Builder(graph, NAME)
+        types = tensor_types(graph, NAME)
         groups_known = graph is graphs.decoder or sizes.decoder_only  # an encoder of its own has as many of both
         for node in [node for node in graph.nodes if node.op == "Attention"]:
-            _decompose(build, node, (sizes.H, sizes.G) if groups_known else (1, 1))
+            _decompose(build, node, (sizes.H, sizes.G) if groups_known else (1, 1), types)
             matched += 1
         tidy(graph)
     return PassResult(NAME, matched, "" if matched else "no attention is left that is not an operator of ours")
 
 
-def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int]) -> None:
+def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int], types: Mapping[str, int]) -> None:
     query, key, value, *rest = node.inputs
     unknown = {"q_num_heads", "kv_num_heads"} & node.attrs.keys()
     if unknown or "scale" not in node.attrs or node.attrs.get("softcap", 0) or len(rest) > 1 or len(node.outputs) > 1:
@@ -40,7 +46,8 @@ def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int]) -> None:
     keys = build.transpose(key, [0, 1, 3, 2])
     scores = _product(build, scaled, keys, H, G)
     for mask in rest:
-        scores = _masked(build, scores, mask)
+        hides = types[mask.name] == onnx.TensorProto.BOOL
+        scores = _hide(build, scores, mask) if hides else build.add("Add", [scores, mask])
     if node.attrs.get("is_causal", 0):
         scores = _hide(build, scores, _no_later_position(build, query))
     weights = build.add("Softmax", [scores], {"axis": -1})
@@ -64,14 +71,6 @@ def _grouped_shape(build: Builder, rows: gs.Tensor, H: int, G: int) -> gs.Tensor
     batch = build.add("Shape", [rows], {"start": 0, "end": 1})
     rest = build.add("Shape", [rows], {"start": 2, "end": 4})
     return build.add("Concat", [batch, build.constant([G, H // G]), rest], {"axis": 0})
-
-
-def _masked(build: Builder, scores: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:
-    if mask.dtype is None:
-        raise PassError(f"{NAME}: the type of the mask {mask.name} is not known")
-    if np.dtype(mask.dtype) == np.bool_:
-        return _hide(build, scores, mask)
-    return build.add("Add", [scores, mask])
 
 
 def _hide(build: Builder, scores: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:

@@ -7,40 +7,26 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
 from bundles import BundleCache
-from causal_checkpoints import CAUSAL_CLASSES
 from checkpoints import CLASSES
-from test_causal import VARIANTS as CAUSAL_VARIANTS
-from test_parity import batch
-from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle import MANIFEST, WEIGHTS, Bundle, file_entry
+from engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_what_tensorrt_is_given
+from test_build_causal_engines import CAUSAL
+from tightbeam.deploy.bundle import WEIGHTS, Bundle
 from tightbeam.deploy.engines import ENGINES, EngineError, load_engine
 from tightbeam.export.engine_limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.engine_process import GraphRequest, Request
-from tightbeam.export.engines import build_engine, run_builds, write_tensorrt_graphs
+from tightbeam.export.engines import build_engine, run_builds
 from tightbeam.export.errors import ExportError
-from tightbeam.export.graph_files import graph_entries, read_graphs, state_entries
+from tightbeam.export.graph_files import read_graphs
 from tightbeam.graph_passes import PRESETS
-from tightbeam.graph_passes.plugin_nodes import from_plugin_nodes
-from tightbeam.plugins import DOMAIN
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-try:
-    from tightbeam.plugins.tensorrt.flavour import load_tensorrt
-
-    CAPABILITIES = ["80", "120"] if load_tensorrt().is_rtx else ["current"]
-except TensorRTError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
-CAUSAL = [(family, variant) for family in CAUSAL_CLASSES for variant in CAUSAL_VARIANTS.get(family, ("dedup",))]
 ENCODER_DECODER = [(family, variant) for family in CLASSES for variant in PRESETS]
 
 
@@ -50,24 +36,12 @@ def own_bundle(bundles: BundleCache, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundles("dedup"), tmp_path / "bundle"))
 
 
-def build(bundle: Path, **settings: Any) -> Any:
-    return build_engine(bundle, capabilities=CAPABILITIES, force=True, **settings)
-
-
 # ---- every variant and family builds ----
 
 
-@pytest.mark.parametrize(("family", "variant"), [*ENCODER_DECODER, *CAUSAL])
+@pytest.mark.parametrize(("family", "variant"), ENCODER_DECODER)
 def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bundles(variant, family), tmp_path / "bundle"))
-    entry = build(folder).entry
-    model = onnx.load(folder / "decoder.onnx", load_external_data=False)
-    expected = Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
-    assert entry.decoder.plugins == expected
-    assert entry.decoder.plugins["BeamTopK"] == 1
-    assert entry.encoder.plugins == {}
-    assert "candidates" in entry.decoder.on_host
-    assert entry.capabilities == tuple(CAPABILITIES) or CAPABILITIES == ["current"]
+    check_builds(bundles(variant, family), tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -108,55 +82,17 @@ def test_every_variant_builds_in_half_precision(
 # ---- the very graph that TensorRT is given, in ONNX Runtime ----
 
 
-def as_bundle(source: Path, target: Path, precision: str = "fp32") -> Path:
-    """A bundle of the graphs that TensorRT is given for ``source``, with functions in place of plugins."""
-    bundle = Bundle.load(source)
-    shutil.copytree(source, target)
-    graphs = write_tensorrt_graphs(bundle, engine_limits(bundle.manifest), precision, target)
-    for part in ("encoder", "decoder"):
-        model = onnx.load(target / f"{part}.onnx", load_external_data=False)
-        assert not model.functions and all(node.domain == "" for node in model.graph.node)
-        from_plugin_nodes(model)
-        onnx.save(model, target / f"{part}.onnx")
-    changed = {
-        **graph_entries(graphs, target),
-        "weights": file_entry(target, WEIGHTS),
-        "cache_states": state_entries(graphs),
-    }
-    manifest = bundle.manifest.model_copy(update=changed)
-    (target / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
-    return target
-
-
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
         *(("bart", variant) for variant in PRESETS),
         *(("t5", "el"), ("umt5", "baseline"), ("prophetnet", "dedup"), ("marian", "xcache"), ("fsmt", "slim")),
-        *(
-            ("gpt2", "kcache"),
-            ("gpt_bigcode", "el"),
-            ("llama", "dedup"),
-            ("llama", "baseline"),
-            ("mistral", "baseline"),
-        ),
     ],
 )
 def test_tokens_of_what_tensorrt_is_given_are_the_bundle_s(
     bundles: BundleCache, family: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = bundles(variant, family)
-    whole = Runner.load(source, threads=1)
-    monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
-    given = Runner.load(as_bundle(source, tmp_path / "given"), threads=1)
-    ids, mask = batch(whole.manifest.sizes.source_vocabulary, 3)
-    for settings in ({"num_beams": 1}, {"num_beams": 4, "no_repeat_ngram_size": 2}):
-        expected = whole.generate(ids, mask, max_new_tokens=18, **settings)
-        found = given.generate(ids, mask, max_new_tokens=18, **settings)
-        np.testing.assert_array_equal(found.sequences, expected.sequences)
-        if expected.scores is not None:
-            assert found.scores is not None
-            np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
+    check_tokens_of_what_tensorrt_is_given(bundles, family, variant, tmp_path, monkeypatch)
 
 
 def test_the_ranges_of_an_engine_s_inputs(bundles: BundleCache) -> None:
