@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle import Bundle
+from tightbeam.deploy.engines import load_engine
 
 ROOT = Path(__file__).parent.parent
 PEAK_BYTES = 6_000_000_000
@@ -39,3 +41,18 @@ def test_exports_stay_in_memory_and_el_keeps_96_times_less(checkpoint: Path, tmp
     assert tokens["baseline"] == tokens["dedup"] == tokens["el"]
     assert kept["baseline"] == 96 * kept["el"] == 4 * kept["dedup"]
     assert kept["el"] == 2 * 64 * 1024 * 4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_engine_builds_in_memory(checkpoint: Path, tmp_path: Path, precision: str) -> None:
+    tools = Path(sys.executable).parent
+    export = [tools / "export-model", checkpoint, "--variant", "el", "--no-check", "--output", tmp_path / "el"]
+    subprocess.run(export, check=True)
+    command = [tools / "build-engine", tmp_path / "el", "--compute-capability", "80,120", "--precision", precision]
+    subprocess.run(command, check=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < PEAK_BYTES
+    entry = load_engine(Bundle.load(tmp_path / "el"), f"sm80-sm120-{precision}").entry
+    assert entry.decoder.plugins == {"BeamAttention": 12, "LatentAttention": 12, "BeamTopK": 1}
+    assert entry.limits.max_source_length == 1024
+    if precision == "fp16":
+        assert entry.precision_error is not None and entry.precision_error.error < 0.01
