@@ -56,8 +56,11 @@ class TensorRT:
             raise TensorRTError(
                 f"compute capabilities {', '.join(wanted) or 'none'}: expected different ones, such as 80"
             )
+        buildable = (*self.capabilities, CURRENT)
+        if not self.is_rtx and (here := gpu_capability()) is not None:
+            buildable = (here, CURRENT)
         for capability in wanted:
-            if capability != CURRENT and capability not in self.capabilities:
+            if capability not in buildable:
                 reason = (
                     f"TensorRT-RTX {self.version} has {', '.join(self.capabilities)}"
                     if self.is_rtx
@@ -65,7 +68,7 @@ class TensorRT:
                 )
                 raise TensorRTError(
                     f"compute capability {capability!r} cannot be built for: {reason}; pass one of "
-                    f"{', '.join((*self.capabilities, CURRENT))}"
+                    f"{', '.join(buildable)}"
                 )
         if CURRENT in wanted and len(wanted) > 1:
             raise TensorRTError("the capability 'current' stands alone; leave the others out, or name each one")
