@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -190,8 +191,9 @@ def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, A
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(request.model_dump_json().encode())
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended at once; its exit says why
+                process.stdin.write(json.dumps(request.model_dump(), default=os.fspath).encode())
+                process.stdin.close()
             part = ""
             for line in map(json.loads, process.stdout):
                 if "part" in line:

@@ -132,6 +132,9 @@ def _read_graph(bundle: Bundle, entry: GraphEntry, weights: Array | None) -> gs.
     path = bundle.file(entry)
     try:
         model = onnx.load(path, load_external_data=False)
+        made_for = next((opset.version for opset in model.opset_import if opset.domain == DOMAIN), VERSION)
+        if made_for != VERSION:
+            raise ValueError(f"its operators are of version {made_for}, expected {VERSION}")
         where = {tensor.name: _place(tensor) for tensor in model.graph.initializer if tensor.external_data}
         model = onnx.shape_inference.infer_shapes(model)
         del model.functions[:]

@@ -43,6 +43,8 @@ except TensorRTError as error:
 CAUSAL = [(family, variant) for family in CAUSAL_CLASSES for variant in CAUSAL_VARIANTS.get(family, ("dedup",))]
 ENCODER_DECODER = [(family, variant) for family in CLASSES for variant in PRESETS]
 
+OLD_BUNDLE = Path(__file__).parent / "data" / "bundle-format-1"
+
 
 @pytest.fixture
 def own_bundle(bundles: BundleCache, tmp_path: Path) -> Path:
@@ -237,6 +239,18 @@ def test_a_graph_that_tensorrt_does_not_take_is_told_with_its_reason(own_bundle:
         run_builds(request, lambda what, done, steps: None)
 
 
+def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self.wait()
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(ExportError, match=r"starting TensorRT failed: TensorRT ended its process \(exit code 1\)"):
+        build(own_bundle)
+
+
 def test_progress_is_told(own_bundle: Path) -> None:
     told: list[tuple[str, int, int]] = []
     build(own_bundle, on_progress=lambda *what: told.append(what))
@@ -279,12 +293,17 @@ def test_what_cannot_be_built_is_refused_at_once(own_bundle: Path, settings: dic
 
 @pytest.mark.parametrize(
     ("limit", "value"),
-    [("max_batch_size", 0), ("max_num_beams", -1), ("max_source_length", 65), ("max_new_tokens", 64)],
+    [
+        *(("max_batch_size", 0), ("max_num_beams", -1), ("max_source_length", 65), ("max_new_tokens", 64)),
+        *(("max_num_beams", 51), ("max_candidates", 7)),
+    ],
 )
 def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limit: str, value: int) -> None:
+    """Of 101 tokens; 4 beams take 8 candidates at least."""
     manifest = Bundle.load(bundles("dedup")).manifest
+    fewest = 8 if limit == "max_candidates" else 1
     with pytest.raises(
-        ExportError, match=f"--{limit.replace('_', '-')} {value} cannot be run by this model; pass 1 to"
+        ExportError, match=f"--{limit.replace('_', '-')} {value} cannot be run by this model; pass {fewest} to"
     ):
         engine_limits(manifest, **{limit: value})
 
@@ -292,9 +311,9 @@ def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limi
 # ---- the command ----
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "tightbeam.export.engine_command", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def test_the_command(own_bundle: Path) -> None:
@@ -327,6 +346,26 @@ def test_errors_of_the_command_are_one_line(bundles: BundleCache, arguments: lis
     done = command(bundles("dedup"), *arguments)
     assert done.returncode in (1, 2) and done.stdout == ""
     assert done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_names_in_any_bytes(own_bundle: Path) -> None:
+    """Of the bundle no UTF-8, of the engine no ASCII."""
+    bundle = own_bundle.rename(own_bundle.with_name("a b\udcff"))
+    options = ["--compute-capability", ",".join(CAPABILITIES), "--name", "é"]
+    done = command(bundle, *options, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("a b\\udcff/engines/é\n")
+    assert load_engine(Bundle.load(bundle), "é").path.is_dir()
+
+
+def test_operators_of_another_version(tmp_path: Path) -> None:
+    bundle = shutil.copytree(OLD_BUNDLE, tmp_path / "bundle")
+    done = command(bundle, "--compute-capability", ",".join(CAPABILITIES))
+    assert done.returncode == 1 and done.stderr.splitlines()[1:] == [
+        f"error: {bundle}/decoder.onnx cannot be read as a graph (its operators are of version 1, expected 2); "
+        "export the model again"
+    ]
+    assert not (bundle / ENGINES).exists()
 
 
 def test_without_a_gpu_current_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
