@@ -17,6 +17,7 @@ import numpy as np
 from tightbeam.deploy.beams import BeamStepper
 from tightbeam.deploy.bundle import Bundle, BundleError
 from tightbeam.deploy.engine import NOT_NUMBERS, Array, Engine
+from tightbeam.deploy.generation import GenerationError
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.deploy.options import options_for
 from tightbeam.deploy.prompt import Prompt
@@ -145,9 +146,12 @@ BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
 
 def main() -> None:
     """BUNDLE OTHER [TEXT ...]: two bundles, both run by ONNX Runtime."""
-    reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
-    sources = sources_of(reference, tuple(sys.argv[3:]))
-    found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources)
+    try:
+        reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
+        sources = sources_of(reference, tuple(sys.argv[3:]))
+        found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources)
+    except (BundleError, GenerationError) as error:
+        sys.exit(str(error))
     print(json.dumps(asdict(found)))
 
 

@@ -16,6 +16,9 @@ __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
 CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
 """A step has as many candidates a beam as there are end-of-sequence tokens, and one more; at least two."""
 
+DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
+"""Settings of a bundle that limits are made of."""
+
 
 def engine_limits(
     manifest: Manifest,
@@ -31,6 +34,10 @@ def engine_limits(
     Raises ExportError for what the model cannot do.
     """
     sizes = manifest.sizes
+    for setting in DEFAULTS:
+        default = manifest.generation.get(setting)
+        if default is not None and (type(default) is not int or default < 1):
+            raise ExportError(f"{setting} of the bundle is {default!r}, expected 1 or more; export the model again")
     beams = max_num_beams if max_num_beams is not None else max(BEAMS, manifest.generation.get("num_beams") or 1)
     source = max_source_length if max_source_length is not None else sizes.max_source
     new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)

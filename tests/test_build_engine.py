@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from checkpoints import CLASSES
 from test_causal import VARIANTS as CAUSAL_VARIANTS
 from test_parity import batch
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle import MANIFEST, WEIGHTS, Bundle, file_entry
+from tightbeam.deploy.bundle import MANIFEST, WEIGHTS, Bundle, BundleError, file_entry
 from tightbeam.deploy.engines import ENGINES, EngineError, load_engine
 from tightbeam.export.engine_limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.engine_process import GraphRequest, Request
@@ -356,6 +357,35 @@ def test_names_in_any_bytes(own_bundle: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("a b\\udcff/engines/é\n")
     assert load_engine(Bundle.load(bundle), "é").path.is_dir()
+
+
+def with_unknown_operator(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.domain == DOMAIN).op_type = "Nonsense"
+
+
+def with_renamed_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(with_unknown_operator, "it has unknown operators: Nonsense"), (with_renamed_input, "is not output of any prev")],
+)
+def test_graphs_that_are_none(own_bundle: Path, change: Callable[[onnx.ModelProto], None], message: str) -> None:
+    bundle = Bundle.load(own_bundle)
+    model = onnx.load(own_bundle / "decoder.onnx", load_external_data=False)
+    change(model)
+    onnx.save(model, own_bundle / "decoder.onnx")
+    with pytest.raises(BundleError, match=f"decoder.onnx cannot be read as a graph .*{message}.*; export the model"):
+        read_graphs(bundle)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("num_beams", "4"), ("max_length", [1]), ("max_new_tokens", 0)])
+def test_defaults_that_no_limit_follows_from(bundles: BundleCache, setting: str, value: Any) -> None:
+    manifest = Bundle.load(bundles("dedup")).manifest
+    manifest = manifest.model_copy(update={"generation": {**manifest.generation, setting: value}})
+    with pytest.raises(ExportError, match=f"{setting} of the bundle is .*, expected 1 or more; export the model"):
+        engine_limits(manifest)
 
 
 def test_operators_of_another_version(tmp_path: Path) -> None:
