@@ -115,7 +115,7 @@ class _Build:
             error = None
             if self.precision != "fp32" and self.check:
                 self.on_progress(f"measuring the error of {self.precision}", 0, 1)
-                error = precision_error(self.bundle, graphs)
+                error = precision_error(self.bundle, graphs, self.limits.max_new_tokens)
             engines = self._build({"encoder": graphs.encoder, "decoder": graphs.decoder}, Path(scratch), folder)
         return EngineEntry(
             engine_version=ENGINE_VERSION,

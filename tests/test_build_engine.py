@@ -240,6 +240,12 @@ def test_a_graph_that_tensorrt_does_not_take_is_told_with_its_reason(own_bundle:
         run_builds(request, lambda what, done, steps: None)
 
 
+def test_half_precision_in_little_room(own_bundle: Path) -> None:
+    limits = engine_limits(Bundle.load(own_bundle).manifest, max_new_tokens=2)
+    error = build(own_bundle, precision="fp16", limits=limits).entry.precision_error
+    assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
+
+
 def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
