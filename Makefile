@@ -7,6 +7,10 @@ BUILT := $(VENV)/.built
 NATIVE := $(wildcard plugins/CMakeLists.txt plugins/cmake/* plugins/*.h plugins/*.cpp plugins/*/*.h plugins/*/*.cpp)
 # The CUDA library takes minutes to compile, so only `make cuda` builds it.
 INSTALL := $(BIN)/python -m pip install --quiet --no-deps --config-settings cmake.define.TIGHTBEAM_WERROR=ON
+# An editable install makes the folder around the clone importable too, and with it whatever stands there.
+ALONE := $(BIN)/python -c 'import pathlib, sysconfig; \
+  path = pathlib.Path(sysconfig.get_path("purelib"), "_editable_skbc_tightbeam.pth"); \
+  path.exists() and path.write_text("".join(line for line in path.open() if line.startswith("import ")))'
 # They need no fixture, and so no torch, which conftest.py imports.
 OPERATOR_TESTS := tests/test_operators.py tests/test_operator_errors.py
 
@@ -33,6 +37,7 @@ slow: $(BUILT) ## the tests that take minutes or gigabytes
 
 cuda: $(READY) ## build and install the CUDA library too, for all GPUs it is meant for; needs nvcc
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
+	@$(ALONE)
 
 sanitize: $(READY) ## the operator tests with address and undefined behaviour sanitizers in the CPU library; needs cmake
 	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
@@ -57,10 +62,12 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --config-settings wheel.cmake=false -e '.[dev]'
+	@$(ALONE)
 	@touch $@
 
 $(BUILT): $(READY) $(NATIVE)
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=OFF -e .
+	@$(ALONE)
 	@$(BIN)/python -c 'import sys; from tightbeam.plugins.library import cpu_library; sys.exit(cpu_library() is None)' || \
 	  echo "warning: the native library did not compile; the functions inside a model run in its place, and its tests" \
 	       "are skipped. For the reason: cmake -S plugins -B build/native && cmake --build build/native" >&2

@@ -1,7 +1,7 @@
 """How far one form of a model is from another: log-probabilities step by step, both fed the first one's best tokens.
 
-``python -m tightbeam.deploy.comparison BUNDLE OTHER`` prints it as JSON; the build of an engine asks it for the error
-of a precision, which ONNX Runtime runs as rounded float32.
+``python -m tightbeam.deploy.comparison BUNDLE OTHER STEPS`` prints it as JSON; the build of an engine asks it for the
+error of a precision, which ONNX Runtime runs as rounded float32.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from tightbeam.deploy.beams import BeamStepper
 from tightbeam.deploy.bundle import Bundle, BundleError
 from tightbeam.deploy.engine import NOT_NUMBERS, Array, Engine
+from tightbeam.deploy.generation import GenerationError
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.deploy.options import options_for
 from tightbeam.deploy.prompt import Prompt
@@ -144,10 +145,13 @@ BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
 
 
 def main() -> None:
-    """BUNDLE OTHER [TEXT ...]: two bundles, both run by ONNX Runtime."""
-    reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
-    sources = sources_of(reference, tuple(sys.argv[3:]))
-    found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources)
+    """BUNDLE OTHER STEPS [TEXT ...]: two bundles, both run by ONNX Runtime, for so many steps at most."""
+    try:
+        reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
+        sources, steps = sources_of(reference, tuple(sys.argv[4:])), int(sys.argv[3])
+        found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources, steps=steps)
+    except (BundleError, GenerationError) as error:
+        sys.exit(str(error))
     print(json.dumps(asdict(found)))
 
 

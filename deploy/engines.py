@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,6 +46,7 @@ __all__ = [
     "build_command",
     "built_from",
     "check_engine_target",
+    "engine_folders",
     "engine_names",
     "find_engine",
     "load_engine",
@@ -129,7 +132,12 @@ def built_from(bundle: Bundle) -> dict[str, str]:
 
 def engine_names(bundle: Bundle) -> list[str]:
     """The engines that a bundle has, by folder."""
-    folder = bundle.path / ENGINES
+    return engine_folders(bundle.path)
+
+
+def engine_folders(bundle: Path) -> list[str]:
+    """As ``engine_names``, of what may be no bundle. Raises EngineError."""
+    folder = bundle / ENGINES
     try:
         return sorted(
             path.parent.name for path in folder.glob(f"*/{ENGINE_FILE}") if not path.parent.name.startswith(".")
@@ -144,7 +152,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
     Raises EngineError for anything missing, changed, truncated, of a newer format, or made from another bundle.
     """
     folder = bundle.path / ENGINES / name
-    if not _is_name(name) or not folder.is_dir():
+    if not _is_name(name) or not _is_folder(folder):
         there = ", ".join(engine_names(bundle)) or "none"
         raise EngineError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
@@ -153,11 +161,11 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
             check_file(folder, graph, verify)
         except BundleError as error:
             reason = str(error).rpartition(";")[0]
-            raise EngineError(f"{reason}; {build_command(bundle, entry)}") from error
+            raise EngineError(f"{reason}; {build_command(bundle, entry, replaces=name)}") from error
     if entry.built_from != built_from(bundle):
         raise EngineError(
             f"{folder} was built from another state of this bundle, which was exported again since; "
-            f"{build_command(bundle, entry)}"
+            f"{build_command(bundle, entry, replaces=name)}"
         )
     return BuiltEngine(name, folder, entry)
 
@@ -197,12 +205,14 @@ def find_engine(
         return load_engine(bundle, fitting[0].name, verify=verify)  # only this one is read as a whole
     if fitting:
         several = ", ".join(engine.name for engine in fitting)
-        raise EngineError(f"bundle {bundle.path} has several engines that fit: {several}; name one, engine:NAME")
+        raise EngineError(f"bundle {bundle.path} has several engines that fit: {several}; name one, tensorrt:NAME")
     reasons = "; ".join(f"{one} {reason}" for one, reason in misfits.items())
-    closest = engines[0].entry if len(names) == 1 else None
-    raise EngineError(
-        f"no engine of {bundle.path} fits this machine: {reasons}; {build_command(bundle, closest, capability)}"
-    )
+    if len(names) == 1:
+        entry = engines[0].entry
+        wanted = build_command(
+            bundle, entry, capability, replaces=names[0] if capability in entry.capabilities else None
+        )
+    raise EngineError(f"no engine of {bundle.path} fits this machine: {reasons}; {wanted}")
 
 
 def _misfit(entry: EngineEntry, flavour: str, version: str, capability: str) -> str | None:
@@ -213,8 +223,11 @@ def _misfit(entry: EngineEntry, flavour: str, version: str, capability: str) -> 
     return None
 
 
-def build_command(bundle: Bundle, entry: EngineEntry | None = None, capability: str | None = None) -> str:
-    """What to type for an engine like ``entry`` that fits: the end of an error."""
+def build_command(
+    bundle: Bundle, entry: EngineEntry | None = None, capability: str | None = None, *, replaces: str | None = None
+) -> str:
+    """What to type for an engine like ``entry`` that fits: the end of an error. ``replaces``: the one it is built in
+    place of, by its name."""
     chosen = capability or (",".join(entry.capabilities) if entry else CURRENT)
     options = [f"--compute-capability {chosen}"]
     if entry is not None:
@@ -227,12 +240,14 @@ def build_command(bundle: Bundle, entry: EngineEntry | None = None, capability: 
             f"--max-new-tokens {limits.max_new_tokens}",
             f"--max-candidates {limits.max_candidates}",
         ]
-    return f"build one: build-engine {bundle.path} {' '.join(options)}"
+    if replaces is not None:
+        options.append(f"--name {shlex.quote(replaces)} --force")
+    return f"build one: build-engine {shlex.quote(str(bundle.path))} {' '.join(options)}"
 
 
 def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
     path = folder / ENGINE_FILE
-    again = build_command(bundle)
+    again = build_command(bundle, replaces=folder.name)
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -257,7 +272,11 @@ def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Pa
     if not _is_name(name):
         raise EngineError(f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot")
     target = bundle.path / ENGINES / name
-    if target.exists() and not force:
+    try:
+        taken = target.exists()
+    except OSError as error:
+        raise EngineError(f"cannot write {target}: {error.strerror}; choose another --name") from error
+    if taken and not force:
         raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
     if not os.access(bundle.path, os.W_OK | os.X_OK):
         raise EngineError(f"{bundle.path} cannot be written to; check its permissions")
@@ -284,7 +303,7 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-        if target.parent.is_dir() and not any(target.parent.iterdir()):
+        with suppress(OSError):  # another engine is there, or is being built
             target.parent.rmdir()
     return BuiltEngine(name, target, entry)
 
@@ -292,3 +311,11 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
 def _is_name(name: str) -> bool:
     """Of one folder, that is listed."""
     return name.isprintable() and name == Path(name).name and not name.startswith(".") and name != ""
+
+
+def _is_folder(path: Path) -> bool:
+    """False for what cannot be one, such as a name that is too long."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False

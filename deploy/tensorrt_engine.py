@@ -25,7 +25,15 @@ from tightbeam.deploy.engine import (
     room_for_banned,
     small_inputs,
 )
-from tightbeam.deploy.engines import BuiltEngine, EngineError, EngineGraph, build_command, find_engine
+from tightbeam.deploy.engines import (
+    BuiltEngine,
+    EngineError,
+    EngineGraph,
+    build_command,
+    engine_names,
+    find_engine,
+    load_engine,
+)
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 __all__ = ["Graph", "TensorRTDecoding", "TensorRTEngine", "load_tensorrt_engine"]
@@ -67,6 +75,10 @@ def load_tensorrt_engine(bundle: Bundle, name: str | None = None, *, verify: boo
 
     Raises EngineError without a GPU, without TensorRT, or where none fits.
     """
+    if name is not None:
+        load_engine(bundle, name, verify=False)  # what is wrong with it is told before what this machine lacks
+    elif not engine_names(bundle):
+        raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
     device = open_device()
     try:
         from tightbeam.plugins.tensorrt.plugin import register_plugins
@@ -214,12 +226,12 @@ class TensorRTEngine:
         except TensorRTError as error:
             raise EngineError(
                 f"TensorRT cannot run the {graph} of {self.built.path}: {error}; run fewer rows together if memory ran "
-                f"out, else {build_command(self.bundle, self.entry)}"
+                f"out, else {build_command(self.bundle, self.entry, replaces=self.built.name)}"
             ) from error
 
     def _load(self, load: Callable[[Path], Graph], graph: EngineGraph) -> Graph:
         path = self.built.file(graph)
-        again = build_command(self.bundle, self.entry)
+        again = build_command(self.bundle, self.entry, replaces=self.built.name)
         try:
             loaded = load(path)
         except TensorRTError as error:
@@ -242,7 +254,7 @@ class TensorRTEngine:
             entry = self.entry.model_copy(update={"limits": self.entry.limits.model_copy(update=larger)})
             raise EngineError(
                 f"{self.built.path} was not built for {', '.join(beyond)}; run less at once, or "
-                f"{build_command(self.bundle, entry)}"
+                f"{build_command(self.bundle, entry, replaces=self.built.name)}"
             )
 
 
@@ -441,7 +453,8 @@ def _check_names(bundle: Bundle, built: BuiltEngine) -> None:
             unknown.add(name)
     if unknown:
         names = ", ".join(sorted(map(repr, unknown)))
-        raise EngineError(f"{built.path}: unknown or missing in its graphs: {names}; {build_command(bundle, entry)}")
+        again = build_command(bundle, entry, replaces=built.name)
+        raise EngineError(f"{built.path}: unknown or missing in its graphs: {names}; {again}")
 
 
 def _sizes(tensor: TensorEntry) -> set[str]:

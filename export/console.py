@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -11,7 +12,10 @@ __all__ = ["command_line", "console", "say"]
 
 
 def command_line(app: typer.Typer, name: str) -> None:
-    """Run ``app`` as the command ``name``, and leave the process."""
+    """Run ``app`` as the command ``name``, and leave the process. UTF-8 out, whatever the locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
     except Exception as error:

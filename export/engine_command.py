@@ -97,7 +97,7 @@ def _print_summary(built: BuiltEngine) -> None:
     print(f"built for: {entry.flavour} {entry.tensorrt_version}, compute capability {', '.join(entry.capabilities)}")
     print(
         f"largest run: {limits.max_batch_size} samples x {limits.max_num_beams} beams, "
-        f"{limits.max_source_length} source and {limits.max_new_tokens} new tokens"
+        f"{limits.max_source_length} source and {limits.max_new_tokens} new tokens, {limits.max_candidates} candidates"
     )
     for part, graph in (("encoder", entry.encoder), ("decoder", entry.decoder)):
         plugins = ", ".join(f"{count} {name}" for name, count in sorted(graph.plugins.items())) or "none"
@@ -105,8 +105,9 @@ def _print_summary(built: BuiltEngine) -> None:
     error = entry.precision_error
     if error is not None:
         print(
-            f"error of {entry.precision}: {error.error:.2g} of the log-probabilities' spread; another token is best "
-            f"at {error.differing} of {error.steps} steps (in ONNX Runtime, rounding as the engine does)"
+            f"error of {entry.precision}: log-probabilities differ from float32's by {error.error:.2%} of their "
+            f"standard deviation; another token is best at {error.differing} of {error.steps} steps "
+            "(simulated in ONNX Runtime)"
         )
     elif entry.precision != "fp32":
         print(f"error of {entry.precision}: not measured (--no-check)")

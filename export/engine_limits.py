@@ -13,8 +13,11 @@ from tightbeam.export.memory_table import BEAMS, longest_output
 
 __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
 
-CANDIDATES_A_BEAM = 8
+CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
 """A step has as many candidates a beam as there are end-of-sequence tokens, and one more; at least two."""
+
+DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
+"""Settings of a bundle that limits are made of."""
 
 
 def engine_limits(
@@ -31,20 +34,24 @@ def engine_limits(
     Raises ExportError for what the model cannot do.
     """
     sizes = manifest.sizes
+    for setting in DEFAULTS:
+        default = manifest.generation.get(setting)
+        if default is not None and (type(default) is not int or default < 1):
+            raise ExportError(f"{setting} of the bundle is {default!r}, expected 1 or more; export the model again")
     beams = max_num_beams if max_num_beams is not None else max(BEAMS, manifest.generation.get("num_beams") or 1)
     source = max_source_length if max_source_length is not None else sizes.max_source
     new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)
     candidates = max_candidates if max_candidates is not None else min(CANDIDATES_A_BEAM * beams, sizes.vocabulary)
     given = {
-        "max-batch-size": (max_batch_size, 2**16),
-        "max-num-beams": (beams, sizes.vocabulary),
-        "max-source-length": (source, sizes.max_source),
-        "max-new-tokens": (new, sizes.max_target - 1),
-        "max-candidates": (candidates, sizes.vocabulary),
+        "max-batch-size": (max_batch_size, 1, 2**16),
+        "max-num-beams": (beams, 1, sizes.vocabulary // FEWEST_CANDIDATES_A_BEAM),
+        "max-source-length": (source, 1, sizes.max_source),
+        "max-new-tokens": (new, 1, sizes.max_target - 1),
+        "max-candidates": (candidates, FEWEST_CANDIDATES_A_BEAM * beams, sizes.vocabulary),
     }
-    for name, (value, most) in given.items():
-        if not 1 <= value <= most:
-            raise ExportError(f"--{name} {value} cannot be run by this model; pass 1 to {most}")
+    for name, (value, fewest, most) in given.items():
+        if not fewest <= value <= most:
+            raise ExportError(f"--{name} {value} cannot be run by this model; pass {fewest} to {most}")
     return EngineLimits(
         max_batch_size=max_batch_size,
         max_num_beams=beams,

@@ -162,7 +162,7 @@ def main() -> None:
         print(json.dumps(line), file=reports, flush=True)
 
     try:
-        request = Request.model_validate_json(sys.stdin.read())
+        request = Request.model_validate(json.load(sys.stdin.buffer))
         for graph in request.graphs:
             report({"part": graph.part})
             report(build(graph, request.capabilities, report))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +37,7 @@ from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.lower_precision import LOW_TYPES
 from tightbeam.graph_passes.plugin_nodes import to_plugin_nodes
 from tightbeam.graph_passes.tensorrt_form import tensorrt_form
-from tightbeam.plugins.tensorrt.flavour import CURRENT, TensorRT, load_tensorrt
+from tightbeam.plugins.tensorrt.flavour import CURRENT, TensorRT, in_order, load_tensorrt
 
 __all__ = ["PRECISIONS", "build_engine", "run_builds", "write_tensorrt_graphs"]
 
@@ -67,6 +68,7 @@ def build_engine(
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     found = load_tensorrt()
+    capabilities = in_order(capabilities)
     targets = found.settle_capabilities(capabilities)
     found.check_precision(targets, precision)
     bundle = Bundle.load(path)
@@ -114,7 +116,7 @@ class _Build:
             error = None
             if self.precision != "fp32" and self.check:
                 self.on_progress(f"measuring the error of {self.precision}", 0, 1)
-                error = precision_error(self.bundle, graphs)
+                error = precision_error(self.bundle, graphs, self.limits.max_new_tokens)
             engines = self._build({"encoder": graphs.encoder, "decoder": graphs.decoder}, Path(scratch), folder)
         return EngineEntry(
             engine_version=ENGINE_VERSION,
@@ -190,8 +192,9 @@ def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, A
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(request.model_dump_json().encode())
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended at once; its exit says why
+                process.stdin.write(json.dumps(request.model_dump(), default=os.fspath).encode())
+                process.stdin.close()
             part = ""
             for line in map(json.loads, process.stdout):
                 if "part" in line:

@@ -16,7 +16,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError, CacheStateEntry, GraphEntry, TensorEntry, file_entry
 from tightbeam.export.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
 G_LOGGER.severity = G_LOGGER.ERROR  # it writes to standard output, that numpy has no bfloat16 for instance
 Array = npt.NDArray[Any]
@@ -132,17 +132,26 @@ def _read_graph(bundle: Bundle, entry: GraphEntry, weights: Array | None) -> gs.
     path = bundle.file(entry)
     try:
         model = onnx.load(path, load_external_data=False)
+        made_for = next((opset.version for opset in model.opset_import if opset.domain == DOMAIN), VERSION)
+        if made_for != VERSION:
+            raise ValueError(f"its operators are of version {made_for}, expected {VERSION}")
+        unknown = {node.op_type for node in model.graph.node if node.domain == DOMAIN} - OPERATORS.keys()
+        if unknown:
+            raise ValueError(f"it has unknown operators: {', '.join(sorted(unknown))}")
+        onnx.checker.check_model(_without_external_data(model))
         where = {tensor.name: _place(tensor) for tensor in model.graph.initializer if tensor.external_data}
         model = onnx.shape_inference.infer_shapes(model)
         del model.functions[:]
         graph = gs.import_onnx(model)
         tensors = graph.tensors()
         for name, (offset, dtype, shape) in where.items():
-            assert weights is not None
+            if weights is None:
+                raise ValueError(f"{name} is missing, {WEIGHTS} is empty")
             size = int(np.prod(shape)) * dtype.itemsize
             tensors[name].values = weights[offset : offset + size].view(dtype).reshape(shape)
     except Exception as error:  # protobuf, onnx and graphsurgeon raise all kinds
-        raise BundleError(f"{path} cannot be read as a graph ({error}); export the model again") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BundleError(f"{path} cannot be read as a graph ({reason}); export the model again") from error
     return graph
 
 

@@ -19,16 +19,28 @@ from tightbeam.graph_passes.simulate_precision import simulate_precision
 
 __all__ = ["precision_error"]
 
+STEPS = 16
+"""Of each source, if there is room for so many."""
 
-def precision_error(bundle: Bundle, graphs: ModelGraphs) -> PrecisionErrorEntry:
+
+def precision_error(bundle: Bundle, graphs: ModelGraphs, room: int) -> PrecisionErrorEntry:
     """Compare log-probabilities, in a process of its own, on a few texts (or random sources, without a tokenizer).
 
-    ``graphs``: the bundle's in half precision (``lower_precision``). Raises ExportError where they give no numbers.
+    ``graphs``: the bundle's in half precision (``lower_precision``), with caches of ``room`` positions.
+    Raises ExportError where they give no numbers.
     """
     texts = SAMPLE_TEXTS if bundle.manifest.tokenizer else ()
     with tempfile.TemporaryDirectory(prefix="tightbeam-") as folder:
         _write_rounded(bundle, graphs, Path(folder))
-        command = [sys.executable, "-m", "tightbeam.deploy.comparison", str(bundle.path), folder, *texts]
+        command = [
+            sys.executable,
+            "-m",
+            "tightbeam.deploy.comparison",
+            str(bundle.path),
+            folder,
+            str(min(STEPS, room)),
+            *texts,
+        ]
         done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bundles import BundleCache
 from checkpoints import CLASSES
 from engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_what_tensorrt_is_given
 from test_build_causal_engines import CAUSAL
-from tightbeam.deploy.bundle import WEIGHTS, Bundle
+from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError
 from tightbeam.deploy.engines import ENGINES, EngineError, load_engine
 from tightbeam.export.engine_limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.engine_process import GraphRequest, Request
@@ -25,9 +26,12 @@ from tightbeam.export.engines import build_engine, run_builds
 from tightbeam.export.errors import ExportError
 from tightbeam.export.graph_files import read_graphs
 from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins import DOMAIN
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 ENCODER_DECODER = [(family, variant) for family in CLASSES for variant in PRESETS]
+
+OLD_BUNDLE = Path(__file__).parent / "data" / "bundle-format-1"
 
 
 @pytest.fixture
@@ -173,6 +177,24 @@ def test_a_graph_that_tensorrt_does_not_take_is_told_with_its_reason(own_bundle:
         run_builds(request, lambda what, done, steps: None)
 
 
+def test_half_precision_in_little_room(own_bundle: Path) -> None:
+    limits = engine_limits(Bundle.load(own_bundle).manifest, max_new_tokens=2)
+    error = build(own_bundle, precision="fp16", limits=limits).entry.precision_error
+    assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
+
+
+def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self.wait()
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(ExportError, match=r"starting TensorRT failed: TensorRT ended its process \(exit code 1\)"):
+        build(own_bundle)
+
+
 def test_progress_is_told(own_bundle: Path) -> None:
     told: list[tuple[str, int, int]] = []
     build(own_bundle, on_progress=lambda *what: told.append(what))
@@ -215,12 +237,17 @@ def test_what_cannot_be_built_is_refused_at_once(own_bundle: Path, settings: dic
 
 @pytest.mark.parametrize(
     ("limit", "value"),
-    [("max_batch_size", 0), ("max_num_beams", -1), ("max_source_length", 65), ("max_new_tokens", 64)],
+    [
+        *(("max_batch_size", 0), ("max_num_beams", -1), ("max_source_length", 65), ("max_new_tokens", 64)),
+        *(("max_num_beams", 51), ("max_candidates", 7)),
+    ],
 )
 def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limit: str, value: int) -> None:
+    """Of 101 tokens; 4 beams take 8 candidates at least."""
     manifest = Bundle.load(bundles("dedup")).manifest
+    fewest = 8 if limit == "max_candidates" else 1
     with pytest.raises(
-        ExportError, match=f"--{limit.replace('_', '-')} {value} cannot be run by this model; pass 1 to"
+        ExportError, match=f"--{limit.replace('_', '-')} {value} cannot be run by this model; pass {fewest} to"
     ):
         engine_limits(manifest, **{limit: value})
 
@@ -228,9 +255,9 @@ def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limi
 # ---- the command ----
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "tightbeam.export.engine_command", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def test_the_command(own_bundle: Path) -> None:
@@ -263,6 +290,55 @@ def test_errors_of_the_command_are_one_line(bundles: BundleCache, arguments: lis
     done = command(bundles("dedup"), *arguments)
     assert done.returncode in (1, 2) and done.stdout == ""
     assert done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_names_in_any_bytes(own_bundle: Path) -> None:
+    """Of the bundle no UTF-8, of the engine no ASCII."""
+    bundle = own_bundle.rename(own_bundle.with_name("a b\udcff"))
+    options = ["--compute-capability", ",".join(CAPABILITIES), "--name", "é"]
+    done = command(bundle, *options, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("a b\\udcff/engines/é\n")
+    assert load_engine(Bundle.load(bundle), "é").path.is_dir()
+
+
+def with_unknown_operator(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.domain == DOMAIN).op_type = "Nonsense"
+
+
+def with_renamed_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(with_unknown_operator, "it has unknown operators: Nonsense"), (with_renamed_input, "is not output of any prev")],
+)
+def test_graphs_that_are_none(own_bundle: Path, change: Callable[[onnx.ModelProto], None], message: str) -> None:
+    bundle = Bundle.load(own_bundle)
+    model = onnx.load(own_bundle / "decoder.onnx", load_external_data=False)
+    change(model)
+    onnx.save(model, own_bundle / "decoder.onnx")
+    with pytest.raises(BundleError, match=f"decoder.onnx cannot be read as a graph .*{message}.*; export the model"):
+        read_graphs(bundle)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("num_beams", "4"), ("max_length", [1]), ("max_new_tokens", 0)])
+def test_defaults_that_no_limit_follows_from(bundles: BundleCache, setting: str, value: Any) -> None:
+    manifest = Bundle.load(bundles("dedup")).manifest
+    manifest = manifest.model_copy(update={"generation": {**manifest.generation, setting: value}})
+    with pytest.raises(ExportError, match=f"{setting} of the bundle is .*, expected 1 or more; export the model"):
+        engine_limits(manifest)
+
+
+def test_operators_of_another_version(tmp_path: Path) -> None:
+    bundle = shutil.copytree(OLD_BUNDLE, tmp_path / "bundle")
+    done = command(bundle, "--compute-capability", ",".join(CAPABILITIES))
+    assert done.returncode == 1 and done.stderr.splitlines()[1:] == [
+        f"error: {bundle}/decoder.onnx cannot be read as a graph (its operators are of version 1, expected 2); "
+        "export the model again"
+    ]
+    assert not (bundle / ENGINES).exists()
 
 
 def test_without_a_gpu_current_is_refused(bundles: BundleCache, tmp_path: Path) -> None:

@@ -78,6 +78,6 @@ def test_no_numbers_are_an_infinite_error(bundles: BundleCache, tmp_path: Path) 
 
 def test_as_a_program(bundles: BundleCache) -> None:
     folder = str(bundles("el"))
-    command = [sys.executable, "-m", "tightbeam.deploy.comparison", folder, folder]
+    command = [sys.executable, "-m", "tightbeam.deploy.comparison", folder, folder, "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"error": 0.0, "steps": 64, "differing": 0}

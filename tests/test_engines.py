@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_the_one_of_several_that_fits(bundle: Bundle) -> None:
 def test_several_that_fit(bundle: Bundle) -> None:
     add(bundle, "a")
     add(bundle, "b", precision="fp16")
-    with pytest.raises(EngineError, match=r"has several engines that fit: a, b; name one, engine:NAME"):
+    with pytest.raises(EngineError, match=r"has several engines that fit: a, b; name one, tensorrt:NAME"):
         find_engine(bundle, None, *HERE)
     assert find_engine(bundle, "b", *HERE).name == "b"
 
@@ -132,7 +133,9 @@ def test_engines_of_other_machines(bundle: Bundle, here: tuple[str, str, str], r
     refused(bundle, reason, f"b is for tensorrt_rtx 1.6, here is {here[0]} {here[1]}", here=here)
 
 
-@pytest.mark.parametrize("name", ["b", "", ".", "..", "../a", "../engines/a", "a/", "a/../a", "/a", "\0", "a\nb", ".a"])
+@pytest.mark.parametrize(
+    "name", ["b", "", ".", "..", "../a", "../engines/a", "a/", "a/../a", "/a", "\0", "a\nb", ".a", "a" * 300]
+)
 def test_names_of_no_engine(bundle: Bundle, name: str) -> None:
     add(bundle)
     shutil.copytree(bundle.path / "engines" / "a", bundle.path / "engines" / ".a")
@@ -140,8 +143,29 @@ def test_names_of_no_engine(bundle: Bundle, name: str) -> None:
     shutil.copy(bundle.path / "engines" / "a" / "engine.json", bundle.path / "engine.json")
     refused(bundle, f"has no engine {name!r}; it has a; ", name=name)
     if name != "b":
-        with pytest.raises(EngineError, match="is no name for an engine; choose another --name"):
+        with pytest.raises(EngineError, match=r"(is no name for an engine|too long); choose another --name"):
             write_engine(bundle, name, filled(bundle))
+
+
+def test_the_command_that_is_told_replaces_the_engine(bundle: Bundle) -> None:
+    """As a shell takes it, whatever the names."""
+    bundle = Bundle.load(bundle.path.rename(bundle.path.with_name("it's a $bundle")))
+    built = add(bundle, "an & engine", tensorrt_version="1.6")
+    told = []
+    for damage in (lambda: None, (built.path / "decoder.engine").unlink, (built.path / "engine.json").unlink):
+        damage()
+        with pytest.raises(EngineError) as caught:
+            find_engine(bundle, built.name, *HERE)
+        told.append(shlex.split(str(caught.value).partition("build one: ")[2]))
+    replacing = ["--name", "an & engine", "--force"]
+    assert [(words[:3], words[-3:]) for words in told] == [
+        (["build-engine", str(bundle.path), "--compute-capability"], replacing)
+    ] * 3
+
+
+def test_an_engine_of_another_gpu_stays(bundle: Bundle) -> None:
+    add(bundle, capabilities=("120",))
+    assert "--force" not in refused(bundle, "--compute-capability 89")
 
 
 # Damage
@@ -324,7 +348,7 @@ def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pyte
     monkeypatch.setattr(tensorrt_module, "open_device", Device)
     monkeypatch.setattr(tensorrt_module, "TensorRTEngine", engine)
     monkeypatch.setattr("tightbeam.plugins.tensorrt.plugin.register_plugins", Found)
-    with pytest.raises(EngineError, match=r"has no TensorRT engine; build one: .* --compute-capability 89$"):
+    with pytest.raises(EngineError, match=r"has no TensorRT engine; build one: .* --compute-capability current$"):
         Runner.load(bundle.path, engine="tensorrt")
     first, second = add(bundle, "a"), add(bundle, "b", capabilities=("80",))
     assert Runner.load(bundle.path, engine="tensorrt")._engine == "an engine"

@@ -157,6 +157,19 @@ def test_where_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert cache_folder() == tmp_path / "home" / ".cache" / "tightbeam" / "kernels"
 
 
+def test_a_user_without_a_home(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with a number for a user."""
+
+    def unknown() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(CACHE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_folder() is None
+    assert compile_kernel(OPERATOR, NAME, "80").cubin and compiled
+
+
 def test_what_a_kernel_is_made_of_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def key() -> str:
         return compiler._key.__wrapped__(OPERATOR, NAME, "80", "13.0")

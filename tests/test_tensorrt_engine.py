@@ -656,6 +656,15 @@ def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: st
     faults.clear()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_that_holds_nothing(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "a.engine"
+    if there:
+        path.touch()
+    with pytest.raises(TensorRTError, match=r"a\.engine cannot be read"):
+        LoadedGraph(TensorRT(Trt(), "tensorrt"), path)
+
+
 def test_messages_of_tensorrt(caplog: pytest.LogCaptureFixture) -> None:
     found = TensorRT(Trt(), "tensorrt")
     severity = Trt.ILogger.Severity

@@ -13,7 +13,7 @@ import pytest
 
 from tightbeam.plugins.tensorrt import flavour, native, starter
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.flavour import CURRENT, TensorRT, load_tensorrt
+from tightbeam.plugins.tensorrt.flavour import CURRENT, TensorRT, in_order, load_tensorrt
 from tightbeam.plugins.tensorrt.native import Gpu, plan, tables
 from tightbeam.plugins.tensorrt.starter import CudaStarter, default_starter
 
@@ -63,18 +63,36 @@ def test_capabilities_of_the_tensorrt_that_is_here() -> None:
 def test_what_can_be_built_for(one_gpu: None) -> None:
     assert RTX.settle_capabilities(["80"]) == ("80",)
     assert RTX.settle_capabilities(["120", "80"]) == ("120", "80")
-    assert RTX.settle_capabilities([CURRENT]) == PLAIN.settle_capabilities([CURRENT]) == ("90",)
+    assert PLAIN.settle_capabilities([CURRENT]) == ("90",)
+    assert PLAIN.settle_capabilities(["90"]) == ("90",)
 
 
-@pytest.mark.parametrize("wanted", ["90", "sm80", "8.0", "", "CURRENT", "NONE"])
+@pytest.mark.parametrize("wanted", ["91", "sm80", "8.0", "", "CURRENT", "NONE"])
 def test_an_unknown_capability(one_gpu: None, wanted: str) -> None:
     with pytest.raises(TensorRTError) as caught:
         RTX.settle_capabilities(["80", wanted])
     assert str(caught.value) == (
         f"compute capability {wanted!r} cannot be built for: TensorRT-RTX 1.7 has 80, 120; pass one of 80, 120, current"
     )
-    with pytest.raises(TensorRTError, match=r"TensorRT 10.9 builds for the GPU of this machine alone"):
-        PLAIN.settle_capabilities([wanted])
+    with pytest.raises(
+        TensorRTError, match=r"TensorRT 10.9 builds for the GPU of this machine alone; pass .* 90, curr"
+    ):
+        PLAIN.settle_capabilities(["80" if wanted == "90" else wanted])
+
+
+def test_capabilities_are_put_in_order_however_they_are_written() -> None:
+    assert in_order(["120", "sm_86", "8.0", " SM89", "12.1", "current", "x"]) == [
+        *("x", "80", "86", "89", "120", "121", "current")
+    ]
+
+
+def test_a_gpu_that_tensorrt_rtx_has_not(one_gpu: None) -> None:
+    with pytest.raises(
+        TensorRTError, match=r"'90' cannot be built for: .*, current; an H100 or H200 \(90\) needs plain"
+    ):
+        RTX.settle_capabilities(["90"])
+    with pytest.raises(TensorRTError, match=r"of this machine has compute capability 90, and .* has 80, 120; an H100"):
+        RTX.settle_capabilities([CURRENT])
 
 
 def test_current_stands_alone(one_gpu: None) -> None:

@@ -36,7 +36,10 @@ def compile_kernel(operator: str, name: str, capability: str) -> CompiledKernel:
     ``operator``: the folder. Raises TensorRTError where it cannot be compiled.
     """
     nvrtc, headers = _nvrtc(), _cuda_headers()
-    path = cache_folder() / f"{_key(operator, name, capability, _version(nvrtc))}.cubin"
+    folder = cache_folder()
+    if folder is None:
+        return _compile(nvrtc, headers, operator, name, capability)
+    path = folder / f"{_key(operator, name, capability, _version(nvrtc))}.cubin"
     kept = _read(path)
     if kept is not None:
         return kept
@@ -45,11 +48,15 @@ def compile_kernel(operator: str, name: str, capability: str) -> CompiledKernel:
     return found
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``$TIGHTBEAM_CACHE/kernels``, else below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: ``$TIGHTBEAM_CACHE/kernels``, else below ``$XDG_CACHE_HOME`` or ``~/.cache``;
+    None for a user without a home."""
     if named := os.environ.get(CACHE):
         return Path(named) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightbeam" / "kernels"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightbeam" / "kernels"
+    except RuntimeError:
+        return None
 
 
 def _compile(nvrtc: Any, headers: Path, operator: str, name: str, capability: str) -> CompiledKernel:

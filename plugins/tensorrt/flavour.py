@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib
 import logging
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,20 @@ from typing import Any
 from tightbeam.plugins.library import rtx_name_library
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["CURRENT", "INSTALL", "TensorRT", "gpu_capability", "load_tensorrt"]
+__all__ = ["CURRENT", "INSTALL", "TensorRT", "gpu_capability", "in_order", "load_tensorrt"]
 
 CURRENT = "current"
 """The capability of the GPU of this machine."""
 TURING = "75"
+HOPPER = "; an H100 or H200 (90) needs plain tensorrt, on a machine that has one"
 INSTALL = "pip install 'tightbeam[tensorrt]'"
 log = logging.getLogger(__name__)
+
+
+def in_order(capabilities: Sequence[str]) -> list[str]:
+    """The smallest first, "8.0", "sm_80" and "sm80" as "80"."""
+    names = [re.sub(r"^(?:sm_?)?(\d+)\.?(\d)$", r"\1\2", name.strip().lower()) for name in capabilities]
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,11 @@ class TensorRT:
             raise TensorRTError(
                 f"compute capabilities {', '.join(wanted) or 'none'}: expected different ones, such as 80"
             )
+        buildable = (*self.capabilities, CURRENT)
+        if not self.is_rtx and (here := gpu_capability()) is not None:
+            buildable = (here, CURRENT)
         for capability in wanted:
-            if capability != CURRENT and capability not in self.capabilities:
+            if capability not in buildable:
                 reason = (
                     f"TensorRT-RTX {self.version} has {', '.join(self.capabilities)}"
                     if self.is_rtx
@@ -65,7 +76,7 @@ class TensorRT:
                 )
                 raise TensorRTError(
                     f"compute capability {capability!r} cannot be built for: {reason}; pass one of "
-                    f"{', '.join((*self.capabilities, CURRENT))}"
+                    f"{', '.join(buildable)}{HOPPER if self.is_rtx and capability == '90' else ''}"
                 )
         if CURRENT in wanted and len(wanted) > 1:
             raise TensorRTError("the capability 'current' stands alone; leave the others out, or name each one")
@@ -75,6 +86,11 @@ class TensorRT:
         if found is None:
             names = f"; name a capability: {', '.join(self.capabilities)}" if self.capabilities else ""
             raise TensorRTError(f"the capability 'current' needs a GPU, and this machine has none{names}")
+        if self.is_rtx and found not in self.capabilities:
+            raise TensorRTError(
+                f"the GPU of this machine has compute capability {found}, and TensorRT-RTX {self.version} has "
+                f"{', '.join(self.capabilities)}{HOPPER}"
+            )
         return (found,)
 
     def check_precision(self, capabilities: Sequence[str], precision: str) -> None:

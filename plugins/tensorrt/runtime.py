@@ -24,8 +24,11 @@ class LoadedGraph:
         self._found = found
         found.errors.clear()
         self._runtime = found.trt.Runtime(found.logger)
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            self._engine = self._runtime.deserialize_cuda_engine(data)
+        try:
+            with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                self._engine = self._runtime.deserialize_cuda_engine(data)
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise TensorRTError(f"{path} cannot be read ({error})") from error
         if self._engine is None:
             raise TensorRTError(f"{found.flavour} {found.version} cannot load {path}{self._reason()}")
         self._context = found.create_context(self._engine)
