@@ -63,6 +63,8 @@ class Graph(Protocol):
 
     @property
     def on_host(self) -> frozenset[str]: ...
+    @property
+    def types(self) -> Mapping[str, str]: ...
     def set_shape(self, name: str, shape: Sequence[int]) -> None: ...
     def set_address(self, name: str, address: int) -> None: ...
     def output_shape(self, name: str) -> tuple[int, ...]: ...
@@ -238,6 +240,8 @@ class TensorRTEngine:
             raise EngineError(f"{error}; {again}") from error
         if loaded.on_host != frozenset(graph.on_host):
             raise EngineError(f"{path} reads other inputs on the host than engine.json says; {again}")
+        if loaded.types != {tensor.name: tensor.dtype for tensor in (*graph.inputs, *graph.outputs)}:
+            raise EngineError(f"{path} has other inputs or outputs, or of other types, than engine.json says; {again}")
         return loaded
 
     def _check_limits(self, asked: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 
 import typer
@@ -16,6 +17,7 @@ def command_line(app: typer.Typer, name: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(standalone_mode=False)
     except Exception as error:
@@ -24,6 +26,11 @@ def command_line(app: typer.Typer, name: str) -> None:
         say(f"error: {error.format_message().rstrip('.')}; see {name} --help")
         code = getattr(error, "exit_code", 2)
     sys.exit(code)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Whoever ends the command leaves nothing half written behind, as with Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def console() -> Console:

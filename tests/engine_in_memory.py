@@ -88,6 +88,10 @@ class GraphInMemory:
     addresses: dict[str, int] = field(default_factory=dict)
     bindings: int = 0
 
+    @property
+    def types(self) -> dict[str, str]:
+        return {tensor.name: tensor.dtype for tensor in (*self.entry.inputs, *self.entry.outputs)}
+
     def set_shape(self, name: str, shape: Sequence[int]) -> None:
         wanted = self._inputs[name].shape
         if len(shape) != len(wanted) or any(isinstance(a, int) and a != b for a, b in zip(wanted, shape, strict=True)):

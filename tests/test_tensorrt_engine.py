@@ -418,6 +418,21 @@ def test_inputs_on_the_host(bundles: BundleCache) -> None:
         type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, lambda _: graph)
 
 
+@pytest.mark.parametrize("change", [{"dtype": "float16"}, {"name": "another"}])
+def test_types_that_are_others_than_engine_json_says(bundles: BundleCache, change: dict[str, str]) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    decoder = made.engine.entry.decoder
+    (first, *rest) = decoder.inputs
+    other = decoder.model_copy(update={"inputs": (first.model_copy(update=change), *rest)})
+
+    def load(path: Path) -> Any:
+        graph = made.encoder if path.stem == "encoder" else made.decoder
+        return replace(graph, entry=other) if path.stem == "decoder" else graph
+
+    with pytest.raises(EngineError, match=r"decoder\.engine has other inputs or outputs, or of other types, than"):
+        type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
+
+
 def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
 
@@ -552,6 +567,7 @@ class Trt(ModuleType):
         Severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)
 
     TensorLocation = SimpleNamespace(HOST="host", DEVICE="device")
+    DataType = SimpleNamespace(**{name: name for name in ("FLOAT", "HALF", "BF16", "INT32", "INT64", "BOOL")})
     DynamicShapesKernelSpecializationStrategy = SimpleNamespace(NONE="none")
 
     def __init__(self, **answers: Any) -> None:
@@ -581,6 +597,9 @@ class Trt(ModuleType):
 
     def get_tensor_name(self, index: int) -> str:
         return "ab"[index]
+
+    def get_tensor_dtype(self, name: str) -> str:
+        return {"a": "HALF", "b": "FP8"}[name]
 
     def get_tensor_location(self, name: str) -> str:
         return {"a": "host", "b": "device"}[name]
@@ -620,6 +639,7 @@ def loaded(path: Path, flavour: str = "tensorrt_rtx", **answers: Any) -> LoadedG
 def test_a_loaded_graph(tmp_path: Path) -> None:
     graph = loaded(tmp_path / "a.engine", capturable=False)
     assert graph.on_host == {"a"}
+    assert graph.types == {"a": "float16", "b": "FP8"}
     graph.set_shape("a", [1, 2])
     graph.set_address("a", 256)
     assert graph.output_shape("b") == (3, 4)

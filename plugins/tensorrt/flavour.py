@@ -102,6 +102,19 @@ class TensorRT:
             )
 
     @property
+    def types(self) -> dict[str, Any]:
+        """TensorRT's types of numbers, by their names in numpy."""
+        kinds = self.trt.DataType
+        return {
+            "float32": kinds.FLOAT,
+            "float16": kinds.HALF,
+            "bfloat16": kinds.BF16,
+            "int32": kinds.INT32,
+            "int64": kinds.INT64,
+            "bool": kinds.BOOL,
+        }
+
+    @property
     def logger(self) -> Any:
         """TensorRT's messages, to Python's logging: a line each, errors in ``errors`` too."""
         return _logger(self)

@@ -134,14 +134,7 @@ def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., 
 def _classes(found: TensorRT) -> tuple[type, type]:
     """The plugin and its creator, over the classes of the TensorRT that is here."""
     trt = found.trt
-    types = {
-        "float32": trt.DataType.FLOAT,
-        "float16": trt.DataType.HALF,
-        "bfloat16": trt.DataType.BF16,
-        "int32": trt.DataType.INT32,
-        "int64": trt.DataType.INT64,
-        "bool": trt.DataType.BOOL,
-    }
+    types = found.types
     float_types = {types[name]: name for name in FLOAT_TYPES}
 
     class Expressions:

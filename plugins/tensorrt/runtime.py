@@ -17,7 +17,8 @@ class LoadedGraph:
     """One engine file with one execution context: shapes and addresses are set by name, then it is enqueued.
 
     ``register_plugins`` has to be called before. Raises TensorRTError where the file cannot be loaded; as does every
-    method where TensorRT refuses. ``on_host``: inputs that are set with addresses of the host.
+    method where TensorRT refuses. ``on_host``: inputs that are set with addresses of the host. ``types``: of every
+    input and output, as numpy calls them.
     """
 
     def __init__(self, found: TensorRT, path: Path) -> None:
@@ -38,8 +39,16 @@ class LoadedGraph:
     @property
     def on_host(self) -> frozenset[str]:
         host = self._found.trt.TensorLocation.HOST
-        names = map(self._engine.get_tensor_name, range(self._engine.num_io_tensors))
-        return frozenset(name for name in names if self._engine.get_tensor_location(name) == host)
+        return frozenset(name for name in self._names() if self._engine.get_tensor_location(name) == host)
+
+    @property
+    def types(self) -> dict[str, str]:
+        known = {kind: name for name, kind in self._found.types.items()}
+        kinds = {name: self._engine.get_tensor_dtype(name) for name in self._names()}
+        return {name: known.get(kind, str(kind)) for name, kind in kinds.items()}
+
+    def _names(self) -> list[str]:
+        return [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
 
     def set_shape(self, name: str, shape: Sequence[int]) -> None:
         if not self._context.set_input_shape(name, tuple(shape)):
