@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,9 @@ def _run(session: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Ar
 def torch_logits(model: Any, run: dict[str, Any], dtype: torch.dtype) -> Array:
     """Logits [T, R, vocabulary] of torch in ``dtype``, row by row without padding; in steps with a cache where there is
     an encoder, since ProphetNet is another model without one."""
-    model.to(dtype)
-    try:
-        with torch.no_grad():
-            found = [[_row(model, run, row, history[row]) for row in range(R)] for history in run["histories"]]
-    finally:
-        model.float()
+    own = copy.deepcopy(model).to(dtype)  # the model is shared, and would keep what it is rounded to
+    with torch.no_grad():
+        found = [[_row(own, run, row, history[row]) for row in range(R)] for history in run["histories"]]
     return np.array(found)
 
 

@@ -731,11 +731,19 @@ def test_threads_do_nothing_with_tensorrt(bundles: BundleCache) -> None:
         Runner.load(bundles("dedup", "bart"), engine="tensorrt", threads=2)
 
 
-@pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
-@pytest.mark.parametrize("engine", ["tensorrt", "tensorrt:a"])
-def test_a_machine_without_a_gpu(bundles: BundleCache, engine: str) -> None:
-    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run with"):
+@pytest.mark.parametrize(
+    ("engine", "said"), [("tensorrt", "has no TensorRT engine"), ("tensorrt:a", "has no engine 'a'; it has none")]
+)
+def test_a_bundle_without_engines(bundles: BundleCache, engine: str, said: str) -> None:
+    """That is told whatever machine this is."""
+    with pytest.raises(EngineError, match=f"{said}; build one: build-engine "):
         Runner.load(bundles("dedup", "bart"), engine=engine)
+
+
+@pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
+def test_a_machine_without_a_gpu() -> None:
+    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run with"):
+        open_device()
 
 
 def test_a_machine_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
