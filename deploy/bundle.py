@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -45,9 +45,8 @@ __all__ = [
     "TokenizerEntry",
     "check_file",
     "file_entry",
-    "move_into_place",
-    "sync",
     "write_bundle",
+    "write_folder",
 ]
 
 FORMAT_VERSION = 1
@@ -63,6 +62,9 @@ class Entry(BaseModel):
     """A part of a file that a bundle has; what is not known there is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+AnyEntry = TypeVar("AnyEntry", bound=Entry)
 
 
 class FileEntry(Entry):
@@ -368,26 +370,32 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
     """
     destination = Path(target)
     check_target(destination, force=force)
-    partial: Path | None = None
     try:
         destination.absolute().parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.absolute().parent))
-        partial.chmod(0o755)
-        manifest = fill(partial)
-        text = manifest.model_dump_json(indent=2) + "\n"
-        (partial / MANIFEST).write_text(text, encoding="utf-8")
-        sync(partial)
-        move_into_place(partial, destination, force=force)
+        manifest = write_folder(destination, MANIFEST, fill, force=force)
     except OSError as error:
         raise BundleError(f"cannot write {destination}: {error.strerror or error}; nothing was left behind") from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
     return Bundle(destination, manifest)
 
 
-def move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
-    """Give a folder its name; with ``force`` what has it goes, at the very end."""
+def write_folder(destination: Path, name: str, fill: Callable[[Path], AnyEntry], *, force: bool) -> AnyEntry:
+    """A folder that is whole or not there: ``fill`` writes its files but one, ``name``, which gets what it returns.
+
+    With ``force`` an existing folder is replaced, at the very end. Raises OSError, and what ``fill`` raises.
+    """
+    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.absolute().parent))
+    try:
+        partial.chmod(0o755)
+        entry = fill(partial)
+        (partial / name).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        _sync(partial)
+        _move_into_place(partial, destination, force=force)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return entry
+
+
+def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
     parent = destination.absolute().parent
     if force and destination.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=parent))
@@ -403,7 +411,7 @@ def move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
     _sync_entry(parent)
 
 
-def sync(folder: Path) -> None:
+def _sync(folder: Path) -> None:
     """Everything in the folder, so that after a power cut a bundle that has its name is whole."""
     for path in (*folder.rglob("*"), folder):
         _sync_entry(path)

@@ -1,6 +1,6 @@
 """How far one form of a model is from another: log-probabilities step by step, both fed the first one's best tokens.
 
-``python -m tightbeam.deploy.comparison BUNDLE OTHER STEPS`` prints it as JSON; the build of an engine asks it for the
+``python -m tightbeam.deploy.comparison BUNDLE OTHER ROOM`` prints it as JSON; the build of an engine asks it for the
 error of a precision, which ONNX Runtime runs as rounded float32.
 """
 
@@ -126,12 +126,11 @@ def _log_probabilities(
     start = bundle.manifest.generation.get("decoder_start_token_id", 0)
     history = stepper.history
     history[:, 0, :P] = start if prompt is None else prompt.tokens
-    zeros, none = np.zeros((B, 1)), np.zeros((B, 1, 0), np.int64)
+    parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
     found, chosen = np.full((B, steps, vocabulary), np.nan), np.zeros((B, steps), np.int64)
     for step in range(steps):
         so_far = history[:, :, : P + step]
-        inputs = StepInputs(so_far[:, :, -1], so_far, zeros.astype(np.int64), zeros.astype(np.float32), none)
-        best = stepper(inputs)
+        best = stepper(StepInputs(so_far[:, :, -1], so_far, parents, scores, banned))
         np.put_along_axis(found[:, step], best.tokens, best.scores.astype(np.float64), axis=1)
         chosen[:, step] = best.tokens[:, 0] if forced is None else forced[:, step]
         if step + 1 < steps:
@@ -145,10 +144,10 @@ BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
 
 
 def main() -> None:
-    """BUNDLE OTHER STEPS [TEXT ...]: two bundles, both run by ONNX Runtime, for so many steps at most."""
+    """BUNDLE OTHER ROOM [TEXT ...]: two bundles, both run by ONNX Runtime, for as many steps as there is room for."""
     try:
         reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
-        sources, steps = sources_of(reference, tuple(sys.argv[4:])), int(sys.argv[3])
+        sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))
         found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources, steps=steps)
     except (BundleError, GenerationError) as error:
         sys.exit(str(error))

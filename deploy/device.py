@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tightbeam.deploy.engine import Array, lay_out
 from tightbeam.deploy.engines import EngineError
 from tightbeam.plugins.tensorrt.flavour import INSTALL, gpu_capability
 
 __all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "Mirror", "open_device"]
 
-Array = npt.NDArray[Any]
 ALIGNMENT = 256
 """Bytes; TensorRT takes no other address."""
 ELSEWHERE = "run with --engine onnxruntime"
@@ -194,18 +194,14 @@ class Mirror:
     def __init__(self, device: CudaDevice, described: Mapping[str, tuple[npt.DTypeLike, Sequence[int]]]) -> None:
         """``described``: types and shapes by name."""
         self._device = device
-        starts, end = {}, 0
-        for name, (dtype, shape) in described.items():
-            starts[name] = end
-            end += -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
-        block = device.host_array((end,), np.uint8)
-        self._host, self._nbytes = block.ctypes.data, end
-        self._memory = device.allocate(end)
-        self._starts = starts
+        nbytes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in described.items()}
+        self._starts, self._nbytes = lay_out(nbytes, ALIGNMENT)
+        block = device.host_array((self._nbytes,), np.uint8)
+        self._host, self._memory = block.ctypes.data, device.allocate(self._nbytes)
         self.arrays: dict[str, Array] = {}
         for name, (dtype, shape) in described.items():
-            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-            self.arrays[name] = block[starts[name] : starts[name] + nbytes].view(dtype).reshape(shape)
+            place = slice(self._starts[name], self._starts[name] + nbytes[name])
+            self.arrays[name] = block[place].view(dtype).reshape(shape)
 
     def address(self, name: str) -> int:
         """On the GPU."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,10 @@ __all__ = [
     "Decoding",
     "Engine",
     "StepOutputs",
+    "lay_out",
+    "resolve",
     "room_for_banned",
+    "sizes_of",
     "small_inputs",
 ]
 
@@ -121,12 +124,31 @@ class Engine(Protocol):
         ...
 
 
+def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int) -> dict[str, int]:
+    """What ``Engine.begin`` is asked for, by the letters of shapes, before the first step."""
+    return {
+        **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0},
+        "T_history": prompt_length - 1 + positions,
+    }
+
+
+def resolve(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape by letters as numbers."""
+    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+
+def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
+    """Where each of some arrays begins in one block, aligned, and the bytes of the block."""
+    starts, end = {}, 0
+    for name, size in nbytes.items():
+        starts[name] = end
+        end += -(-size // alignment) * alignment
+    return starts, end
+
+
 def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
     """New buffers, all zero, of ``SMALL_INPUTS``; ``sizes`` gives B, M, R, T_max, T_history and P."""
-    return {
-        name: np.zeros([sizes[size] if isinstance(size, str) else size for size in shape], dtype)
-        for name, (dtype, shape) in SMALL_INPUTS.items()
-    }
+    return {name: np.zeros(resolve(shape, sizes), dtype) for name, (dtype, shape) in SMALL_INPUTS.items()}
 
 
 def room_for_banned(count: int, room: int) -> int:

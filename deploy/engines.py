@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,9 +27,9 @@ from tightbeam.deploy.bundle import (
     FileEntry,
     TensorEntry,
     check_file,
-    move_into_place,
-    sync,
+    write_folder,
 )
+from tightbeam.plugins.tensorrt.flavour import CURRENT
 
 __all__ = [
     "ENGINES",
@@ -56,7 +54,6 @@ __all__ = [
 ENGINES = "engines"
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 1
-CURRENT = "current"
 Precision = Literal["fp32", "fp16", "bf16"]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -66,7 +63,8 @@ class EngineError(BundleError):
 
 
 class EngineLimits(Entry):
-    """The largest run that an engine was built for. ``max_candidates``: candidates of a sample at each step."""
+    """The largest run that an engine was built for, under the names of ``build-engine``'s options. ``max_candidates``:
+    candidates of a sample at each step."""
 
     max_batch_size: Count
     max_num_beams: Count
@@ -231,15 +229,8 @@ def build_command(
     chosen = capability or (",".join(entry.capabilities) if entry else CURRENT)
     options = [f"--compute-capability {chosen}"]
     if entry is not None:
-        limits = entry.limits
-        options += [
-            f"--precision {entry.precision}",
-            f"--max-batch-size {limits.max_batch_size}",
-            f"--max-num-beams {limits.max_num_beams}",
-            f"--max-source-length {limits.max_source_length}",
-            f"--max-new-tokens {limits.max_new_tokens}",
-            f"--max-candidates {limits.max_candidates}",
-        ]
+        options.append(f"--precision {entry.precision}")
+        options += [f"--{limit.replace('_', '-')} {size}" for limit, size in entry.limits.model_dump().items()]
     if replaces is not None:
         options.append(f"--name {shlex.quote(replaces)} --force")
     return f"build one: build-engine {shlex.quote(str(bundle.path))} {' '.join(options)}"
@@ -289,20 +280,12 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
     Raises EngineError for a name that is none, or taken (unless ``force``), or a folder that cannot be written.
     """
     target = check_engine_target(bundle, name, force=force)
-    partial: Path | None = None
     try:
         target.parent.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=target.parent))
-        partial.chmod(0o755)
-        entry = fill(partial)
-        (partial / ENGINE_FILE).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        sync(partial)
-        move_into_place(partial, target, force=force)
+        entry = write_folder(target, ENGINE_FILE, fill, force=force)
     except OSError as error:
         raise EngineError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
     finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
         with suppress(OSError):  # another engine is there, or is being built
             target.parent.rmdir()
     return BuiltEngine(name, target, entry)

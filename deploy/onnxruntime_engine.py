@@ -19,7 +19,10 @@ from tightbeam.deploy.engine import (
     SOURCE_DIMENSIONS,
     Array,
     StepOutputs,
+    lay_out,
+    resolve,
     room_for_banned,
+    sizes_of,
     small_inputs,
 )
 from tightbeam.deploy.tied_weights import TiedWeights
@@ -77,8 +80,7 @@ class OnnxRuntimeEngine:
         prompt_length: int = 1,
     ) -> OnnxRuntimeDecoding:
         B, N = attention_mask.shape
-        sizes = {"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0}
-        sizes["T_history"] = prompt_length - 1 + positions
+        sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         try:
             encoded = self._encode(source, attention_mask, sizes)
             return OnnxRuntimeDecoding(self, encoded, sizes, candidates)
@@ -126,12 +128,9 @@ class OnnxRuntimeEngine:
     def _together(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
         """New arrays of zeros for decoder inputs, in one block: numpy asks for huge pages where a block is large, and
         attention, which reads the caches from many places, then waits less for page tables."""
-        shapes = {name: _shape(self.shapes[name], sizes) for name in names}
+        shapes = {name: resolve(self.shapes[name], sizes) for name in names}
         dtypes = {name: np.dtype(self.dtypes[name]) for name in names}
-        starts, end = {}, 0
-        for name, shape in shapes.items():
-            starts[name] = end
-            end += -(-math.prod(shape) * dtypes[name].itemsize // ALIGNMENT) * ALIGNMENT
+        starts, end = lay_out({name: math.prod(shapes[name]) * dtypes[name].itemsize for name in names}, ALIGNMENT)
         block = np.zeros(end, np.uint8)
         return {
             name: np.frombuffer(block, dtypes[name], math.prod(shape), starts[name]).reshape(shape)
@@ -304,10 +303,6 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> N
             f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
             "run fewer rows together if memory ran out, else export the model again"
         ) from error
-
-
-def _shape(shape: Sequence[int | str], sizes: Mapping[str, int]) -> list[int]:
-    return [sizes[size] if isinstance(size, str) else size for size in shape]
 
 
 def _value(array: Array) -> ort.OrtValue:

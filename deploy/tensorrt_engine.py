@@ -22,7 +22,9 @@ from tightbeam.deploy.engine import (
     SOURCE_DIMENSIONS,
     Array,
     StepOutputs,
+    resolve,
     room_for_banned,
+    sizes_of,
     small_inputs,
 )
 from tightbeam.deploy.engines import (
@@ -154,8 +156,7 @@ class TensorRTEngine:
     ) -> TensorRTDecoding:
         B, N = attention_mask.shape
         self._check_limits((B, num_beams, N, positions, candidates))
-        sizes = {"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0}
-        sizes["T_history"] = prompt_length - 1 + positions
+        sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         given = {"input_ids": source, "input_features": source, "attention_mask": attention_mask}
         given["num_beams"] = np.array([num_beams], np.int64)
         encoded = self._encode(given, sizes)
@@ -421,10 +422,6 @@ class TensorRTDecoding:
     @property
     def cache_bytes(self) -> tuple[int, int]:
         return self._fixed_bytes, sum(memory.nbytes for memories in self._caches.values() for memory in memories)
-
-
-def resolve(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 def _check_names(bundle: Bundle, built: BuiltEngine) -> None:

@@ -59,11 +59,10 @@ def build(
     found = register_plugins()
     trt = found.trt
     faults.clear()
-    reasons: list[str] = []
-    logger = _logger(trt, reasons)
-    builder = trt.Builder(logger)
+    found.errors.clear()
+    builder = trt.Builder(found.logger)
     network = found.network(builder)
-    parser = trt.OnnxParser(network, logger)
+    parser = trt.OnnxParser(network, found.logger)
     if not parser.parse_from_file(str(request.model)):
         told = [parser.get_error(index).desc() for index in range(parser.num_errors)]
         raise TensorRTError(_reason(found, "parse", [*faults, *told]))
@@ -73,7 +72,7 @@ def build(
     config.progress_monitor = monitor
     engine = builder.build_serialized_network(network, config)
     if engine is None or faults:
-        raise TensorRTError(_reason(found, "build", [*faults, *reasons]))
+        raise TensorRTError(_reason(found, "build", [*faults, *found.errors]))
     with request.target.open("wb") as stream:
         stream.write(engine)
     return {
@@ -84,6 +83,7 @@ def build(
 
 
 def _reason(found: TensorRT, what: str, reasons: list[str]) -> str:
+    reasons = [reason for reason in reasons if "checkMacros" not in reason]  # of the driver that is not there
     told = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
     return f"{found.flavour} {found.version} cannot {what} the graph: {told}"
 
@@ -115,23 +115,11 @@ def _plugins(trt: Any, network: Any) -> dict[str, int]:
 
 
 def _described(tensor: Any) -> dict[str, Any]:
-    return {"name": tensor.name, "on_host": bool(tensor.is_shape_tensor), "shape": list(tensor.shape)}
-
-
-def _logger(trt: Any, reasons: list[str]) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR) and "checkMacros" not in message:
-                reasons.append(message)
-
-    return Logger()
+    return {"name": tensor.name, "on_host": bool(tensor.is_shape_tensor)}
 
 
 def _monitor(trt: Any, report: Callable[[Mapping[str, Any]], None]) -> Any:
-    """Tells of phases right below the whole build; those inside them are many and short."""
+    """Tells of every phase, and of those inside it."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -140,7 +128,7 @@ def _monitor(trt: Any, report: Callable[[Mapping[str, Any]], None]) -> Any:
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             self.steps[phase] = steps
-            report({"phase": phase, "parent": parent, "done": 0, "steps": steps})
+            report({"phase": phase, "done": 0, "steps": steps})
 
         def step_complete(self, phase: str, step: int) -> bool:
             report({"phase": phase, "done": step + 1, "steps": self.steps.get(phase, 0)})

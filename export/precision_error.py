@@ -19,9 +19,6 @@ from tightbeam.graph_passes.simulate_precision import simulate_precision
 
 __all__ = ["precision_error"]
 
-STEPS = 16
-"""Of each source, if there is room for so many."""
-
 
 def precision_error(bundle: Bundle, graphs: ModelGraphs, room: int) -> PrecisionErrorEntry:
     """Compare log-probabilities, in a process of its own, on a few texts (or random sources, without a tokenizer).
@@ -32,15 +29,7 @@ def precision_error(bundle: Bundle, graphs: ModelGraphs, room: int) -> Precision
     texts = SAMPLE_TEXTS if bundle.manifest.tokenizer else ()
     with tempfile.TemporaryDirectory(prefix="tightbeam-") as folder:
         _write_rounded(bundle, graphs, Path(folder))
-        command = [
-            sys.executable,
-            "-m",
-            "tightbeam.deploy.comparison",
-            str(bundle.path),
-            folder,
-            str(min(STEPS, room)),
-            *texts,
-        ]
+        command = [sys.executable, "-m", "tightbeam.deploy.comparison", str(bundle.path), folder, str(room), *texts]
         done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]

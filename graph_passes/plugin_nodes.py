@@ -10,10 +10,10 @@ from __future__ import annotations
 import onnx
 
 from tightbeam.plugins import DOMAIN, OPERATORS, OPSET, VERSION, functions
+from tightbeam.plugins.tensorrt.plugin import TENSORS
 
 __all__ = ["from_plugin_nodes", "to_plugin_nodes"]
 
-TENSORS = "tensors"
 SIZES = "tensorrt_plugin_shape_input_indices"
 """An attribute of TensorRT's parser."""
 

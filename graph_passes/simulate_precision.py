@@ -13,12 +13,12 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.base import ModelGraphs, PassResult, read_instead, tidy
-from tightbeam.graph_passes.lower_precision import LAYOUT
+from tightbeam.graph_passes.lower_precision import LAYOUT, LOW_TYPES
 from tightbeam.graph_passes.tensor_types import tensor_types
 
 NAME = "simulate_precision"
 FLOAT = onnx.TensorProto.FLOAT
-LOW_TYPES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+LOW = {onnx.helper.np_dtype_to_tensor_dtype(dtype) for dtype in LOW_TYPES.values()}
 FLOAT32 = np.dtype(np.float32)
 
 
@@ -31,7 +31,7 @@ def simulate_precision(graphs: ModelGraphs) -> PassResult:
 def _simulate(graph: gs.Graph, name: str) -> int:
     tidy(graph)
     types = tensor_types(graph, f"{NAME}: {name}")
-    low = {tensor: kind for tensor, kind in types.items() if kind in LOW_TYPES}
+    low = {tensor: kind for tensor, kind in types.items() if kind in LOW}
     constants = [
         tensor for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant) and tensor.name in low
     ]

@@ -7,6 +7,9 @@ TensorRT holds two of one name to one size. Saves nothing, and costs what a shor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from tightbeam.graph_passes.base import ModelGraphs, PassResult
 
 NAME = "static_room"
@@ -16,17 +19,16 @@ OWN = {"ancestry": "T_ancestry", "history": "T_history"}
 
 def static_room(graphs: ModelGraphs, room: int) -> PassResult:
     """Decoder: every T_max in the shape of an input or output becomes ``room``."""
+
+    def fixed(shape: Sequence[int | str]) -> tuple[int | str, ...]:
+        return tuple(room if size == ROOM else size for size in shape)
+
     matched = 0
     for tensor in (*graphs.decoder.inputs, *graphs.decoder.outputs):
         if tensor.name in OWN:
             tensor.shape = [*tensor.shape[:-1], OWN[tensor.name]]
         elif tensor.shape is not None and ROOM in tensor.shape:
-            tensor.shape = [room if size == ROOM else size for size in tensor.shape]
+            tensor.shape = list(fixed(tensor.shape))
             matched += 1
-    graphs.states = tuple(
-        type(state)(
-            state.input, state.output, state.kind, tuple(room if size == ROOM else size for size in state.shape)
-        )
-        for state in graphs.states
-    )
+    graphs.states = tuple(replace(state, shape=fixed(state.shape)) for state in graphs.states)
     return PassResult(NAME, matched, "" if matched else "no cache is written in place")
