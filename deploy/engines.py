@@ -44,7 +44,6 @@ __all__ = [
     "build_command",
     "built_from",
     "check_engine_target",
-    "engine_folders",
     "engine_names",
     "find_engine",
     "load_engine",
@@ -128,13 +127,8 @@ def built_from(bundle: Bundle) -> dict[str, str]:
     return {entry.file: entry.sha256 for entry in (manifest.encoder, manifest.decoder, manifest.weights)}
 
 
-def engine_names(bundle: Bundle) -> list[str]:
-    """The engines that a bundle has, by folder."""
-    return engine_folders(bundle.path)
-
-
-def engine_folders(bundle: Path) -> list[str]:
-    """As ``engine_names``, of what may be no bundle. Raises EngineError."""
+def engine_names(bundle: Path) -> list[str]:
+    """The engines that the folder of a bundle has. Raises EngineError."""
     folder = bundle / ENGINES
     try:
         return sorted(
@@ -151,7 +145,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
     """
     folder = bundle.path / ENGINES / name
     if not _is_name(name) or not _is_folder(folder):
-        there = ", ".join(engine_names(bundle)) or "none"
+        there = ", ".join(engine_names(bundle.path)) or "none"
         raise EngineError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
     for graph in (entry.encoder, entry.decoder):
@@ -182,7 +176,7 @@ def find_engine(
     ``flavour`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineError, with the
     command that builds a fitting engine, where none or several fit.
     """
-    names = [name] if name is not None else engine_names(bundle)
+    names = [name] if name is not None else engine_names(bundle.path)
     wanted = build_command(bundle, capability=capability)
     if not names:
         raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {wanted}")

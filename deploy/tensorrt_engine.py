@@ -81,7 +81,7 @@ def load_tensorrt_engine(bundle: Bundle, name: str | None = None, *, verify: boo
     """
     if name is not None:
         load_engine(bundle, name, verify=False)  # what is wrong with it is told before what this machine lacks
-    elif not engine_names(bundle):
+    elif not engine_names(bundle.path):
         raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
     device = open_device()
     try:

@@ -25,7 +25,7 @@ from tightbeam.deploy.bundle import (
     file_entry,
     write_bundle,
 )
-from tightbeam.deploy.engines import engine_folders
+from tightbeam.deploy.engines import engine_names
 from tightbeam.export.calibration import calibrate, read_calibration
 from tightbeam.export.checkpoint import Checkpoint, checkpoint_name, load_checkpoint
 from tightbeam.export.choice import SMALLEST, Choice, choose, default_variant
@@ -148,7 +148,7 @@ def export_model(
     if weight_threshold:
         results.append(skip_small_weights(graphs, weight_threshold))
     _fit(checkpoint, plan, workload)
-    if gone := engine_folders(target):
+    if gone := engine_names(target):
         on_note(f"the old bundle's engines go with it ({', '.join(gone)}); build them again: build-engine {target}")
     on_step(STEPS[5])
     work = [(checkpoint, graphs, results, plan, measured)]

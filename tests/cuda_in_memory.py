@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -236,3 +237,8 @@ class CudaInMemory:
             address, where = self.freed_meanwhile.pop()
             size, _ = where.pop(address)
             ctypes.memset(address, 0xFF, size)
+
+
+def expect_nothing_left(cuda: CudaInMemory) -> None:
+    gc.collect()
+    assert cuda.leaks == []

@@ -87,12 +87,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_no_engine(bundle: Bundle) -> None:
     refused(bundle, f"bundle {bundle.path} has no TensorRT engine", "--compute-capability 89")
-    assert engine_names(bundle) == []
+    assert engine_names(bundle.path) == []
 
 
 def test_the_engine_that_fits(bundle: Bundle) -> None:
     written = add(bundle)
-    assert engine_names(bundle) == ["a"]
+    assert engine_names(bundle.path) == ["a"]
     assert find_engine(bundle, None, *HERE) == find_engine(bundle, "a", *HERE) == written
     assert written.file(written.entry.decoder).read_bytes().startswith(b"a decoder")
 

@@ -5,15 +5,11 @@ What is wrong with an address, a shape, a type, a copy, or the order of them, ch
 
 from __future__ import annotations
 
-import gc
-import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,22 +17,17 @@ import pytest
 
 from bundles import BundleCache
 from checkpoints import WHISPER_GENERATION
-from cuda_in_memory import Code, CudaInMemory, Work
+from cuda_in_memory import Work, expect_nothing_left
 from engine_in_memory import LIMITS, InMemory, engine_entry, in_memory
 from test_causal import prompts
 from test_causal import runs as causal_runs
 from test_departures import ENDING, LENGTHS, often_ended
 from test_parity import batch
 from tightbeam.deploy import Bundle, BundleError, InputError, Runner
-from tightbeam.deploy import device as device_module
 from tightbeam.deploy.bundle import TensorEntry
-from tightbeam.deploy.device import CudaDevice, Mirror, open_device
 from tightbeam.deploy.engines import EngineError
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.flavour import TensorRT, gpu_capability
-from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
-from tightbeam.plugins.tensorrt.runtime import LoadedGraph
 
 Array = Any
 Run = tuple[Array, Array, dict[str, Any]]
@@ -71,11 +62,6 @@ def runs_of(vocabulary: int) -> list[Run]:
         (*batch(vocabulary, index, lengths), own)
         for index, (lengths, own) in enumerate(zip(SOURCES, SETTINGS, strict=True))
     ]
-
-
-def expect_nothing_left(cuda: CudaInMemory) -> None:
-    gc.collect()
-    assert cuda.leaks == []
 
 
 @pytest.mark.parametrize("variant", PRESETS)
@@ -443,280 +429,6 @@ def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
         type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
 
 
-# The GPU
-
-
-def test_the_memory_in_place_of_a_gpu_answers_like_cuda() -> None:
-    """The names that are used are there, and take as many arguments under the same names."""
-    runtime = pytest.importorskip("cuda.bindings.runtime")
-    methods = [name for name in vars(CudaInMemory) if name.startswith("cuda") and callable(getattr(CudaInMemory, name))]
-    functions = [name for name in methods if inspect.isfunction(getattr(CudaInMemory, name))]
-    assert len(functions) > 15
-    for name in functions:
-        ours = list(inspect.signature(getattr(CudaInMemory, name)).parameters)[1:]
-        signature = getattr(runtime, name).__doc__.strip().splitlines()[0]
-        theirs = [part.split(":")[0].split()[-1] for part in signature.partition("(")[2].rstrip(")").split(",") if part]
-        assert ours == theirs, signature
-    for enumeration in ("cudaError_t", "cudaMemcpyKind", "cudaDeviceAttr", "cudaStreamCaptureMode"):
-        ours = getattr(CudaInMemory, enumeration)
-        names = ours.__members__ if hasattr(ours, "__members__") else vars(ours)
-        assert all(hasattr(getattr(runtime, enumeration), name) for name in names)
-    assert {name for name in vars(runtime) if name in ("cudaStreamNonBlocking", "cudaHostAllocDefault")}
-    used = set(re.findall(r"runtime\.(cuda\w+)", inspect.getsource(device_module)))
-    assert used <= set(dir(CudaInMemory)), "used, and not here"
-
-
-def test_what_the_gpu_is() -> None:
-    device = CudaDevice(CudaInMemory())
-    assert (device.capability, device.name) == ("89", "Plain memory")
-
-
-def test_no_gpu() -> None:
-    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(there is none\); run with --engine onnxruntime"):
-        CudaDevice(CudaInMemory(devices=0))
-
-
-def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = CudaInMemory()
-    monkeypatch.setattr(cuda, "cudaGetDeviceCount", lambda: (Code.cudaErrorInvalidValue, None))
-    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(cudaErrorInvalidValue\); run with --engine onnx"):
-        CudaDevice(cuda)
-
-
-def test_host_arrays_outlive_everything_but_their_users() -> None:
-    cuda = CudaInMemory()
-    device = CudaDevice(cuda)
-    array = device.host_array((2, 3), np.int64)[1:]
-    gc.collect()
-    assert len(cuda.host) == 1 and (array == 0).all() and array.shape == (1, 3)
-    assert device.host_array((0, 4), np.int64).shape == (0, 4)
-    assert device.host_array((), np.bool_).shape == ()
-    assert len(cuda.host) == 1
-    del array, device
-    expect_nothing_left(cuda)
-
-
-def test_a_mirror_is_one_copy_and_aligned() -> None:
-    cuda = CudaInMemory()
-    device = CudaDevice(cuda)
-    mirror = Mirror(
-        device, {"a": (np.bool_, ()), "b": (np.int64, (3, 0)), "c": (np.float32, (2, 70)), "d": (np.int32, (5,))}
-    )
-    for name, value in (("a", True), ("c", 1.5), ("d", -7)):
-        mirror.arrays[name][...] = value
-    mirror.upload()
-    device.synchronize()
-    assert cuda.kinds() == ["host to device"]
-    assert all(mirror.address(name) % 256 == 0 for name in "abcd")
-    np.testing.assert_array_equal(cuda.array(mirror.address("c"), (2, 70), np.float32), np.full((2, 70), 1.5))
-    np.testing.assert_array_equal(cuda.array(mirror.address("d"), (5,), np.int32), np.full(5, -7))
-    cuda.array(mirror.address("d"), (5,), np.int32)[:] = range(5)
-    mirror.download("d", 8)
-    device.synchronize()
-    assert mirror.arrays["d"].tolist() == [0, 1, -7, -7, -7]
-    assert cuda.done[-1].nbytes == 8
-
-
-def test_a_capture_that_fails_ends() -> None:
-    cuda = CudaInMemory()
-    device = CudaDevice(cuda)
-
-    with pytest.raises(EngineError, match=r"cudaMalloc failed \(cudaErrorStreamCaptureUnsupported\)"):
-        device.capture(partial(device.allocate, 8))  # type: ignore[arg-type]
-    assert cuda.captured is None and not cuda.graphs
-    memory = device.allocate(8)
-    graph = device.capture(partial(device.clear, memory.address, 8))
-    device.synchronize()
-    assert cuda.done == [] and len(cuda.graphs) == 1
-    graph.launch()
-    graph.launch()
-    device.synchronize()
-    assert cuda.kinds() == ["clear"] * 2
-    del graph, memory, device
-    expect_nothing_left(cuda)
-
-
-def test_memory_that_goes_while_a_stream_is_captured() -> None:
-    """As Python may collect anything at any time, which would spoil the capture."""
-    cuda = CudaInMemory()
-    device = CudaDevice(cuda)
-    kept, others = device.allocate(8), [device.allocate(8), device.host_array((4,), np.int64)]
-    others.append(device.capture(lambda: None))  # type: ignore[arg-type]
-
-    def enqueue() -> None:
-        others.clear()
-        assert len(cuda.device) == 2 and len(cuda.host) == 1
-        device.clear(kept.address, 8)
-
-    graph = device.capture(enqueue)
-    assert len(cuda.device) == len(cuda.graphs) == 1 and not cuda.host
-    graph.launch()
-    device.synchronize()
-    assert cuda.kinds() == ["clear"]
-
-
-# TensorRT's own classes
-
-
-class Trt(ModuleType):
-    """As much of the module as loading and running an engine takes."""
-
-    __version__ = "1.7"
-
-    class ILogger:
-        Severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)
-
-    TensorLocation = SimpleNamespace(HOST="host", DEVICE="device")
-    DataType = SimpleNamespace(**{name: name for name in ("FLOAT", "HALF", "BF16", "INT32", "INT64", "BOOL")})
-    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(NONE="none")
-
-    def __init__(self, **answers: Any) -> None:
-        super().__init__("trt")
-        self.answers = {
-            **{"engine": self, "context": self, "enqueued": True, "shape": True, "address": True, "missing": []},
-            **answers,
-        }
-        self.said = ""
-        self.num_io_tensors = 2
-
-    def Runtime(self, logger: Any) -> Any:
-        self.logger = logger
-        return self
-
-    def deserialize_cuda_engine(self, data: Any) -> Any:
-        assert bytes(data) == b"engine"
-        return self._answer("engine")
-
-    def create_runtime_config(self) -> Any:
-        self.config = SimpleNamespace()
-        return self.config
-
-    def create_execution_context(self, config: Any = None) -> Any:
-        assert config is None or config.dynamic_shapes_kernel_specialization_strategy == "none"
-        return self._answer("context")
-
-    def get_tensor_name(self, index: int) -> str:
-        return "ab"[index]
-
-    def get_tensor_dtype(self, name: str) -> str:
-        return {"a": "HALF", "b": "FP8"}[name]
-
-    def get_tensor_location(self, name: str) -> str:
-        return {"a": "host", "b": "device"}[name]
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> Any:
-        return self._answer("shape")
-
-    def set_tensor_address(self, name: str, address: int) -> Any:
-        return self._answer("address")
-
-    def infer_shapes(self) -> Any:
-        if self.answers["missing"] is None:
-            raise RuntimeError("no shapes")
-        return self.answers["missing"]
-
-    def get_tensor_shape(self, name: str) -> Any:
-        return [3, 4]
-
-    def is_stream_capturable(self, stream: int) -> Any:
-        return self._answer("capturable")
-
-    def execute_async_v3(self, stream: int) -> Any:
-        faults.extend(self.answers.get("faults", ()))
-        return self._answer("enqueued")
-
-    def _answer(self, name: str) -> Any:
-        if not self.answers[name]:
-            self.logger.log(1, f"no {name},\n  said TensorRT")
-        return self.answers[name]
-
-
-def loaded(path: Path, flavour: str = "tensorrt_rtx", **answers: Any) -> LoadedGraph:
-    path.write_bytes(b"engine")
-    return LoadedGraph(TensorRT(Trt(**answers), flavour), path)
-
-
-def test_a_loaded_graph(tmp_path: Path) -> None:
-    graph = loaded(tmp_path / "a.engine", capturable=False)
-    assert graph.on_host == {"a"}
-    assert graph.types == {"a": "float16", "b": "FP8"}
-    graph.set_shape("a", [1, 2])
-    graph.set_address("a", 256)
-    assert graph.output_shape("b") == (3, 4)
-    graph.execute(5)
-    assert not graph.can_be_captured(5)
-    assert loaded(tmp_path / "a.engine", "tensorrt").can_be_captured(5)
-
-
-@pytest.mark.parametrize(
-    ("answers", "call", "said"),
-    [
-        ({"engine": None}, "", "tensorrt_rtx 1.7 cannot load {path} (no engine, said TensorRT)"),
-        ({"context": None}, "", "tensorrt_rtx 1.7 cannot prepare {path} (no context, said TensorRT)"),
-        ({"shape": False}, "set_shape", "input 'a' takes no shape [1] (no shape, said TensorRT)"),
-        ({"address": False}, "set_address", "'a' takes no address (no address, said TensorRT)"),
-        ({"missing": ["x", "y"]}, "output_shape", "the inputs x, y were not set"),
-        ({"missing": None}, "output_shape", "the shape of 'a' does not follow from the inputs"),
-        ({"enqueued": False}, "execute", "it was not enqueued (no enqueued, said TensorRT)"),
-        ({"enqueued": False, "faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no (no enqueued, said TensorRT)"),
-        ({"faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
-    ],
-)
-def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
-    arguments: dict[str, tuple[Any, ...]] = {
-        "set_shape": ("a", (1,)),
-        "set_address": ("a", 256),
-        "output_shape": ("a",),
-        "execute": (5,),
-    }
-    with pytest.raises(TensorRTError) as caught:
-        graph = loaded(tmp_path / "a.engine", **answers)
-        getattr(graph, call)(*arguments[call])
-    assert str(caught.value) == said.format(path=tmp_path / "a.engine")
-    faults.clear()
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_file_that_holds_nothing(tmp_path: Path, there: bool) -> None:
-    path = tmp_path / "a.engine"
-    if there:
-        path.touch()
-    with pytest.raises(TensorRTError, match=r"a\.engine cannot be read"):
-        LoadedGraph(TensorRT(Trt(), "tensorrt"), path)
-
-
-def test_messages_of_tensorrt(caplog: pytest.LogCaptureFixture) -> None:
-    found = TensorRT(Trt(), "tensorrt")
-    severity = Trt.ILogger.Severity
-    caplog.set_level(logging.DEBUG)
-    for kind in (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.VERBOSE):
-        found.logger.log(kind, f"  kind {kind}\n of two lines ")
-    assert list(found.errors) == ["kind 0 of two lines", "kind 1 of two lines"]
-    levels = [(record.levelname, record.message) for record in caplog.records]
-    assert levels == [
-        ("ERROR", "kind 0 of two lines"),
-        *((level, f"kind {kind} of two lines") for kind, level in ((1, "INFO"), (2, "INFO"), (4, "DEBUG"))),
-    ]
-    assert found.logger is found.logger
-
-
-def test_tensorrt_rtx_itself(tmp_path: Path) -> None:
-    """As far as it goes without a GPU: what is set for CUDA graphs and exact float32, and a file that is no engine."""
-    pytest.importorskip("tensorrt_rtx_bindings")
-    found = register_plugins()
-    if not found.is_rtx:
-        pytest.skip("there is another TensorRT")
-    config = found.configure(found.trt.Builder(found.logger), ["80"])
-    assert config.get_flag(found.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-    assert not config.get_flag(found.trt.BuilderFlag.TF32)
-    assert found.trt.DynamicShapesKernelSpecializationStrategy.NONE.name == "NONE"
-    methods = ("set_input_shape", "set_tensor_address", "infer_shapes", "get_tensor_shape", "is_stream_capturable")
-    assert all(hasattr(found.trt.IExecutionContext, name) for name in (*methods, "execute_async_v3"))
-    (tmp_path / "a.engine").write_bytes(b"no engine" * 100)
-    with pytest.raises(TensorRTError, match=r"tensorrt_rtx .* cannot load .*a\.engine \(.+\)$"):
-        LoadedGraph(found, tmp_path / "a.engine")
-
-
 # Which engine
 
 
@@ -738,16 +450,3 @@ def test_a_bundle_without_engines(bundles: BundleCache, engine: str, said: str) 
     """That is told whatever machine this is."""
     with pytest.raises(EngineError, match=f"{said}; build one: build-engine "):
         Runner.load(bundles("dedup", "bart"), engine=engine)
-
-
-@pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
-def test_a_machine_without_a_gpu() -> None:
-    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run with"):
-        open_device()
-
-
-def test_a_machine_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "gpu_capability", lambda: "80")
-    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
-    with pytest.raises(EngineError, match=r"cuda\.bindings, .* is missing .*pip install 'tightbeam\[tensorrt\]'"):
-        open_device()
