@@ -16,14 +16,14 @@ import hashlib
 import json
 import os
 import reprlib
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from tightbeam.deploy.folders import write_folder
 
 __all__ = [
     "FORMAT_VERSION",
@@ -45,8 +45,8 @@ __all__ = [
     "TokenizerEntry",
     "check_file",
     "file_entry",
+    "with_entry",
     "write_bundle",
-    "write_folder",
 ]
 
 FORMAT_VERSION = 1
@@ -372,54 +372,13 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
     check_target(destination, force=force)
     try:
         destination.absolute().parent.mkdir(parents=True, exist_ok=True)
-        manifest = write_folder(destination, MANIFEST, fill, force=force)
+        manifest = write_folder(destination, lambda folder: with_entry(folder, MANIFEST, fill(folder)), force=force)
     except OSError as error:
         raise BundleError(f"cannot write {destination}: {error.strerror or error}; nothing was left behind") from error
     return Bundle(destination, manifest)
 
 
-def write_folder(destination: Path, name: str, fill: Callable[[Path], AnyEntry], *, force: bool) -> AnyEntry:
-    """A folder that is whole or not there: ``fill`` writes its files but one, ``name``, which gets what it returns.
-
-    With ``force`` an existing folder is replaced, at the very end. Raises OSError, and what ``fill`` raises.
-    """
-    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.absolute().parent))
-    try:
-        partial.chmod(0o755)
-        entry = fill(partial)
-        (partial / name).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        _sync(partial)
-        _move_into_place(partial, destination, force=force)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def with_entry(folder: Path, name: str, entry: AnyEntry) -> AnyEntry:
+    """Write what describes a folder into it, as the file ``name``."""
+    (folder / name).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return entry
-
-
-def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
-    parent = destination.absolute().parent
-    if force and destination.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=parent))
-        try:
-            destination.rename(old / "bundle")
-            partial.rename(destination)
-        finally:
-            if not destination.exists():  # after an error or Ctrl-C the old bundle goes back
-                (old / "bundle").rename(destination)
-            shutil.rmtree(old, ignore_errors=True)
-    else:
-        partial.rename(destination)
-    _sync_entry(parent)
-
-
-def _sync(folder: Path) -> None:
-    """Everything in the folder, so that after a power cut a bundle that has its name is whole."""
-    for path in (*folder.rglob("*"), folder):
-        _sync_entry(path)
-
-
-def _sync_entry(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

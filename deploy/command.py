@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tightbeam.deploy.bundle import BundleError
+from tightbeam.deploy.console import command_line, console, say
 from tightbeam.deploy.generation import GenerationError
 from tightbeam.deploy.lines import LineResult, run_lines
 from tightbeam.deploy.recordings import run_recordings
@@ -28,18 +28,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
-    """Entry point. UTF-8 in, UTF-8 out, whatever the locale; every error is one line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    try:
-        code = app(standalone_mode=False)
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # those of the command line; typer has no public class for them
-            raise
-        _say(_console(), f"error: {error.format_message().rstrip('.')}; see run-model --help")
-        code = getattr(error, "exit_code", 2)
-    sys.exit(code)
+    """Entry point. Texts and results are UTF-8, whatever the locale."""
+    command_line(app, "run-model")
 
 
 @app.command()
@@ -84,7 +74,6 @@ def run_model(
     Settings that are not given are the checkpoint's own. With --json, "tokens" are the generated ids from the start
     token on; a decoder-only model's begin after the prompt, and so does the text.
     """
-    console = _console()
     given = {
         "num_beams": num_beams,
         "num_return_sequences": num_return_sequences,
@@ -113,43 +102,33 @@ def run_model(
             raise InputError("--ids, --truncate and --document are for text, this model hears; leave them out")
         runner.options(**settings)
         bad = 0
-        with _progress(console) as progress:
+        with _progress() as progress:
             bar = progress.add_task("generating", total=count)
             if runner.log_mel is None:
                 results = run_lines(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
             else:
                 results = run_recordings(runner, lines, batch_size=batch_size, **settings)
             for result in results:
-                bad += _report(result, console, source, json_lines)
+                bad += _report(result, source, json_lines)
                 progress.advance(bar)
     except (BundleError, GenerationError, InputError) as error:
-        _say(console, f"error: {error}")
+        say(f"error: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        _say(console, "error: interrupted; the results printed so far are whole")
+        say("error: interrupted; the results printed so far are whole")
         raise typer.Exit(130) from None
     except BrokenPipeError:  # the reader has what it wanted
         _drop_output()
         raise typer.Exit(1) from None
     except OSError as error:
         _drop_output()
-        _say(
-            console,
+        say(
             f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk",
         )
         raise typer.Exit(1) from None
     if bad:
-        _say(console, f"error: {bad} of the lines could not be run; each is named above")
+        say(f"error: {bad} of the lines could not be run; each is named above")
         raise typer.Exit(1)
-
-
-def _console() -> Console:
-    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def _say(console: Console, message: str) -> None:
-    """One line on standard error, whatever names of files the message quotes."""
-    console.print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
 
 
 def _drop_output() -> None:
@@ -159,14 +138,14 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-def _report(result: LineResult, console: Console, source: str, json_lines: bool) -> bool:
+def _report(result: LineResult, source: str, json_lines: bool) -> bool:
     """Print one result; True where it is an error."""
     print(result.as_json() if json_lines else result.as_text(), flush=True)
     name = "standard input" if source == "-" else source
     if result.error is not None:
-        _say(console, f"error: {name}, line {result.number}: {result.error}")
+        say(f"error: {name}, line {result.number}: {result.error}")
     elif result.truncated:
-        _say(console, f"note: {name}, line {result.number}: cut to the model's positions")
+        say(f"note: {name}, line {result.number}: cut to the model's positions")
     return result.error is not None
 
 
@@ -207,16 +186,17 @@ def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
     return settings
 
 
-def _progress(console: Console) -> Progress:
+def _progress() -> Progress:
     """A bar where the results go elsewhere than to the terminal; there, they show how far it is."""
+    errors = console()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=console,
+        console=errors,
         transient=True,
-        disable=not console.is_terminal or sys.stdout.isatty(),
+        disable=not errors.is_terminal or sys.stdout.isatty(),
         redirect_stdout=False,
         redirect_stderr=False,
     )

@@ -27,8 +27,9 @@ from tightbeam.deploy.bundle import (
     FileEntry,
     TensorEntry,
     check_file,
-    write_folder,
+    with_entry,
 )
+from tightbeam.deploy.folders import write_folder
 from tightbeam.plugins.tensorrt.flavour import CURRENT
 
 __all__ = [
@@ -276,7 +277,7 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
     target = check_engine_target(bundle, name, force=force)
     try:
         target.parent.mkdir(exist_ok=True)
-        entry = write_folder(target, ENGINE_FILE, fill, force=force)
+        entry = write_folder(target, lambda folder: with_entry(folder, ENGINE_FILE, fill(folder)), force=force)
     except OSError as error:
         raise EngineError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
     finally:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from tightbeam.deploy.generation import GenerationError, GenerationOptions
+from tightbeam.deploy.output import Output, output_of
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text import InputError
 
-__all__ = ["LineResult", "run_lines", "without_padding"]
+__all__ = ["LineResult", "run_lines"]
 
 
 @dataclass
@@ -33,6 +32,10 @@ class LineResult:
     texts: list[str] | None = None
     truncated: bool = False
     error: str | None = None
+
+    def take(self, output: Output) -> None:
+        """What the line gave."""
+        self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
 
     def as_json(self) -> str:
         """One line of JSON, ``text`` and ``score`` being the best sequence's."""
@@ -85,28 +88,19 @@ def run_lines(
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
         results: list[LineResult] = []
-        rows: dict[int, list[tuple[LineResult, list[int]]]] = {}
+        rows: dict[tuple[int, ...], list[tuple[LineResult, list[int]]]] = {}
         for number, line in chunk:
             result = LineResult(number, options.num_return_sequences)
             results.append(result)
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
                 tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate, settings)
-                rows.setdefault(_new_tokens(runner, len(tokens), settings), []).append((result, tokens))
+                rows.setdefault(runner.company(len(tokens), settings), []).append((result, tokens))
             except (InputError, GenerationError) as error:
                 result.error = str(error)
         for together in rows.values():
-            _generate(runner, together, not ids, options, settings)
+            _generate(runner, together, options, settings)
         yield from results
-
-
-def _new_tokens(runner: Runner, prompt_length: int, settings: dict[str, Any]) -> int:
-    """How many tokens a prompt leaves room for where no setting says how many to make, so that a long one takes none of
-    its neighbours'; 0 where that does not matter. Raises GenerationError for one that is too long for the settings."""
-    if not runner.decoder_only:
-        return 0
-    options = runner.options_for(prompt_length, settings)
-    return 0 if options.limited_by else options.max_length - prompt_length
 
 
 def _read(runner: Runner, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]) -> tuple[list[int], bool]:
@@ -124,37 +118,17 @@ def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
         tokens = None
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
         raise InputError("not a JSON list of token ids; expected a line such as [0, 31414, 2]")
-    sizes = runner.manifest.sizes
-    outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)
-    if outside is not None:
-        raise InputError(f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}")
-    if len(tokens) > sizes.max_source:
-        raise InputError(f"{len(tokens)} token ids are more than {runner.longest_source}; shorten them")
+    runner.check_ids(tokens)
     return tokens, False
 
 
 def _generate(
     runner: Runner,
     rows: list[tuple[LineResult, list[int]]],
-    as_text: bool,
     options: GenerationOptions,
     settings: dict[str, Any],
 ) -> None:
     batch, mask = runner.pad([tokens for _, tokens in rows], options)
-    prompt = batch.shape[1] if runner.decoder_only else 0
     found = runner.generate(batch, mask, **settings)
-    for index, (result, _) in enumerate(rows):
-        own = slice(index * result.returned, (index + 1) * result.returned)
-        new = found.sequences[own, prompt:].tolist()
-        given = 0 if runner.decoder_only else 1  # the start token may be an end token too
-        result.sequences = [without_padding(row, options.eos_token_ids, given) for row in new]
-        if found.scores is not None:
-            result.scores = [float(np.float32(score)) for score in found.scores[own]]
-        if as_text:
-            result.texts = [runner.decode(row) for row in result.sequences]
-
-
-def without_padding(row: list[int], ends: tuple[int, ...], given: int = 1) -> list[int]:
-    """A sequence up to its end token, sought after the ``given`` ones; what follows is there for longer neighbours."""
-    end = next((index for index, token in enumerate(row) if index >= given and token in ends), len(row) - 1)
-    return row[: end + 1]
+    for sample, (result, _) in enumerate(rows):
+        result.take(output_of(runner, found.of(sample, result.returned), options, runner.prompt_of(batch)))

@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tightbeam.deploy.engine import Array
-from tightbeam.deploy.lines import LineResult, without_padding
+from tightbeam.deploy.lines import LineResult
+from tightbeam.deploy.output import Output, join, output_of
 from tightbeam.deploy.sound import read_sound, windows
-from tightbeam.deploy.speech import last_text_token
 from tightbeam.deploy.text import InputError
 
 if TYPE_CHECKING:
     from tightbeam.deploy.runner import Runner
 
-__all__ = ["Transcript", "hear", "run_recordings", "transcribe"]
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """What became of one recording: its text, and by window the tokens, prompt included, and the scores of beams."""
-
-    text: str
-    sequences: list[list[int]]
-    scores: list[float] | None
+__all__ = ["hear", "run_recordings", "transcribe"]
 
 
 def hear(runner: Runner, path: str) -> Array:
@@ -42,19 +32,14 @@ def hear(runner: Runner, path: str) -> Array:
     return np.stack([runner.log_mel.features(window) for window in windows(sound, runner.log_mel.samples)])
 
 
-def transcribe(runner: Runner, features: Array, *, batch_size: int = 8, **settings: Any) -> Transcript:
-    """Generate for the windows of one recording, and join their texts."""
+def transcribe(runner: Runner, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
+    """Generate for the windows of one recording, and join what they give."""
     options = runner.options(**settings)
-    last = last_text_token(runner.manifest.generation, options.vocab_size)
-    texts, sequences, scores = [], [], []
+    windows = []
     for start in range(0, len(features), batch_size):
         found = runner.generate_from_features(features[start : start + batch_size], **settings)
-        rows = [without_padding(row, options.eos_token_ids) for row in found.sequences.tolist()]
-        sequences += rows
-        scores += [] if found.scores is None else [float(score) for score in found.scores]
-        if runner.has_tokenizer:
-            texts += [runner.decode([token for token in row if token <= last]) for row in rows]
-    return Transcript(" ".join(text.strip() for text in texts), sequences, scores or None)
+        windows += [output_of(runner, found.of(sample), options) for sample in range(len(found.sequences))]
+    return join(windows)
 
 
 def run_recordings(
@@ -69,11 +54,7 @@ def run_recordings(
         result = LineResult(number)
         try:
             path = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").decode()
-            heard = transcribe(runner, hear(runner, path), batch_size=batch_size, **settings)
-            # The sequences of a line are alternatives; windows follow one another.
-            result.sequences = [[token for row in heard.sequences for token in row]]
-            result.scores = heard.scores if len(heard.sequences) == 1 else None
-            result.texts = [heard.text] if runner.has_tokenizer else None
+            result.take(transcribe(runner, hear(runner, path), batch_size=batch_size, **settings))
         except UnicodeDecodeError:
             result.error = "not UTF-8; expected the name of a sound file"
         except InputError as error:

@@ -20,7 +20,7 @@ from tightbeam.deploy.log_mel import LogMel
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.deploy.options import options_for
 from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding, unbroken
-from tightbeam.deploy.search import SearchResult, search
+from tightbeam.deploy.search import Listener, SearchResult, search
 from tightbeam.deploy.text import InputError, TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
@@ -109,7 +109,25 @@ class Runner:
         """Whether sequences begin with the prompt, rather than with a start token."""
         return self.manifest.sizes.decoder_only
 
-    def generate(self, input_ids: Array, attention_mask: Array | None = None, **settings: Any) -> SearchResult:
+    def company(self, length: int, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        """What inputs of so many tokens must have in common to be run together, so that none changes what another gets.
+        That is nothing with an encoder. A decoder-only model's lengths may count the padding, and so may what forbids
+        tokens that were there before. Raises GenerationError where such a prompt is too long for the settings."""
+        if not self.decoder_only:
+            return ()
+        options = self.options_for(length, settings)
+        looks_back = options.no_repeat_ngram_size > 0 or options.repetition_penalty != 1
+        room = options.max_length - length, max(0, options.min_length - length)
+        return (*room, length) if looks_back else room
+
+    def generate(
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        *,
+        listener: Listener | None = None,
+        **settings: Any,
+    ) -> SearchResult:
         """What ``model.generate(input_ids, attention_mask=..., **settings)`` returns, from the bundle.
 
         ``input_ids``: integers [B, N]. ``attention_mask``: [B, N] of 0 and 1; without it every position
@@ -120,6 +138,7 @@ class Runner:
         right come back padded on the left, and give what ``generate`` gives for that. Without a mask pad tokens do not
         count, as in transformers. Lengths count the whole row, padding included, as there.
 
+        ``listener`` is told of each sample as soon as it is through, and may let samples go.
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
         if self.log_mel:
@@ -127,16 +146,18 @@ class Runner:
         options = self.options(**settings)
         ids, mask = self._check_inputs(input_ids, attention_mask, options)
         if not self.decoder_only:
-            return self._run(ids, mask, options)
+            return self._run(ids, mask, options, listener)
         options, prompt = self.options_for(ids.shape[1], settings), Prompt.of(ids, mask)
-        return self._run(prompt.source_ids, prompt.source_mask, options, prompt)
+        return self._run(prompt.source_ids, prompt.source_mask, options, listener, prompt)
 
-    def generate_from_features(self, input_features: Array, **settings: Any) -> SearchResult:
+    def generate_from_features(
+        self, input_features: Array, *, listener: Listener | None = None, **settings: Any
+    ) -> SearchResult:
         """What ``model.generate(input_features, return_dict_in_generate=True, **settings)`` returns, from the bundle of
         a model that hears: sequences with their prompt.
 
-        ``input_features``: float32 [B, mels, frames], of whole windows. Raises GenerationError for a setting,
-        InputError for features that cannot be run.
+        ``input_features``: float32 [B, mels, frames], of whole windows. ``listener``: as in ``generate``. Raises
+        GenerationError for a setting, InputError for features that cannot be run.
         """
         options = self.options(**settings)
         if not self.log_mel:
@@ -148,17 +169,22 @@ class Runner:
         if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):
             raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options)
+        return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, listener)
 
     def _run(
-        self, source: Array, mask: Array, options: GenerationOptions, prompt: Prompt | None = None
+        self,
+        source: Array,
+        mask: Array,
+        options: GenerationOptions,
+        listener: Listener | None,
+        prompt: Prompt | None = None,
     ) -> SearchResult:
         P = 1 if prompt is None else prompt.tokens.shape[1]
         positions = options.max_length - P  # the last token is never fed back
         with self._turn:
             decoding = self._engine.begin(source, mask, options.num_beams, positions, options.candidates, P)
             beginnings = None if prompt is None else prompt.tokens
-            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings)
+            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, listener)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result
@@ -166,6 +192,10 @@ class Runner:
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Rows of token ids as int64 [B, N] and their mask, padded on the side on which this model expects it."""
         return left_pad(rows, options.pad_token_id) if self.decoder_only else right_pad(rows)
+
+    def prompt_of(self, input_ids: Array) -> int:
+        """How many tokens of a batch [B, N] its sequences begin with, padding included."""
+        return input_ids.shape[1] if self.decoder_only else 0
 
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
@@ -181,18 +211,23 @@ class Runner:
         if not (_is_integer(batch_size) and batch_size >= 1):
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
         options = self.options(**settings)
-        encoded = []
+        rows: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
         for index, text in enumerate(texts):
             try:
-                encoded.append(self.encode(text, truncate=truncate, **settings)[0])
+                tokens = self.encode(text, truncate=truncate, **settings)[0]
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-        results: list[str] = []
-        for start in range(0, len(encoded), batch_size):
-            ids, mask = self.pad(encoded[start : start + batch_size], options)
-            prompt = ids.shape[1] if self.decoder_only else 0
-            results += [self.decode(row[prompt:]) for row in self.generate(ids, mask, **settings).sequences]
-        return results
+            rows.setdefault(self.company(len(tokens), settings), []).append((index, tokens))
+        results: dict[int, list[str]] = {}
+        count = options.num_return_sequences
+        for together in rows.values():
+            for start in range(0, len(together), batch_size):
+                batch = together[start : start + batch_size]
+                ids, mask = self.pad([tokens for _, tokens in batch], options)
+                found = self.generate(ids, mask, **settings).sequences[:, self.prompt_of(ids) :]
+                for sample, (index, _) in enumerate(batch):
+                    results[index] = [self.decode(row) for row in found[sample * count : (sample + 1) * count]]
+        return [text for index in range(len(texts)) for text in results[index]]
 
     def transcribe(self, paths: Sequence[str], *, batch_size: int = 8, **settings: Any) -> list[str]:
         """The text of each sound file (WAV, FLAC), heard window by window and joined.
@@ -204,7 +239,8 @@ class Runner:
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")
         self.options(**settings)
-        return [transcribe(self, hear(self, path), batch_size=batch_size, **settings).text for path in paths]
+        heard = (transcribe(self, hear(self, path), batch_size=batch_size, **settings) for path in paths)
+        return [output.texts[0] if output.texts else "" for output in heard]
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], bool]:
         """Token ids of a source text, and whether it was cut: to the model's positions, of which a prompt leaves as
@@ -239,6 +275,17 @@ class Runner:
                 "remove the special token from the text"
             )
         return ids, cut
+
+    def check_ids(self, tokens: Sequence[int]) -> None:
+        """Raise InputError for the token ids of one source that cannot be run."""
+        sizes = self.manifest.sizes
+        outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)
+        if outside is not None:
+            raise InputError(
+                f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}"
+            )
+        if len(tokens) > sizes.max_source:
+            raise InputError(f"{len(tokens)} token ids are more than {self.longest_source}; shorten them")
 
     def _room_for_prompts(self, settings: Mapping[str, Any]) -> int:
         """The longest prompt that leaves room for what ``settings`` make; for one token where they limit the whole."""

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tightbeam.export.console import command_line, say
-from tightbeam.export.console import console as error_console
+from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.console import console as error_console
 
 if TYPE_CHECKING:
     from tightbeam.deploy.bundle import Bundle

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tightbeam.export.console import command_line, console, say
+from tightbeam.deploy.console import command_line, console, say
 
 if TYPE_CHECKING:
     from tightbeam.deploy.engines import BuiltEngine

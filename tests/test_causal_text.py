@@ -144,9 +144,9 @@ def test_a_prompt_too_long_for_the_settings_harms_no_other(runner: Runner) -> No
     results = list(run_lines(runner, lines, ids=True, num_beams=1, max_new_tokens=8))
     assert [result.error is None for result in results] == [True, False, True]
     assert "makes sequences of 68 tokens, the model has 64 positions" in str(results[1].error)
-    results = list(run_lines(runner, lines, ids=True, num_beams=1, max_length=12))
+    results = list(run_lines(runner, lines, ids=True, num_beams=1, max_length=12, eos_token_id=None))
     assert "max_length=12 (from the call) leaves no room for a new token, it counts the 60" in str(results[1].error)
-    assert all(len(result.sequences[0]) <= 9 for result in (results[0], results[2]))
+    assert (len(results[0].sequences[0]), len(results[2].sequences[0])) == (9, 11)  # as each would be alone
 
 
 def test_a_long_prompt_takes_no_room_of_its_neighbours(runner: Runner) -> None:
@@ -155,8 +155,33 @@ def test_a_long_prompt_takes_no_room_of_its_neighbours(runner: Runner) -> None:
     settings: dict[str, Any] = {"num_beams": 1, "eos_token_id": None}
     results = list(run_lines(runner, lines, ids=True, **settings))
     assert [len(result.sequences[0]) for result in results] == [20, 4, 20]
+    expect_as_alone(runner, lines, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3, "max_length": 18},
+        {"num_beams": 2, "min_length": 9, "max_new_tokens": 9},
+        {"num_beams": 1, "no_repeat_ngram_size": 2, "max_new_tokens": 16},
+        {
+            "num_beams": 3,
+            "no_repeat_ngram_size": 1,
+            "repetition_penalty": 1.5,
+            "min_new_tokens": 8,
+            "max_new_tokens": 8,
+        },
+    ],
+)
+def test_padding_of_a_batch_changes_no_line(runner: Runner, settings: dict[str, Any]) -> None:
+    lines = [json.dumps(list(range(3, 3 + length))).encode() for length in (1, 9, 3, 9, 12)]
+    expect_as_alone(runner, lines, **settings)
+
+
+def expect_as_alone(runner: Runner, lines: list[bytes], **settings: Any) -> None:
+    together = list(run_lines(runner, lines, ids=True, **settings))
     alone = [next(run_lines(runner, [line], ids=True, **settings)) for line in lines]
-    assert [result.sequences for result in results] == [result.sequences for result in alone]
+    assert [result.sequences for result in together] == [result.sequences for result in alone]
 
 
 def test_a_prompt_is_cut_so_that_new_tokens_have_room(runner: Runner) -> None:

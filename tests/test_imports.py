@@ -19,10 +19,10 @@ PACKAGES = ("export", "graph_passes", "plugins", "deploy")
 MAY_IMPORT = {
     "export": (
         *("tightbeam.export", "tightbeam.graph_passes", "tightbeam.plugins"),
-        # What reads the parts of a bundle, so that an export refuses what no bundle could run.
+        # What reads the parts of a bundle, so that an export refuses what no bundle could run; and what commands share.
         *(
             f"tightbeam.deploy.{reader}"
-            for reader in ("bundle", "engine", "engines", "generation", "options", "log_mel")
+            for reader in ("bundle", "console", "engine", "engines", "generation", "options", "log_mel")
         ),
     ),
     "graph_passes": ("tightbeam.graph_passes", "tightbeam.plugins"),

@@ -112,7 +112,7 @@ def check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -
         ids, mask = random_source(bundle, 2, source)
         mask[1, source // 2 :] = 0
         runner = Runner.load(bundle.path, threads=threads, verify=False)
-        settings = {"num_beams": 4, "min_new_tokens": 0, "max_new_tokens": NEW_TOKENS_FOR_PARITY}
+        settings: dict[str, Any] = {"num_beams": 4, "min_new_tokens": 0, "max_new_tokens": NEW_TOKENS_FOR_PARITY}
         found[variant] = runner.generate(ids, mask, **settings).sequences.tolist()
     if len({json.dumps(tokens) for tokens in found.values()}) != 1:
         raise SystemExit(f"error: the variants generate different tokens: {found}")

@@ -11,13 +11,23 @@ import numpy as np
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
-from tightbeam.deploy.search.step import Bools, Candidates, Floats, Ints, SearchResult, Step, StepInputs, best
+from tightbeam.deploy.search.step import (
+    Bools,
+    Candidates,
+    Floats,
+    Ints,
+    Listener,
+    SearchResult,
+    Step,
+    StepInputs,
+    best,
+)
 
 OUT = np.float32(-1e9)
 IN = np.float32(0)
 
 
-def beam_search(step: Step, options: GenerationOptions, beginnings: Ints) -> SearchResult:
+def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, listener: Listener) -> SearchResult:
     """The ``num_return_sequences`` best sequences of each sample, int64 [B * num_return_sequences, T], and the scores.
     They continue ``beginnings`` int64 [B, P].
 
@@ -42,12 +52,14 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints) -> Sea
         candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
         if forced := forced_tokens(options, length):
             candidates = forced_candidates(options, forced, scores)
+        gone = listener.after_step(finished.running, None)
 
         ends = (candidates.tokens[:, :, None] == eos).any(axis=2)  # [B', C]
         if length + 1 == options.max_length:
             ends[:] = True
         finished.offer(candidates, ends, history)
         if length + 1 == options.max_length:
+            finished.tell(listener, ~gone)
             break
 
         going_on = candidates.scores + np.where(ends, OUT, IN)  # [B', C]
@@ -58,10 +70,12 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints) -> Sea
         running[:, :, length] = candidates.tokens[samples, chosen]
 
         final = finished.final(scores, length + 1 - P)
-        if final.all():
+        finished.tell(listener, final & ~gone)
+        leaving = final | gone
+        if leaving.all():
             break
-        if final.any():
-            departure = Departure.of(final)
+        if leaving.any():
+            departure = Departure.of(leaving)
             step.leave(departure)
             finished.running = departure.apply(finished.running)
             scores, parents = departure.apply(scores), departure.apply(parents)
@@ -134,9 +148,14 @@ class Finished:
         final: Bools = np.logical_or(~hopeful, full)[:, 0]
         return final
 
-    def result(self) -> SearchResult:
-        """The first ``num_return_sequences`` of each sample, cut to the longest of them."""
+    def tell(self, listener: Listener, which: Bools) -> None:
+        """Tell of those samples of the running ones [B'] that are through."""
+        for sample in self.running[which].tolist():
+            listener.finished(sample, self.result(slice(sample, sample + 1)))
+
+    def result(self, samples: slice = slice(None)) -> SearchResult:
+        """The first ``num_return_sequences`` of each of those samples, cut to the longest of them."""
         count = self.options.num_return_sequences
-        longest = self.P + int(self.lengths[:, :count].max())
-        sequences = self.sequences[:, :count, :longest].reshape(-1, longest)
-        return SearchResult(sequences, self.scores[:, :count].reshape(-1))
+        longest = self.P + int(self.lengths[samples, :count].max())
+        sequences = self.sequences[samples, :count, :longest].reshape(-1, longest)
+        return SearchResult(sequences, self.scores[samples, :count].reshape(-1))

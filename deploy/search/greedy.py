@@ -10,10 +10,10 @@ import numpy as np
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.generation import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
-from tightbeam.deploy.search.step import Ints, SearchResult, Step, StepInputs
+from tightbeam.deploy.search.step import Ints, Listener, SearchResult, Step, StepInputs
 
 
-def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints) -> SearchResult:
+def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, listener: Listener) -> SearchResult:
     """The sequences int64 [B, T] that continue ``beginnings`` [B, P] by the best token at each position; no scores.
 
     A sample leaves with its end-of-sequence token: all that `_sample` adds to it later is padding. The sequences are as
@@ -37,12 +37,18 @@ def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints) -> S
             candidates = forced_candidates(options, forced, scores)
         tokens = candidates.tokens[:, 0]  # [B']
         sequences[samples, length] = tokens
+        gone = listener.after_step(samples, tokens)
         ends = (tokens[:, None] == eos).any(axis=1)
-        if length + 1 == options.max_length or ends.all():
+        if length + 1 == options.max_length:
+            ends[:] = True
+        for sample in samples[ends & ~gone]:
+            listener.finished(int(sample), SearchResult(sequences[sample : sample + 1, : length + 1], None))
+        leaving = ends | gone
+        if leaving.all():
             break
         step.history[:, 0, length] = tokens
-        if ends.any():
-            departure = Departure.of(ends)
+        if leaving.any():
+            departure = Departure.of(leaving)
             step.leave(departure)
             samples = departure.apply(samples)
     return SearchResult(sequences[:, : length + 1], None)

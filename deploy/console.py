@@ -1,4 +1,4 @@
-"""What the commands of the build machine share: one line an error, whatever it quotes."""
+"""What all commands share: one line an error, whatever it quotes."""
 
 from __future__ import annotations
 
