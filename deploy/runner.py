@@ -279,6 +279,8 @@ class Runner:
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Raise InputError for the token ids of one source that cannot be run."""
         sizes = self.manifest.sizes
+        if not len(tokens):
+            raise InputError("no token ids; expected at least one")
         outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)
         if outside is not None:
             raise InputError(

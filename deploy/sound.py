@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.text import InputError
 
-__all__ = ["is_sound", "read_sound", "windows"]
+__all__ = ["check_sound", "is_sound", "read_sound", "windows"]
 
 Sound = npt.NDArray[np.float32]
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
@@ -47,17 +47,24 @@ def read_sound(path: str, rate_hz: int) -> Sound:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} cannot be read as sound ({reason}); expected a WAV or FLAC file") from None
     sound: Sound = channels.mean(axis=1)
-    if not len(sound):
-        raise InputError(f"{path} holds no sound; expected at least one sample")
-    if not np.isfinite(sound).all():
-        raise InputError(f"{path} holds samples that are no numbers; make the file again")
-    if (loudest := float(np.abs(sound).max())) > LOUDEST:
-        raise InputError(f"{path} holds samples of up to {loudest:.1e}; expected -1 to 1, as sound files have them")
+    if fault := check_sound(sound):
+        raise InputError(f"{path} {fault}")
     if not LOWEST_HZ <= found_hz <= HIGHEST_HZ:
         raise InputError(
             f"{path} has {found_hz} samples a second, expected {LOWEST_HZ:,} to {HIGHEST_HZ:,}; mend its header"
         )
     return sound if found_hz == rate_hz else _resampled(sound, int(found_hz), rate_hz)
+
+
+def check_sound(sound: Sound) -> str:
+    """What is wrong with the samples float32 [n] of a sound; empty where nothing is."""
+    if not len(sound):
+        return "holds no sound; expected at least one sample"
+    if not np.isfinite(sound).all():
+        return "holds samples that are no numbers; make it again"
+    if (loudest := float(np.abs(sound).max())) > LOUDEST:
+        return f"holds samples of up to {loudest:.1e}; expected -1 to 1, as sound files have them"
+    return ""
 
 
 def _file_fault(path: str) -> str:

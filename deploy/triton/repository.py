@@ -1,0 +1,108 @@
+"""A bundle -> a model in Triton's repository:
+
+REPOSITORY/NAME/config.pbtxt
+REPOSITORY/NAME/README.md          the server's command, and a request
+REPOSITORY/NAME/warmup/            the request that is run before the model is ready
+REPOSITORY/NAME/VERSION/model.py   Triton's Python backend loads it
+REPOSITORY/NAME/VERSION/bundle/    a copy
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from tightbeam.deploy.bundle import MANIFEST, Bundle
+from tightbeam.deploy.engines import ENGINES
+from tightbeam.deploy.folders import write_folder
+from tightbeam.deploy.triton.backend import BUNDLE
+from tightbeam.deploy.triton.config import MADE_BY, WARM_UP, WARM_UP_IDS, RepositoryError, ServingSettings, model_config
+from tightbeam.deploy.triton.manual import manual
+
+__all__ = ["write_model"]
+
+CONFIG, MANUAL, MODEL = "config.pbtxt", "README.md", "model.py"
+
+
+def write_model(
+    bundle: Bundle,
+    repository: str | os.PathLike[str],
+    settings: ServingSettings,
+    *,
+    force: bool = False,
+    next_version: bool = False,
+) -> Path:
+    """Write a model that serves ``bundle``, whole or not at all; returns the folder of its version.
+
+    ``force`` replaces a model of that name, with all its versions; ``next_version`` adds a version to it, and the
+    settings hold for the whole model from then on. Raises RepositoryError for settings that no server could run, a
+    repository that cannot be written, or a name that is taken.
+    """
+    settings.check()
+    if settings.engine != "onnxruntime" and not (bundle.path / ENGINES).is_dir():
+        raise RepositoryError(f"{bundle.path} has no TensorRT engine; build one with build-engine {bundle.path}")
+    made_by = f"tightbeam {version('tightbeam')}"
+    config = model_config(bundle.manifest, settings, made_by)
+    model = Path(repository) / settings.name
+    number = _check_target(model, force=force, next_version=next_version)
+
+    def fill_version(folder: Path) -> None:
+        shutil.copyfile(Path(__file__).with_name(MODEL), folder / MODEL)
+        _copy(bundle, folder / BUNDLE, engines=settings.engine != "onnxruntime")
+
+    def fill_settings(folder: Path) -> None:
+        (folder / "warmup").mkdir(exist_ok=True)
+        (folder / "warmup" / WARM_UP).write_bytes(np.array(WARM_UP_IDS, np.int64).tobytes())
+        (folder / MANUAL).write_text(manual(bundle.manifest, settings, Path(repository)), encoding="utf-8")
+        (folder / CONFIG).write_text(f"# Made by triton-repo of {made_by}\n{config}", encoding="utf-8")
+
+    def fill(folder: Path) -> None:
+        (folder / str(number)).mkdir()
+        fill_version(folder / str(number))
+        fill_settings(folder)
+
+    try:
+        model.parent.mkdir(parents=True, exist_ok=True)
+        if next_version:
+            write_folder(model / str(number), fill_version)
+            fill_settings(model)
+        else:
+            write_folder(model, fill, force=force)
+    except OSError as error:
+        raise RepositoryError(f"cannot write {model}: {error.strerror or error}; nothing was left behind") from error
+    return model / str(number)
+
+
+def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
+    """The number of the version that may be written; cheap, for use before the work is done."""
+    try:
+        taken = model.exists() or model.is_symlink()
+        ours = taken and f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        ours = False
+    if force and next_version:
+        raise RepositoryError("--force replaces the versions that --next-version keeps; pass one of them")
+    if taken and not ours:
+        raise RepositoryError(f"{model} exists, and was not made by triton-repo; choose another --name")
+    if taken and not force and not next_version:
+        raise RepositoryError(
+            f"{model} exists; pass --next-version to add a version, --force to replace it, or another --name"
+        )
+    if next_version and not taken:
+        raise RepositoryError(f"{model} does not exist, so it has no next version; leave --next-version out")
+    if not next_version:
+        return 1
+    return 1 + max((int(path.name) for path in model.iterdir() if path.name.isdecimal()), default=0)
+
+
+def _copy(bundle: Bundle, target: Path, *, engines: bool) -> None:
+    """The files that the manifest names, and no others."""
+    for name in (MANIFEST, *(entry.file for entry in bundle.manifest.files())):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle.path / name, target / name)
+    if engines:
+        shutil.copytree(bundle.path / ENGINES, target / ENGINES)

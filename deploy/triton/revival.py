@@ -1,0 +1,82 @@
+"""A backend that was killed: Triton's Python backend refuses every request from then on, and does not start it again.
+Who sees it die tidies up after it, and has the server load the model anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel
+
+__all__ = ["Server", "revive"]
+
+PATIENCE_SECONDS = 0.3
+"""In which a server ends whose end took the backend with it."""
+LIFE_SECONDS = 10.0
+"""That a backend lives at least, if loading it again is of any use."""
+LOAD_SECONDS = 600.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Server(BaseModel):
+    """The server that a backend belongs to. ``pid``: its process; ``url``: where it takes HTTP; ``model``: by name;
+    ``region``: the name of the shared memory between server and backend."""
+
+    pid: int
+    url: str
+    model: str
+    region: str
+
+
+def revive(server: Server, lived_seconds: float) -> None:
+    """Remove the memory that the backend shared with the server, and, if that is there still, have it load the model
+    again. Tells on standard error, which is the server's log, what became of it. ``lived_seconds``: how long it lived;
+    one that dies at once is not loaded again at once."""
+    ended = _ended(server.pid)
+    if server.region:
+        with suppress(OSError):
+            (SHARED_MEMORY / server.region).unlink()
+    if ended:
+        return
+    _tell(f"the backend of model {server.model} was killed; loading it again")
+    time.sleep(max(0.0, LIFE_SECONDS - lived_seconds))
+    try:
+        for action in ("unload", "load"):
+            _post(f"{server.url}/v2/repository/models/{server.model}/{action}")
+    except urllib.error.HTTPError as error:
+        with suppress(ValueError, OSError, AttributeError):
+            reason = json.loads(error.read()).get("error", "")
+            _tell(f"model {server.model} stays down: {reason}; start the server with --model-control-mode=explicit")
+    except OSError as error:
+        _tell(f"model {server.model} stays down: no server at {server.url} ({error}); see its README")
+    else:
+        _tell(f"model {server.model} is loaded again")
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process ends within `PATIENCE_SECONDS`."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], PATIENCE_SECONDS)[0])
+    finally:
+        os.close(descriptor)
+
+
+def _post(url: str) -> None:
+    request = urllib.request.Request(url, data=b"{}", method="POST")
+    with urllib.request.urlopen(request, timeout=LOAD_SECONDS) as response:
+        response.read()
+
+
+def _tell(message: str) -> None:
+    print(f"tightbeam {time.strftime('%H:%M:%S')}: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,96 @@
+"""The process that holds the model: it runs what a backend that Triton started tells it, and outlives that if need be.
+
+python -m tightbeam.deploy.triton.worker DESCRIPTOR SETTINGS
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from tightbeam.deploy.bundle import BundleError
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text import InputError
+from tightbeam.deploy.triton.jobs import run_requests
+from tightbeam.deploy.triton.messages import Batch, Bye, Cancel, Done, Event, Failed, Ready, WorkerSettings
+from tightbeam.deploy.triton.revival import revive
+
+__all__ = ["main"]
+
+
+@dataclass
+class _Worker:
+    runner: Runner
+    backend: Connection
+    settings: WorkerSettings
+
+    def serve(self) -> None:
+        """Until the backend says goodbye. Raises EOFError, or OSError, where it ended without."""
+        self.backend.send(Ready())
+        while not isinstance(message := self.backend.recv(), Bye):
+            if isinstance(message, Batch):  # a cancellation may come late
+                self.backend.send(self._run(message))
+
+    def _run(self, batch: Batch) -> Done | Failed:
+        gone: set[int] = set()
+
+        def cancelled() -> set[int]:
+            while self.backend.poll(0):
+                message = self.backend.recv()
+                assert isinstance(message, Cancel)
+                gone.add(message.number)
+            return gone
+
+        def send(event: Event) -> None:
+            self.backend.send(event)
+
+        try:
+            return Done(
+                run_requests(
+                    self.runner,
+                    batch.requests,
+                    max_rows=self.settings.max_rows,
+                    stream=self.settings.stream,
+                    send=send,
+                    cancelled=cancelled,
+                )
+            )
+        except (EOFError, OSError):  # of the pipe
+            raise
+        except Exception as error:  # the server goes on, whatever we did wrong
+            traceback.print_exc()
+            return Failed(f"generation failed ({type(error).__name__}: {error}); this is a fault of Tightbeam")
+
+
+def main() -> None:
+    """Entry point."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which says goodbye
+    settings = WorkerSettings.model_validate_json(sys.argv[2])
+    start = time.monotonic()
+    if not _serve(Connection(int(sys.argv[1])), settings):
+        revive(settings.server, time.monotonic() - start)  # the model's memory is free by now
+
+
+def _serve(backend: Connection, settings: WorkerSettings) -> bool:
+    """Whether it ended as it should, rather than by the backend's death."""
+    if settings.device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(settings.device)
+    try:
+        try:
+            runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads)
+        except (BundleError, InputError) as error:
+            backend.send(Failed(str(error)))
+        else:
+            _Worker(runner, backend, settings).serve()
+    except (EOFError, OSError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
