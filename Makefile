@@ -11,20 +11,30 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-deps --config-settings cmak
 ALONE := $(BIN)/python -c 'import pathlib, sysconfig; \
   path = pathlib.Path(sysconfig.get_path("purelib"), "_editable_skbc_tightbeam.pth"); \
   path.exists() and path.write_text("".join(line for line in path.open() if line.startswith("import ")))'
+# The server has an environment of its own, since its Python backend needs an older numpy; all else is found in .venv.
+SERVER := $(VENV)/triton
+SERVED := $(SERVER)/.installed
+BESIDE := import pathlib, site, sys; path = pathlib.Path(sys.argv[1], "beside.pth"); \
+  path.write_text("import site; site.addsitedir(%r)" % site.getsitepackages()[0])
 # They need no fixture, and so no torch, which conftest.py imports.
 OPERATOR_TESTS := tests/test_operators.py tests/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint slow cuda sanitize valgrind clean
+.PHONY: help demo serve-demo test lint slow cuda sanitize valgrind clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(BUILT) ## export the bundled model with --variant el, then summarise the bundled texts
 	$(BIN)/export-model demo --variant el --output build/demo-el --force
 	$(BIN)/run-model build/demo-el export/demo/examples.txt
 
-test: lint $(BUILT) ## lint, types, and every test that needs neither minutes nor a GPU
+serve-demo: $(BUILT) $(SERVED) ## serve the bundled model with Triton Inference Server on loopback, and print a request
+	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force
+	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force
+	$(BIN)/python tools/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
+
+test: lint $(BUILT) $(SERVED) ## lint, types, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu"
 
 lint: $(READY) ## ruff and strict mypy
@@ -63,6 +73,13 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --config-settings wheel.cmake=false -e '.[dev]'
 	@$(ALONE)
+	@touch $@
+
+$(SERVED): $(READY) tools/tritonserver.txt
+	$(BIN)/python -m venv --clear --without-pip $(SERVER)
+	@$(BIN)/python -c '$(BESIDE)' "$$($(SERVER)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
+	@$(BIN)/python -m pip --python $(SERVER)/bin/python install --quiet --no-deps --only-binary :all: \
+	  -r tools/tritonserver.txt || echo "warning: there is no Triton Inference Server for this machine; its tests are skipped" >&2
 	@touch $@
 
 $(BUILT): $(READY) $(NATIVE)
