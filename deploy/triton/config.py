@@ -39,9 +39,8 @@ class ServingSettings:
         device: "cpu" or "gpu".
         engine: as ``Runner.load`` takes it.
         batching_delay_us: microseconds that a request waits for others while the model is idle.
-        max_queue_size: requests that wait; more are refused. 0: any number. With a limit Triton's batcher sleeps up to
-            half a second when a request comes while the model runs: `DynamicBatchScheduler::WaitForPayloadSlotAvailable`
-            of Triton's core, which nobody wakes when the model is through.
+        max_queue_size: requests that wait; more are refused. 0: any number. With a limit Triton 24.10's batcher sleeps
+            up to half a second when a request comes while the model runs, since nobody wakes it when that is through.
         stream: a response for each row, and for each token of greedy search, rather than one for a request.
         url: where the server will take HTTP, seen from itself.
     """
