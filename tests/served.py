@@ -142,6 +142,11 @@ def processes(server: Any, what: str, model: str = "") -> list[int]:
     return found
 
 
+def region(stub: int) -> Path:
+    """The memory that a stub shares with its server."""
+    return SHARED_MEMORY / Path(f"/proc/{stub}/cmdline").read_bytes().decode().split("\0")[2]
+
+
 def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
     """Wait until something is true; returns it."""
     end = time.monotonic() + seconds

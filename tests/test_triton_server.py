@@ -51,14 +51,14 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
     served.serve(made["slow"], repository, "slowlive", stream=True)
     served.serve(made["text"], repository, "narrow", max_queue_size=4, max_batch_size=2)
     runners = {name: Runner.load(bundle, threads=1) for name, bundle in made.items()}
-    regions = set(served.SHARED_MEMORY.iterdir())
     with serve_local.LocalServer(repository, log=root / "log") as server:
         yield SimpleNamespace(server=server, repository=repository, runners=runners, made=made, log=root / "log")
         started = processes(server, "stub") + processes(server, "worker")
-        assert len(started) == 16
+        shared = [served.region(stub) for stub in processes(server, "stub")]
+        assert len(started) == 16 and all(path.exists() for path in shared)
     assert server.process.returncode == 0
     until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 5)
-    assert {path for path in served.SHARED_MEMORY.iterdir() if "triton" in path.name} <= regions
+    assert not [path for path in shared if path.exists()]
 
 
 def alone(world: SimpleNamespace, text: str = SENTENCES[0], **settings: Any) -> list[str]:
@@ -533,8 +533,8 @@ def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> No
     """Triton does not start it again: the worker has the server do so."""
     (stub,) = processes(world.server, "stub", model)
     (worker,) = processes(world.server, "worker", model)
-    region = Path(f"/proc/{stub}/cmdline").read_bytes().decode().split("\0")[2]
-    assert (served.SHARED_MEMORY / region).exists()
+    region = served.region(stub)
+    assert region.exists()
     os.kill(stub, signal.SIGKILL)
     start = time.monotonic()
 
@@ -549,20 +549,20 @@ def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> No
         still_right(world)
     assert time.monotonic() - start < 25
     until(lambda: not Path(f"/proc/{worker}").exists(), 5)
-    assert not (served.SHARED_MEMORY / region).exists()
+    assert not region.exists()
     assert f"the backend of model {model} was killed; loading it again" in world.log.read_text()
 
 
 def test_a_server_that_is_killed_leaves_nothing(world: SimpleNamespace, tmp_path: Path) -> None:
     served.serve(world.made["text"], tmp_path / "models", "text")
-    before = {path.name for path in served.SHARED_MEMORY.iterdir()}
     server = served.serve_local().LocalServer(tmp_path / "models", log=tmp_path / "log")
-    below = processes(server, "stub") + processes(server, "worker")
-    assert len(below) == 2
+    (stub,), (worker,) = processes(server, "stub"), processes(server, "worker")
+    region = served.region(stub)
+    assert region.exists()
     server.process.kill()
     server.process.wait()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), 30)
-    assert {path.name for path in served.SHARED_MEMORY.iterdir() if "triton" in path.name} <= before
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (stub, worker)), 30)
+    assert not region.exists()
 
 
 def test_a_bundle_that_cannot_be_loaded_is_named(world: SimpleNamespace, tmp_path: Path) -> None:
