@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from tightbeam.deploy.speech import last_text_token
 if TYPE_CHECKING:
     from tightbeam.deploy.runner import Runner
 
-__all__ = ["Output", "join", "output_of"]
+__all__ = ["Output", "join", "output_of", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,13 @@ def output_of(runner: Runner, found: SearchResult, options: GenerationOptions, p
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
     if not runner.has_tokenizer:
         return Output(sequences, scores, None)
+    return Output(sequences, scores, [text_of(runner, row, options) for row in sequences])
+
+
+def text_of(runner: Runner, sequence: Sequence[int], options: GenerationOptions) -> str:
+    """Without what a model that hears says of times."""
     last = last_text_token(runner.manifest.generation, options.vocab_size) if runner.log_mel else options.vocab_size
-    return Output(sequences, scores, [runner.decode([token for token in row if token <= last]) for row in sequences])
+    return runner.decode([token for token in sequence if token <= last])
 
 
 def join(windows: list[Output]) -> Output:

@@ -112,11 +112,13 @@ class Runner:
     def company(self, length: int, settings: Mapping[str, Any]) -> tuple[int, ...]:
         """What inputs of so many tokens must have in common to be run together, so that none changes what another gets.
         That is nothing with an encoder. A decoder-only model's lengths may count the padding, and so may what forbids
-        tokens that were there before. Raises GenerationError where such a prompt is too long for the settings."""
+        or forces tokens after others. Raises GenerationError where such a prompt is too long for the settings."""
         if not self.decoder_only:
             return ()
         options = self.options_for(length, settings)
         looks_back = options.no_repeat_ngram_size > 0 or options.repetition_penalty != 1
+        looks_back |= any((options.pad_token_id or 0) in word[:-1] for word in options.bad_words_ids)
+        looks_back |= options.forced_bos_token_id is not None  # of prompts of one token
         room = options.max_length - length, max(0, options.min_length - length)
         return (*room, length) if looks_back else room
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,9 +62,15 @@ class Answer:
         return True
 
     def take(self, event: Event) -> None:
-        """Send what the worker found, or keep it until all is there."""
+        """Send what the worker found, or keep it until all is there. Where Triton cannot take it, the user is told."""
         if not self.open:
             return  # cancelled
+        try:
+            self._take(event)
+        except Exception as error:  # of Triton's encoding, such as shared memory that is full
+            self.fail(f"the answer cannot be sent ({error})", own=False)
+
+    def _take(self, event: Event) -> None:
         if isinstance(event, Refused):
             self.fail(event.message, own=event.own)
         elif isinstance(event, Token):
@@ -87,13 +94,16 @@ class Answer:
     def _send(self, arrays: dict[str, Array], *, last: bool) -> None:
         tensors = [self._triton.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
-        self.open = not last
         self._sender.send(self._triton.InferenceResponse(tensors), flags=flags)
+        self.open = not last
 
     def _end(self, error: Any) -> None:
         self.open = False
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
+        try:
+            self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
+        except Exception:  # nothing can be told any more; the other requests go on
+            traceback.print_exc()
 
 
 def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:

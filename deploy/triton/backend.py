@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,12 @@ class Backend:
     def execute(self, requests: Sequence[Any]) -> None:
         """Answer all of them, each with its own error if need be."""
         answers = [Answer(request, self._triton, stream=self._stream) for request in requests]
+        ran = False
         try:
             batch = [read for number, answer in enumerate(answers) if (read := answer.read(number)) is not None]
+            if not self._worker.alive:  # it ended while it had nothing to do, or could not be started again
+                self._start_again()
+            ran = True
             if batch:
                 self._run(batch, answers)
         except WorkerError as error:
@@ -59,25 +64,25 @@ class Backend:
         except Exception as error:  # the server goes on, whatever we did wrong
             traceback.print_exc()
             _fail(answers, f"{type(error).__name__}: {error}; this is a fault of Tightbeam")
-        if not self._worker.alive:  # what waits in Triton's queue is not lost
-            self._start_again()
+        if ran and not self._worker.alive:  # what waits in Triton's queue is not lost
+            try:
+                self._start_again()
+            except WorkerError as error:  # it is tried again for the next requests
+                print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
 
     def _run(self, batch: Sequence[Request], answers: Sequence[Answer]) -> None:
         figures = Figures()
         try:
-            for event in self._worker.run(batch, lambda: _gone(answers), figures):
-                answers[event.number].take(event)
+            with closing(self._worker.run(batch, lambda: _gone(answers), figures)) as events:
+                for event in events:
+                    answers[event.number].take(event)
         finally:
             self._metrics.add(figures, cancelled=sum(answer.cancelled for answer in answers))
         _fail(answers, "the request was not answered; this is a fault of Tightbeam")
 
     def _start_again(self) -> None:
-        """Where that fails, it is tried again after the next requests, which fail."""
         self._metrics.restarted()
-        try:
-            self._worker.start()
-        except WorkerError as error:
-            print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
+        self._worker.start()
 
     def close(self) -> None:
         """End the worker."""

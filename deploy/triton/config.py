@@ -57,9 +57,14 @@ class ServingSettings:
     url: str = "http://127.0.0.1:8000"
 
     def rows(self, manifest: Manifest) -> int:
-        """The limit of rows, as a number."""
-        beams = manifest.generation.get("num_beams") or 1
-        return self.max_rows or self.max_batch_size * max(4, int(beams))
+        """The limit of rows, as a number. Raises RepositoryError for one that refuses the checkpoint's own beams."""
+        beams = int(manifest.generation.get("num_beams") or 1)
+        if 0 < self.max_rows < beams:
+            raise RepositoryError(
+                f"--max-rows {self.max_rows} leaves no room for the {beams} beams that the checkpoint searches with; "
+                f"pass {beams} or more"
+            )
+        return self.max_rows or self.max_batch_size * max(4, beams)
 
     def check(self) -> None:
         """Raise RepositoryError for settings that no server could run."""
@@ -75,7 +80,9 @@ class ServingSettings:
                 raise RepositoryError(
                     f"{option} {value!r} is not a number of at least {minimum}; pass {minimum} or more"
                 )
-        tensorrt = self.engine.partition(":")[0] == "tensorrt"
+        tensorrt = re.fullmatch("tensorrt(:.+)?", self.engine) is not None
+        if not tensorrt and self.engine != "onnxruntime":
+            raise RepositoryError(f"--engine {self.engine} is not known; pass onnxruntime, tensorrt, or tensorrt:NAME")
         if tensorrt != (self.device == "gpu"):
             raise RepositoryError(
                 f"--engine {self.engine} does not run with --device {self.device}; on a GPU TensorRT runs a bundle "
@@ -95,7 +102,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     try:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2 as triton
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient without its extra grpc
         raise RepositoryError(
             f"config.pbtxt is written by tritonclient, which is not there ({error}); {INSTALL}"
         ) from None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.bundle import BundleError
 from tightbeam.deploy.generation import GenerationError
-from tightbeam.deploy.output import join, output_of
+from tightbeam.deploy.output import join, output_of, text_of
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.spelling import Speller
@@ -132,7 +132,7 @@ class _Batch:
         """Tell of a token, unless it was told before a batch was run again; of windows that run side by side, none."""
         if len(part.job.parts[part.row]) > 1:
             return
-        speller = self._spellers.setdefault(sample, Speller(self.runner.decode))
+        speller = self._spellers.setdefault(sample, Speller(lambda tokens: text_of(self.runner, tokens, self.options)))
         text = speller.add(token) if self.runner.has_tokenizer else ""
         if self._steps > part.said:
             part.said = self._steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from tightbeam.deploy.bundle import Manifest
@@ -17,7 +18,7 @@ PORTS = "-p 8000:8000 -p 8001:8001 -p 8002:8002"
 def server_command(repository: str) -> str:
     """What starts the server. In explicit mode a model can be loaded anew while the server runs."""
     options = "--model-control-mode=explicit '--load-model=*' --exit-timeout-secs=30"
-    return f"tritonserver --model-repository={repository} {options}"
+    return f"tritonserver --model-repository={shlex.quote(repository)} {options}"
 
 
 def request_line(manifest: Manifest, settings: ServingSettings, url: str = "localhost:8000") -> str:
@@ -47,7 +48,7 @@ Where `tritonserver` is installed, and the package `tightbeam` for the Python th
 
 In an image of Triton whose Python is 3.11 or newer, with a clone of Tightbeam at PATH/TO/tightbeam:
 
-    docker run --rm{gpu} --shm-size=1g {PORTS} -v {where}:/models -v PATH/TO/tightbeam:/src {IMAGE} \\
+    docker run --rm{gpu} --shm-size=1g {PORTS} -v {shlex.quote(str(where))}:/models -v PATH/TO/tightbeam:/src {IMAGE} \\
       sh -c "pip install '/src{extra}' && {server_command("/models")}"
 
 A request:

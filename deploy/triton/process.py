@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
@@ -59,24 +59,43 @@ class WorkerProcess:
             self._process.wait()
             raise WorkerError(first.message if isinstance(first, Failed) else f"unexpected {first!r}")
 
-    def run(self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], figures: Figures) -> Iterator[Event]:
+    def run(
+        self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], figures: Figures
+    ) -> Generator[Event, None, None]:
         """Run requests together; yields what comes of them, as it comes.
 
         ``gone``: asked now and then; the numbers of requests that were cancelled since. ``figures``: what was done is
-        written there in the end. Raises WorkerError where the worker ends, or fails; nothing more comes then.
+        written there in the end. Raises WorkerError where the worker ends, or fails; nothing more comes then. Whoever
+        stops listening before the end ends the worker: the next batch would hear of this one.
         """
+        over = False
+        try:
+            for message in self._listen(requests, gone):
+                over = isinstance(message, Done | Failed)
+                if isinstance(message, Done):
+                    figures.__dict__.update(message.figures.__dict__)
+                elif isinstance(message, Failed):
+                    raise WorkerError(message.message)
+                else:
+                    yield message
+        finally:
+            if not over:
+                self._process.kill()
+                self._process.wait()
+
+    def _listen(
+        self, requests: Sequence[Request], gone: Callable[[], Sequence[int]]
+    ) -> Iterator[Event | Done | Failed]:
+        """All that the worker says of a batch; `Done` or `Failed` comes last."""
         self._send(Batch(tuple(requests)))
         next_look = 0.0
         while True:
             if self._pipe.poll(max(0.0, next_look - time.monotonic())):
                 message = self._receive()
-                if isinstance(message, Done):
-                    figures.__dict__.update(message.figures.__dict__)
-                    return
-                if isinstance(message, Failed):
-                    raise WorkerError(message.message)
                 assert not isinstance(message, Ready)
                 yield message
+                if isinstance(message, Done | Failed):
+                    return
             if time.monotonic() >= next_look:
                 start = time.monotonic()
                 for number in gone():

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from tightbeam.deploy.bundle import MANIFEST, Bundle
-from tightbeam.deploy.engines import ENGINES
+from tightbeam.deploy.engines import ENGINES, build_command, engine_names, load_engine
 from tightbeam.deploy.folders import write_folder
 from tightbeam.deploy.triton.backend import BUNDLE
 from tightbeam.deploy.triton.config import MADE_BY, WARM_UP, WARM_UP_IDS, RepositoryError, ServingSettings, model_config
@@ -40,11 +42,14 @@ def write_model(
 
     ``force`` replaces a model of that name, with all its versions; ``next_version`` adds a version to it, and the
     settings hold for the whole model from then on. Raises RepositoryError for settings that no server could run, a
-    repository that cannot be written, or a name that is taken.
+    repository that cannot be written, or a name that is taken; EngineError for an engine that the bundle lacks.
     """
     settings.check()
-    if settings.engine != "onnxruntime" and not (bundle.path / ENGINES).is_dir():
-        raise RepositoryError(f"{bundle.path} has no TensorRT engine; build one with build-engine {bundle.path}")
+    engine, _, engine_name = settings.engine.partition(":")
+    if engine_name:
+        load_engine(bundle, engine_name, verify=False)
+    elif engine == "tensorrt" and not engine_names(bundle.path):
+        raise RepositoryError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
     made_by = f"tightbeam {version('tightbeam')}"
     config = model_config(bundle.manifest, settings, made_by)
     model = Path(repository) / settings.name
@@ -68,8 +73,7 @@ def write_model(
     try:
         model.parent.mkdir(parents=True, exist_ok=True)
         if next_version:
-            write_folder(model / str(number), fill_version)
-            fill_settings(model)
+            _add_version(model, number, fill_version, fill_settings)
         else:
             write_folder(model, fill, force=force)
     except OSError as error:
@@ -81,6 +85,9 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
     """The number of the version that may be written; cheap, for use before the work is done."""
     try:
         taken = model.exists() or model.is_symlink()
+    except OSError as error:
+        raise RepositoryError(f"cannot write {model}: {error.strerror or error}; choose another folder") from error
+    try:
         ours = taken and f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
         ours = False
@@ -97,6 +104,26 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
     if not next_version:
         return 1
     return 1 + max((int(path.name) for path in model.iterdir() if path.name.isdecimal()), default=0)
+
+
+def _add_version(
+    model: Path, number: int, fill_version: Callable[[Path], None], fill_settings: Callable[[Path], None]
+) -> None:
+    """Beside the others, and new settings in place of the old ones: both, or neither."""
+    version = model / str(number)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=model) as name:
+        partial = Path(name)
+        fill_settings(partial)
+        write_folder(version, fill_version)
+        try:
+            files = [path for path in partial.rglob("*") if path.is_file()]
+            for path in sorted(files, key=lambda path: path.name == CONFIG):  # last, since Triton reads that alone
+                target = model / path.relative_to(partial)
+                target.parent.mkdir(exist_ok=True)
+                path.replace(target)
+        except BaseException:
+            shutil.rmtree(version)
+            raise
 
 
 def _copy(bundle: Bundle, target: Path, *, engines: bool) -> None:

@@ -66,7 +66,7 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
     truncate = settings.pop("truncate", False)
     if not isinstance(truncate, bool):
         raise InputError(f"truncate={truncate!r} is neither true nor false")
-    options = runner.options(**settings)
+    options = runner.options_for(1, settings)  # not as keywords: a parameter may have any name
     if options.num_beams > max_rows:
         raise InputError(
             f"num_beams={options.num_beams} is more than the {max_rows} rows that this server runs together; "
@@ -77,7 +77,11 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
     takes = AUDIO if runner.log_mel else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
     if len(given) != 1 or (given == [AUDIO]) != (runner.log_mel is not None):
         raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {takes}")
+    if truncate and given != [TEXT]:
+        raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {given[0]} that fits")
     source = request.inputs[given[0]]
+    if not len(source):
+        raise InputError(f"{given[0]} has no row; expected one at least")
     lengths = _lengths(request.inputs, given[0], source)
     for row, value in enumerate(source):
         try:

@@ -3,6 +3,7 @@ Who sees it die tidies up after it, and has the server load the model anew."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import select
@@ -51,10 +52,9 @@ def revive(server: Server, lived_seconds: float) -> None:
         for action in ("unload", "load"):
             _post(f"{server.url}/v2/repository/models/{server.model}/{action}")
     except urllib.error.HTTPError as error:
-        with suppress(ValueError, OSError, AttributeError):
-            reason = json.loads(error.read()).get("error", "")
-            _tell(f"model {server.model} stays down: {reason}; start the server with --model-control-mode=explicit")
-    except OSError as error:
+        fix = "start the server with --model-control-mode=explicit"
+        _tell(f"model {server.model} stays down: {_reason(error)}; {fix}")
+    except (OSError, ValueError, http.client.HTTPException) as error:
         _tell(f"model {server.model} stays down: no server at {server.url} ({error}); see its README")
     else:
         _tell(f"model {server.model} is loaded again")
@@ -74,8 +74,18 @@ def _ended(pid: int) -> bool:
 
 def _post(url: str) -> None:
     request = urllib.request.Request(url, data=b"{}", method="POST")
-    with urllib.request.urlopen(request, timeout=LOAD_SECONDS) as response:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
+    with direct.open(request, timeout=LOAD_SECONDS) as response:
         response.read()
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """What the server says, or else the status."""
+    with suppress(ValueError, OSError, http.client.HTTPException):
+        said = json.loads(error.read())
+        if isinstance(said, dict) and said.get("error"):
+            return " ".join(str(said["error"]).split())
+    return f"the server answered {error.code} {error.reason}"
 
 
 def _tell(message: str) -> None:
