@@ -41,7 +41,9 @@ def triton_repo(
     stream: Annotated[
         bool, typer.Option("--stream", help="Send each row, and each token of greedy search, as soon as it is there.")
     ] = False,
-    max_queue_size: Annotated[int, typer.Option(help="Requests that may wait; more are refused. 0: any.")] = 1024,
+    max_queue_size: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused. 0: any; with a limit Triton waits at times.")
+    ] = 0,
     url: Annotated[
         str, typer.Option(help="Where the server takes HTTP, seen from itself; to restart a model that was killed.")
     ] = "http://127.0.0.1:8000",

@@ -39,7 +39,9 @@ class ServingSettings:
         device: "cpu" or "gpu".
         engine: as ``Runner.load`` takes it.
         batching_delay_us: microseconds that a request waits for others while the model is idle.
-        max_queue_size: requests that wait; more are refused. 0: any number.
+        max_queue_size: requests that wait; more are refused. 0: any number. With a limit a request that comes while the
+            model runs may wait half a second longer than need be: `DynamicBatchScheduler::WaitForPayloadSlotAvailable`
+            of Triton's core waits for the model, and nobody wakes it.
         stream: a response for each row, and for each token of greedy search, rather than one for a request.
         url: where the server will take HTTP, seen from itself.
     """
@@ -51,7 +53,7 @@ class ServingSettings:
     device: Literal["cpu", "gpu"] = "cpu"
     engine: str = "onnxruntime"
     batching_delay_us: int = 2000
-    max_queue_size: int = 1024
+    max_queue_size: int = 0
     stream: bool = False
     url: str = "http://127.0.0.1:8000"
 
@@ -129,8 +131,9 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
         count=settings.instances, kind=group.KIND_GPU if settings.device == "gpu" else group.KIND_CPU
     )
     config.dynamic_batching.max_queue_delay_microseconds = settings.batching_delay_us
-    config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
-    config.dynamic_batching.default_queue_policy.allow_timeout_override = True
+    if settings.max_queue_size:  # any policy, even to heed a request's timeout, has that price
+        config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
+        config.dynamic_batching.default_queue_policy.allow_timeout_override = True
 
     warm_up = config.model_warmup.add(name=WARM_UP, batch_size=1).inputs[AUDIO if hears else INPUT_IDS]
     if hears:
