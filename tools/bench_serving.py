@@ -85,7 +85,7 @@ def main(
             raise ValueError
     except ValueError:
         raise typer.BadParameter(f"--clients {clients} are no numbers of clients; pass for instance 1,8,32") from None
-    settings = {name: _value(value) for name, value in map(read_parameter, parameter)}
+    parameters = dict(map(read_parameter, parameter))
     serving = ServingSettings(
         name=SERVED, max_batch_size=max_batch_size, instances=instances, batching_delay_us=batching_delay_us
     )
@@ -93,7 +93,7 @@ def main(
         serving.check()
         if fault := installation_fault():
             raise ServerError(fault)
-        bench = _Bench(bundle, checkpoint, serving, settings, sources, (source_count, source_tokens))
+        bench = _Bench(bundle, checkpoint, serving, parameters, sources, (source_count, source_tokens))
         console.print(f"parity: {bench.check()}")
         with tempfile.TemporaryDirectory() as folder:
             bench.write_repository(Path(folder) / "models", naive=naive)
@@ -128,14 +128,15 @@ class _Bench:
         bundle: Path,
         checkpoint: str,
         serving: ServingSettings,
-        settings: dict[str, Any],
+        parameters: dict[str, Any],
         texts: Path | None,
         random: tuple[int, int],
     ) -> None:
         self._bundle = Bundle.load(bundle)
         self._checkpoint = resolve(checkpoint)
         self._serving = serving
-        self._settings = settings
+        self._parameters = parameters
+        self._settings = settings = {name: _value(value) for name, value in parameters.items()}
         self._runner = Runner.load(bundle, verify=False)
         self._options = self._runner.options(**settings)
         if texts is None:
@@ -212,6 +213,7 @@ class _Bench:
                     model,
                     [np.array([source]) for source in self._sources],
                     outputs,
+                    self._parameters if model == SERVED else {},
                     clients=clients,
                     seconds=seconds,
                     warm_up_seconds=warm_up_seconds,

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +84,7 @@ def ask_in_closed_loop(
     model: str,
     sources: Sequence[Array],
     outputs: Sequence[str],
+    parameters: Mapping[str, Any],
     *,
     clients: int,
     seconds: float,
@@ -92,9 +93,9 @@ def ask_in_closed_loop(
     """Each client asks as soon as it has its answer, one source after the other. What is in flight in the end is
     cancelled, and is no error; the model is idle when this returns.
 
-    ``sources``: token ids int64 [1, N]. ``outputs``: those that are asked for.
+    ``sources``: token ids int64 [1, N]. ``outputs``: those that are asked for. ``parameters``: of every request.
     """
-    return asyncio.run(_Loop(server, model, sources, outputs, clients, seconds).run(warm_up_seconds))
+    return asyncio.run(_Loop(server, model, sources, outputs, parameters, clients, seconds).run(warm_up_seconds))
 
 
 class _Loop:
@@ -104,6 +105,7 @@ class _Loop:
         model: str,
         sources: Sequence[Array],
         outputs: Sequence[str],
+        parameters: Mapping[str, Any],
         clients: int,
         seconds: float,
     ) -> None:
@@ -113,6 +115,7 @@ class _Loop:
         for tensor, ids in zip(self._inputs, sources, strict=True):
             tensor.set_data_from_numpy(ids)
         self._outputs = outputs
+        self._parameters = parameters
         self._load = Load(clients, seconds)
         self._open = False
 
@@ -133,17 +136,16 @@ class _Loop:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
             with suppress(triton.InferenceServerException):
-                await client.infer(self._model, [self._inputs[0]])  # comes through when what runs still is over
+                await self._infer(client, 0)  # comes through when what runs still is over
         return load
 
     async def _ask(self, client: Any, number: int) -> None:
-        wanted = [triton.InferRequestedOutput(name) for name in self._outputs]
         source = number
         while True:
             source %= len(self._inputs)
             sent = time.perf_counter()
             try:
-                answer = await client.infer(self._model, [self._inputs[source]], outputs=wanted)
+                answer = await self._infer(client, source)
             except Exception as error:
                 if self._open:
                     self._load.errors.append(f"{type(error).__name__}: {error}")
@@ -153,6 +155,10 @@ class _Loop:
                     arrays = {name: answer.as_numpy(name) for name in self._outputs}
                     self._load.answers.append(Answer(source, number, sent, time.perf_counter(), arrays))
             source += self._load.clients
+
+    async def _infer(self, client: Any, source: int) -> Any:
+        wanted = [triton.InferRequestedOutput(name) for name in self._outputs]
+        return await client.infer(self._model, [self._inputs[source]], outputs=wanted, parameters=self._parameters)
 
     def _counters(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://{self._server.metrics}/metrics", timeout=30) as response:
