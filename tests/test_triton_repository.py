@@ -191,10 +191,7 @@ def test_every_field_of_the_configuration(
         "output": [*OUTPUTS[kind], *(PLACE if stream else [])],
         **({"model_transaction_policy": {"decoupled": True}} if stream else {}),
         "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
-        "dynamic_batching": {
-            "max_queue_delay_microseconds": "2000",
-            "default_queue_policy": {"max_queue_size": 1024, "allow_timeout_override": True},
-        },
+        "dynamic_batching": {"max_queue_delay_microseconds": "2000"},
         "model_warmup": [{"name": "warm_up", "batch_size": 1, "inputs": warm_up}],
         "parameters": {
             "engine": {"string_value": "onnxruntime"},
@@ -209,12 +206,13 @@ def test_every_field_of_the_configuration(
 
 
 def test_options_stand_in_the_configuration(triton_repo: Command, with_engine: Path, tmp_path: Path) -> None:
-    options = "--max-batch-size 6 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 0"
+    options = "--max-batch-size 6 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 9"
     cpu = triton_repo(with_engine, tmp_path, "--name", "c", *options.split(), "--url", "https://h:80").wrote()
     found = config_of(cpu.parent)
     assert found["max_batch_size"] == 6
     assert found["instance_group"] == [{"count": 2, "kind": "KIND_CPU"}]
-    assert found["dynamic_batching"] == {"default_queue_policy": {"allow_timeout_override": True}}
+    policy = {"max_queue_size": 9, "allow_timeout_override": True}
+    assert found["dynamic_batching"] == {"default_queue_policy": policy}
     assert found["parameters"]["max_rows"] == {"string_value": "30"}
     assert found["parameters"]["url"] == {"string_value": "https://h:80"}
     assert not (cpu / "bundle" / "engines").exists()
