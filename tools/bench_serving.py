@@ -67,7 +67,9 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="Of each case.")] = 60.0,
     warm_up_seconds: Annotated[float, typer.Option(min=0, help="Before each case.")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Of all cases, in turn; medians are printed.")] = 1,
-    sources: Annotated[Path | None, typer.Option(help="Texts, one a line; random ids otherwise.")] = None,
+    sources: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Texts, one a line; random ids otherwise.")
+    ] = None,
     source_tokens: Annotated[int, typer.Option(min=1, help="Length of random sources.")] = 512,
     source_count: Annotated[int, typer.Option(min=1, help="Random sources.")] = 16,
     parameter: Annotated[list[str], typer.Option(help="NAME=VALUE, a setting of model.generate; repeat it.")] = [],  # noqa: B006
@@ -143,8 +145,13 @@ class _Bench:
             ids = np.random.default_rng(0).integers(5, self._bundle.manifest.sizes.source_vocabulary, random)
             self._sources = ids.tolist()
         else:
-            lines = texts.read_text(encoding="utf-8").splitlines()
-            self._sources = [self._runner.encode(line, **settings)[0] for line in lines if line.strip()]
+            try:
+                lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+            except UnicodeDecodeError as error:
+                raise InputError(f"{texts} is not UTF-8 (byte {error.start}); convert it") from None
+            if not lines:
+                raise InputError(f"{texts} holds no text; expected one a line")
+            self._sources = [self._runner.encode(line, **settings)[0] for line in lines]
         self._expected = [self._generate([source])[0] for source in self._sources]
 
     def _generate(self, sources: Sequence[list[int]]) -> list[Tokens]:

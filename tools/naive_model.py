@@ -6,7 +6,10 @@ Triton's Python backend loads this file.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would wait for the server's, and it for them
 
 import torch
 import transformers
