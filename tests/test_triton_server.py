@@ -84,6 +84,7 @@ def test_health_and_metadata(world: SimpleNamespace) -> None:
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         assert client.is_model_ready("sound")
         config = client.get_model_config("live").config
+    assert metrics(world.server, "narrow")["tightbeam_steps_total"] == 2, "expected it to be warm, by two tokens"
     assert config.model_transaction_policy.decoupled
     assert [output.name for output in config.output][-2:] == ["INDEX", "FINISHED"]
 

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ ENGINE, MAX_ROWS, URL = "engine", "max_rows", "url"
 """Parameters of the model's configuration."""
 URL_VARIABLE = "TIGHTBEAM_TRITON_URL"
 """Where the server takes HTTP, if elsewhere than the configuration says."""
+WARM_UP = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
+"""Parameters of the request that warms a model up, which Triton sends without any: a checkpoint's own may make thousands
+of tokens."""
 REGION = "triton_python_backend_shm_region"
 """What the name of the shared memory begins with that the backend's process is started with."""
 
@@ -45,6 +49,7 @@ class Backend:
             self._worker = WorkerProcess(_settings(arguments, config, stream=self._stream))
         except WorkerError as error:
             raise triton.TritonModelException(str(error)) from None
+        self._cold = bool(config.get("model_warmup"))
         labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
         self._metrics = Metrics(triton, labels, int(config["max_batch_size"]))
 
@@ -54,6 +59,8 @@ class Backend:
         ran = False
         try:
             batch = [read for number, answer in enumerate(answers) if (read := answer.read(number)) is not None]
+            if self._cold:  # Triton warms a model up before it sends any user's request
+                self._cold, batch = False, [replace(request, parameters=WARM_UP) for request in batch]
             if not self._worker.alive:  # it ended while it had nothing to do, or could not be started again
                 self._start_again()
             ran = True
