@@ -581,7 +581,8 @@ def test_of_times_nothing_is_said_while_it_runs_either(whisper: Runner, monkeypa
     said = heard.tokens(0)
     assert any(token.token > 40 for token in said)
     (output,) = heard.outputs(0)
-    assert output.texts and output.texts[0].endswith("".join(token.text for token in said).strip())
+    assert output.texts == [whisper.decode([token for token in output.sequences[0] if token <= 40])]
+    assert output.texts[0].endswith("".join(token.text for token in said).strip())
 
 
 def test_a_long_text_is_refused_before_it_is_read(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
