@@ -14,27 +14,30 @@ __all__ = ["write_folder"]
 Made = TypeVar("Made")
 
 
-def write_folder(destination: Path, fill: Callable[[Path], Made], *, force: bool = False) -> Made:
+def write_folder(
+    destination: Path, fill: Callable[[Path], Made], *, force: bool = False, workplace: Path | None = None
+) -> Made:
     """``fill`` writes into an empty folder, which then takes the name ``destination``; returns what it returns.
 
-    With ``force`` an existing folder is replaced, at the very end; after a failure nothing is left. Raises OSError, and
-    what ``fill`` raises.
+    With ``force`` an existing folder is replaced, at the very end; after a failure nothing is left. ``workplace``:
+    where the folder stands until then, on the same disk; by default beside its place. Raises OSError, and what
+    ``fill`` raises.
     """
-    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.absolute().parent))
+    workplace = workplace or destination.absolute().parent
+    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=workplace))
     try:
         partial.chmod(0o755)
         made = fill(partial)
         _sync(partial)
-        _move_into_place(partial, destination, force=force)
+        _move_into_place(partial, destination, workplace, force=force)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return made
 
 
-def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
-    parent = destination.absolute().parent
+def _move_into_place(partial: Path, destination: Path, workplace: Path, *, force: bool) -> None:
     if force and destination.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=parent))
+        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=workplace))
         try:
             destination.rename(old / destination.name)
             partial.rename(destination)
@@ -44,7 +47,7 @@ def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
             shutil.rmtree(old, ignore_errors=True)
     else:
         partial.rename(destination)
-    _sync_entry(parent)
+    _sync_entry(destination.absolute().parent)
 
 
 def _sync(folder: Path) -> None:

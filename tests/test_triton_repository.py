@@ -251,12 +251,12 @@ def test_the_manual_names_the_server_and_a_request(
     (server,) = (line.strip() for line in manual.splitlines() if line.strip().startswith("tritonserver"))
     words = shlex.split(server)
     assert words[:2] == ["tritonserver", f"--model-repository={repository}"]
-    assert {"--model-control-mode=explicit", "--load-model=*"} <= set(words)
+    assert {"--model-control-mode=explicit", "--load-model=m"} <= set(words)
     assert server in done.out
     (line,) = (line.strip() for line in manual.splitlines() if line.strip().startswith("curl"))
     assert line in done.out
     command, url, option, body = shlex.split(line)
-    assert (command, url, option) == ("curl", f"localhost:8000/v2/models/m/{action}", "-d")
+    assert (command, url, option) == ("curl", f"http://127.0.0.1:8000/v2/models/m/{action}", "-d")
     inputs, parameters = {}, {}
     for name, value in json.loads(body).items():
         if name.isupper():
@@ -485,21 +485,23 @@ def test_a_failure_leaves_things_as_they_were(
     count: int,
     error: BaseException,
 ) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
     if options:
-        triton_repo(text, tmp_path, "--name", "m").wrote()
+        triton_repo(text, repository, "--name", "m").wrote()
     before = content(tmp_path)
     owner, _, name = place.rpartition(".")
     found: Any = {"shutil": shutil, "os": os, "pathlib.Path": Path}[owner]
     monkeypatch.setattr(found, name, failing_at(count, error, getattr(found, name)))
-    done = triton_repo(ids_only, tmp_path, "--name", "m", "--max-batch-size", 5, *options)
+    done = triton_repo(ids_only, repository, "--name", "m", "--max-batch-size", 5, *options)
     monkeypatch.undo()
     if error is NO_SPACE:
-        done.refused(f"cannot write {tmp_path / 'm'}", "No space left on device; nothing was left behind")
+        done.refused(f"cannot write {repository / 'm'}", "No space left on device; nothing was left behind")
     else:
         assert (done.code, done.err) == (130, "error: interrupted; nothing was left behind\n")
     after = content(tmp_path)
     if place.endswith("replace"):  # the manual may be the new one already
-        before, after = (dict(files, **{"m/README.md": None}) for files in (before, after))
+        before, after = (dict(files, **{"models/m/README.md": None}) for files in (before, after))
     assert after == before
 
 
@@ -520,14 +522,18 @@ main()
 
 @pytest.mark.parametrize("options", [[], ["--next-version"]], ids=str)
 def test_killed_while_it_copies(triton_repo: Command, text: Path, tmp_path: Path, options: list[str]) -> None:
+    """What is not whole stands beside the repository, which a server may load meanwhile."""
+    repository = tmp_path / "models"
+    repository.mkdir()
     if options:
-        triton_repo(text, tmp_path).wrote()
-    before = content(tmp_path)
-    command = [sys.executable, "-c", STOPPING, str(text), str(tmp_path), *options]
+        triton_repo(text, repository).wrote()
+    before, models = content(tmp_path), sorted(repository.iterdir())
+    command = [sys.executable, "-c", STOPPING, str(text), str(repository), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout and running.stderr
         assert running.stdout.readline() == "copied\n"
         assert len(content(tmp_path)) > len(before) + 3
+        assert sorted(repository.iterdir()) == models
         running.send_signal(signal.SIGTERM)
         error = running.stderr.read()
     assert (running.returncode, error) == (130, "error: interrupted; nothing was left behind\n")

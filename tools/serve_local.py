@@ -81,7 +81,7 @@ class LocalServer:
             f"--model-repository={repository}",
             f"--backend-directory={_package() / 'backends'}",
             "--model-control-mode=explicit",
-            "--load-model=*",
+            *(f"--load-model={config.parent.name}" for config in _configs(repository)),
             "--exit-timeout-secs=10",
             "--log-info=false",
             *addresses,
@@ -163,6 +163,11 @@ def _package() -> Path:
     return found[0] if found else ENVIRONMENT / "pytriton" / "tritonserver"
 
 
+def _configs(repository: Path) -> list[Path]:
+    """Of the models there; a server told to load all folders does not start where one is something else."""
+    return sorted(repository.glob("*/config.pbtxt"))
+
+
 def _free_ports() -> tuple[int, ...]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = tuple(each.getsockname()[1] for each in sockets)
@@ -180,15 +185,15 @@ def serve(
     metrics_port: Annotated[int, typer.Option(help="Metrics, for Prometheus.")] = 8002,
 ) -> None:
     """Serve REPOSITORY until Ctrl-C, and print a request for each of its models that reads text."""
-    if not repository.is_dir():
-        say(f"error: {repository} is no folder; expected a model repository made by triton-repo")
+    if not _configs(repository):
+        say(f"error: {repository} holds no model; expected a model repository made by triton-repo")
         raise typer.Exit(1)
     try:
         with LocalServer(repository, ports=(http_port, grpc_port, metrics_port)) as server:
             print(f"\nhttp://{server.http}, gRPC {server.grpc}, http://{server.metrics}/metrics; Ctrl-C ends it.")
             print("A request:\n")
             body = shlex.quote(json.dumps({"TEXT": text}))
-            for config in sorted(repository.glob("*/config.pbtxt")):
+            for config in _configs(repository):
                 action = "generate_stream" if "decoupled: true" in config.read_text() else "generate"
                 print(f"curl http://{server.http}/v2/models/{config.parent.name}/{action} -d {body}", flush=True)
             code = server.process.wait()

@@ -31,8 +31,8 @@ ENGINE, MAX_ROWS, URL = "engine", "max_rows", "url"
 URL_VARIABLE = "TIGHTBEAM_TRITON_URL"
 """Where the server takes HTTP, if elsewhere than the configuration says."""
 WARM_UP = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
-"""Parameters of the request that warms a model up. Triton sends it without any, and a checkpoint's own may make thousands
-of tokens."""
+"""Parameters of the request that warms a model up. Triton sends it without any, and a checkpoint's own may make
+thousands of tokens."""
 REGION = "triton_python_backend_shm_region"
 """What the name of the shared memory begins with that the backend's process is started with."""
 

@@ -77,7 +77,7 @@ def triton_repo(
         say("error: interrupted; nothing was left behind")
         raise typer.Exit(130) from None
     print(f"wrote {written}; start the server with\n")
-    print(f"    {server_command(str(repository))}\n\nand ask it with\n")
+    print(f"    {server_command(str(repository), settings)}\n\nand ask it with\n")
     print(f"    {request_line(loaded.manifest, settings)}\n\n{written.parent / 'README.md'} says more")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle import Manifest
 from tightbeam.deploy.triton.config import ServingSettings
@@ -13,15 +14,21 @@ __all__ = ["manual", "request_line", "server_command"]
 
 IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 PORTS = "-p 8000:8000 -p 8001:8001 -p 8002:8002"
+USUAL_PORT = 8000
 
 
-def server_command(repository: str) -> str:
+def server_command(repository: str, settings: ServingSettings) -> str:
     """What starts the server. In explicit mode a model can be loaded anew while the server runs."""
-    options = "--model-control-mode=explicit '--load-model=*' --exit-timeout-secs=30"
-    return f"tritonserver --model-repository={shlex.quote(repository)} {options}"
+    port = urlsplit(settings.url).port
+    options = [
+        f"--model-repository={shlex.quote(repository)}",
+        f"--model-control-mode=explicit --load-model={settings.name} --exit-timeout-secs=30",
+        *([] if port in (None, USUAL_PORT) else [f"--http-port={port}"]),
+    ]
+    return " ".join(["tritonserver", *options])
 
 
-def request_line(manifest: Manifest, settings: ServingSettings, url: str = "localhost:8000") -> str:
+def request_line(manifest: Manifest, settings: ServingSettings) -> str:
     """A request that works in a shell."""
     action = "generate_stream" if settings.stream else "generate"
     if manifest.speech is not None:
@@ -30,7 +37,7 @@ def request_line(manifest: Manifest, settings: ServingSettings, url: str = "loca
         body = '{"TEXT": "Your text.", "max_new_tokens": 20}'
     else:
         body = '{"INPUT_IDS": [5, 6, 7, 2], "max_new_tokens": 20}'
-    return f"curl {url}/v2/models/{settings.name}/{action} -d '{body}'"
+    return f"curl {settings.url}/v2/models/{settings.name}/{action} -d '{body}'"
 
 
 def manual(manifest: Manifest, settings: ServingSettings, repository: Path) -> str:
@@ -44,12 +51,12 @@ def manual(manifest: Manifest, settings: ServingSettings, repository: Path) -> s
 
 Where `tritonserver` is installed, and the package `tightbeam` for the Python that it runs:
 
-    {server_command(str(where))}
+    {server_command(str(where), settings)}
 
 In an image of Triton whose Python is 3.11 or newer, with a clone of Tightbeam at PATH/TO/tightbeam:
 
     docker run --rm{gpu} --shm-size=1g {PORTS} -v {shlex.quote(str(where))}:/models -v PATH/TO/tightbeam:/src {IMAGE} \\
-      sh -c "pip install '/src{extra}' && {server_command("/models")}"
+      sh -c "pip install --break-system-packages '/src{extra}' && {server_command("/models", settings)}"
 
 A request:
 

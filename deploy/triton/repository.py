@@ -75,7 +75,7 @@ def write_model(
         if next_version:
             _add_version(model, number, fill_version, fill_settings)
         else:
-            write_folder(model, fill, force=force)
+            write_folder(model, fill, force=force, workplace=_workplace(model.parent))
     except OSError as error:
         raise RepositoryError(f"cannot write {model}: {error.strerror or error}; nothing was left behind") from error
     return model / str(number)
@@ -104,6 +104,15 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
     if not next_version:
         return 1
     return 1 + max((int(path.name) for path in model.iterdir() if path.name.isdecimal()), default=0)
+
+
+def _workplace(repository: Path) -> Path:
+    """Where a model is written before it has its name: not in the repository, if that can be, since a server that is
+    told to load all of it does not start where one folder cannot be loaded."""
+    repository = repository.resolve()
+    parent = repository.parent
+    one_disk = parent.stat().st_dev == repository.stat().st_dev
+    return parent if one_disk and os.access(parent, os.W_OK | os.X_OK) else repository
 
 
 def _add_version(
