@@ -97,6 +97,8 @@ DEFAULT_NEW_TOKENS = 20
 """Of transformers, where none of them is given."""
 
 FLOAT32 = np.finfo(np.float32)
+LONG_NAME = 60
+"""Characters of an unknown name that an error quotes."""
 CHOSEN = -1
 """In a prompt: the token that the model itself finds best, among some."""
 CHECKPOINT = "the checkpoint's generation config"
@@ -328,12 +330,13 @@ class _Fields:
         for source, given in ((CHECKPOINT, defaults), (CALL, overrides)):
             for name, value in given.items():
                 if name not in known:
-                    close = difflib.get_close_matches(name, sorted(known), 1)
+                    close = difflib.get_close_matches(name[:LONG_NAME], sorted(known), 1)
                     fix = f"did you mean {close[0]}?" if close else "remove it"
                     if name in HEARING:
                         fix = "it is for models that hear; remove it"
+                    shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
                     raise GenerationError(
-                        f"{name}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
+                        f"{shown}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
                     )
                 if value is None and name not in NEEDED:
                     self.values.pop(name, None)
