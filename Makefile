@@ -31,7 +31,7 @@ demo: $(BUILT) ## export the bundled model with --variant el, then summarise the
 
 serve-demo: $(BUILT) $(SERVED) ## serve the bundled model with Triton Inference Server on loopback, and print a request
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force
-	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force
+	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force > /dev/null
 	$(BIN)/python tools/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
 
 test: lint $(BUILT) $(SERVED) ## lint, types, and every test that needs neither minutes nor a GPU

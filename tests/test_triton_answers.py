@@ -145,8 +145,8 @@ def test_who_cancelled_is_told_once_and_hears_no_more(triton: FakeTriton) -> Non
     request = FakeRequest({"INPUT_IDS": IDS}, cancelled_at=1)
     answer = read(request, triton, stream=True)
     assert not answer.was_cancelled()
-    assert not answer.cancelled
-    assert answer.was_cancelled() and answer.cancelled
+    assert answer.open
+    assert answer.was_cancelled() and answer.outcome == "cancelled"
     assert not answer.was_cancelled()
     answer.take(row(3, 0, [2, 8]))
     answer.fail("later", own=False)

@@ -371,7 +371,7 @@ def test_what_was_not_made_here_stays(triton_repo: Command, text: Path, tmp_path
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("file", "File exists"),
+        ("file", "is a file; expected a folder, or a name for one"),
         ("file/models", "Not a directory"),
         ("a" * 300, "File name too long"),
         ("/proc/models", "No such file or directory"),
@@ -382,7 +382,7 @@ def test_repositories_that_cannot_be_written(
     triton_repo: Command, text: Path, tmp_path: Path, place: str, reason: str
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    triton_repo(text, tmp_path / place).refused("cannot write ", reason)
+    triton_repo(text, tmp_path / place).refused(place.split("/")[-1], reason)
     assert content(tmp_path) == {"file": b"mine"}
 
 
@@ -430,6 +430,29 @@ def test_versions_go_up_and_the_old_ones_stay(triton_repo: Command, text: Path, 
     assert third.name == "12"
     assert (tmp_path / "m" / "warmup" / "warm_up").is_file()
     Runner.load(third / "bundle", threads=1)
+
+
+def test_a_version_keeps_what_is_not_said_anew(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+    options = "--max-batch-size 3 --max-rows 50 --instances 2 --batching-delay-us 7 --max-queue-size 5 --stream"
+    first = triton_repo(text, tmp_path, "--name", "m", *options.split(), "--url", "http://h:9000").wrote()
+    before = (first.parent / "config.pbtxt").read_text()
+    triton_repo(text, tmp_path, "--name", "m", "--next-version").wrote()
+    assert (first.parent / "config.pbtxt").read_text() == before
+    assert "--http-port=9000" in (first.parent / "README.md").read_text()
+    triton_repo(text, tmp_path, "--name", "m", "--next-version", "--instances", 1).wrote()
+    assert (first.parent / "config.pbtxt").read_text() == before.replace("count: 2", "count: 1")
+
+
+def test_a_version_does_not_change_what_clients_get(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+    triton_repo(text, tmp_path, "--name", "m").wrote()
+    before = content(tmp_path)
+    done = triton_repo(text, tmp_path, "--name", "m", "--next-version", "--stream")
+    done.refused("a version cannot change whether", "choose another --name, or replace the model with --force")
+    (tmp_path / "m" / "config.pbtxt").write_text('parameters { key: "made_by" } nonsense')
+    done = triton_repo(text, tmp_path, "--name", "m", "--next-version")
+    done.refused("config.pbtxt cannot be read", "--force")
+    triton_repo(text, tmp_path, "--name", "m", "--force").wrote()
+    assert content(tmp_path) == before
 
 
 def test_force_replaces_all_versions(triton_repo: Command, text: Path, ids_only: Path, tmp_path: Path) -> None:

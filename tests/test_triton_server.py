@@ -217,7 +217,9 @@ def test_a_fault_is_its_own_requests_error_and_nobody_elses(world: SimpleNamespa
                 asking.append(ask("text", {"TEXT": texts(SENTENCES[index % len(SENTENCES)])}, **settings))
         return list(await asyncio.gather(*asking))
 
+    before = metrics(world.server, "text").get("tightbeam_refused_total", 0)
     answers = served.run(world.server, ask_all)
+    assert metrics(world.server, "text")["tightbeam_refused_total"] - before >= 2 * 14  # Triton refuses the others
     for index, (name, (_, _, words)) in enumerate(FAULTS.items()):
         wanted = alone(world, SENTENCES[index % len(SENTENCES)], **settings)
         for at in (4 * index, 4 * index + 2):
@@ -594,6 +596,12 @@ def test_the_command_serves_until_it_is_told_to_end(world: SimpleNamespace, tmp_
         command.terminate()
         _, said = command.communicate(timeout=40)
     assert said.rstrip().endswith("stopped")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        failed = subprocess.run(
+            [*python, str(tmp_path / "models"), f"--grpc-port={port}"], capture_output=True, text=True, check=False
+        )
+    assert f"port {port} is in use" in failed.stderr
     for arguments in (["--nonsense"], [str(tmp_path / "none")]):
         failed = subprocess.run([*python, *arguments], capture_output=True, text=True, check=False)
         assert failed.returncode and failed.stderr.count("\n") == 1

@@ -53,6 +53,9 @@ class LocalServer:
         fault = installation_fault()
         if fault:
             raise ServerError(fault)
+        for port in ports or ():
+            if not _is_free(port):
+                raise ServerError(f"port {port} is in use; pass others, such as --http-port 8010")
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports or _free_ports())
         self._log = log
         with tempfile.TemporaryFile() if log is None else log.open("ab") as stream:
@@ -168,6 +171,14 @@ def _configs(repository: Path) -> list[Path]:
     return sorted(repository.glob("*/config.pbtxt"))
 
 
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 def _free_ports() -> tuple[int, ...]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = tuple(each.getsockname()[1] for each in sockets)
@@ -190,7 +201,8 @@ def serve(
         raise typer.Exit(1)
     try:
         with LocalServer(repository, ports=(http_port, grpc_port, metrics_port)) as server:
-            print(f"\nhttp://{server.http}, gRPC {server.grpc}, http://{server.metrics}/metrics; Ctrl-C ends it.")
+            print("\nReady. (Errors above about CUDA, NVML and DCGM are those of a machine without a GPU.)")
+            print(f"http://{server.http}, gRPC {server.grpc}, http://{server.metrics}/metrics; Ctrl-C ends it.")
             print("A request:\n")
             body = shlex.quote(json.dumps({"TEXT": text}))
             for config in _configs(repository):

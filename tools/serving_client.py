@@ -119,7 +119,7 @@ def main(
         texts = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
-    address = address or f"localhost:{PORTS[protocol]}"
+    address = address.partition("://")[2] or address or f"localhost:{PORTS[protocol]}"
     if failed := asyncio.run(ask_all(protocol, address, model, texts, parameters, concurrency)):
         print(f"error: {failed} of {len(texts)} lines failed; each is named above", file=sys.stderr)
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ __all__ = ["FINISHED", "INDEX", "OUTPUT_IDS", "OUTPUT_LENGTHS", "SCORES", "TEXT"
 TEXT, SCORES, OUTPUT_IDS, OUTPUT_LENGTHS = "TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS"
 INDEX, FINISHED = "INDEX", "FINISHED"
 """Of a model that streams: which row of the request a response is about, and whether it is the row's last."""
+Outcome = Literal["answered", "refused", "failed", "cancelled"]
+"""Refused by a fault of its own, failed by one of ours."""
 NUMPY = (
     f"this Triton's Python backend cannot read numpy {np.__version__}; pip install 'numpy<2' for the Python that it "
     "runs, or take Triton 24.11 or newer"
@@ -37,8 +39,12 @@ class Answer:
         self._wanted = frozenset(request.requested_output_names())
         self._rows: dict[int, Row] = {}
         self._size = 1
-        self.open = True
-        self.cancelled = False
+        self.outcome: Outcome | None = None
+        """None while nothing final was sent"""
+
+    @property
+    def open(self) -> bool:
+        return self.outcome is None
 
     def read(self, number: int) -> Request | None:
         """The request as the worker takes it; None where it cannot be read, which its user is told."""
@@ -57,8 +63,7 @@ class Answer:
         """Whether it was cancelled since this was asked last."""
         if not self.open or not self._request.is_cancelled():
             return False
-        self.cancelled = True
-        self._end(self._triton.TritonError("the request was cancelled", self._triton.TritonError.CANCELLED))
+        self._end("cancelled", "the request was cancelled", self._triton.TritonError.CANCELLED)
         return True
 
     def take(self, event: Event) -> None:
@@ -87,18 +92,22 @@ class Answer:
 
     def fail(self, reason: str, *, own: bool) -> None:
         """Send an error as the last response. ``own``: the request is at fault."""
-        code = self._triton.TritonError.INVALID_ARG if own else self._triton.TritonError.UNAVAILABLE
-        if self.open:
-            self._end(self._triton.TritonError(reason, code))
+        if not self.open:
+            return
+        if own:
+            self._end("refused", reason, self._triton.TritonError.INVALID_ARG)
+        else:
+            self._end("failed", reason, self._triton.TritonError.UNAVAILABLE)
 
     def _send(self, arrays: dict[str, Array], *, last: bool) -> None:
         tensors = [self._triton.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
         self._sender.send(self._triton.InferenceResponse(tensors), flags=flags)
-        self.open = not last
+        self.outcome = "answered" if last else None
 
-    def _end(self, error: Any) -> None:
-        self.open = False
+    def _end(self, outcome: Outcome, reason: str, code: int) -> None:
+        self.outcome = outcome
+        error = self._triton.TritonError(reason, code)
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             self._sender.send(self._triton.InferenceResponse(error=error), flags=final)

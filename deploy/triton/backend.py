@@ -56,6 +56,7 @@ class Backend:
     def execute(self, requests: Sequence[Any]) -> None:
         """Answer all of them, each with its own error if need be."""
         answers = [Answer(request, self._triton, stream=self._stream) for request in requests]
+        figures = Figures()
         ran = False
         try:
             batch = [read for number, answer in enumerate(answers) if (read := answer.read(number)) is not None]
@@ -65,26 +66,23 @@ class Backend:
                 self._start_again()
             ran = True
             if batch:
-                self._run(batch, answers)
+                self._run(batch, answers, figures)
         except WorkerError as error:
             _fail(answers, f"{error}; send the request again")
         except Exception as error:  # the server goes on, whatever we did wrong
             traceback.print_exc()
             _fail(answers, f"{type(error).__name__}: {error}; this is a fault of Tightbeam")
+        self._metrics.add(figures, [answer.outcome for answer in answers])
         if ran and not self._worker.alive:  # what waits in Triton's queue is not lost
             try:
                 self._start_again()
             except WorkerError as error:  # it is tried again for the next requests
                 print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
 
-    def _run(self, batch: Sequence[Request], answers: Sequence[Answer]) -> None:
-        figures = Figures()
-        try:
-            with closing(self._worker.run(batch, lambda: _gone(answers), figures)) as events:
-                for event in events:
-                    answers[event.number].take(event)
-        finally:
-            self._metrics.add(figures, cancelled=sum(answer.cancelled for answer in answers))
+    def _run(self, batch: Sequence[Request], answers: Sequence[Answer], figures: Figures) -> None:
+        with closing(self._worker.run(batch, lambda: _gone(answers), figures)) as events:
+            for event in events:
+                answers[event.number].take(event)
         _fail(answers, "the request was not answered; this is a fault of Tightbeam")
 
     def _start_again(self) -> None:

@@ -11,7 +11,16 @@ from tightbeam.deploy.triton.answers import FINISHED, INDEX, OUTPUT_IDS, OUTPUT_
 from tightbeam.deploy.triton.backend import ENGINE, MAX_ROWS, URL
 from tightbeam.deploy.triton.requests import AUDIO, INPUT_IDS, LENGTHS, TEXT
 
-__all__ = ["MADE_BY", "WARM_UP", "WARM_UP_IDS", "RepositoryError", "ServingSettings", "model_config", "model_name_of"]
+__all__ = [
+    "MADE_BY",
+    "WARM_UP",
+    "WARM_UP_IDS",
+    "RepositoryError",
+    "ServingSettings",
+    "model_config",
+    "model_name_of",
+    "settings_of",
+]
 
 MADE_BY = "made_by"
 """The parameter that says that a model is ours."""
@@ -97,15 +106,47 @@ def model_name_of(folder: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", folder).lstrip(".-")
 
 
-def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) -> str:
-    """The text of ``config.pbtxt``. Raises RepositoryError where Triton's protobuf is not installed."""
+def settings_of(text: str) -> ServingSettings:
+    """Of a ``config.pbtxt`` that `model_config` wrote, or somebody edited. Raises RepositoryError for what is none."""
+    text_format, triton = _protobuf()
+    config: Any = triton.ModelConfig()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        raise RepositoryError(
+            f"the model's config.pbtxt cannot be read: {error}; replace the model with --force"
+        ) from None
+    group = config.instance_group[0] if config.instance_group else triton.ModelInstanceGroup(count=1)
+    parameters = {name: parameter.string_value for name, parameter in config.parameters.items()}
+    return ServingSettings(
+        name=config.name,
+        max_batch_size=config.max_batch_size,
+        max_rows=int(parameters.get(MAX_ROWS, 0)),
+        instances=group.count,
+        device="gpu" if group.kind == triton.ModelInstanceGroup.KIND_GPU else "cpu",
+        engine=parameters.get(ENGINE, ServingSettings.engine),
+        batching_delay_us=config.dynamic_batching.max_queue_delay_microseconds,
+        max_queue_size=config.dynamic_batching.default_queue_policy.max_queue_size,
+        stream=config.model_transaction_policy.decoupled,
+        url=parameters.get(URL, ServingSettings.url),
+    )
+
+
+def _protobuf() -> tuple[Any, Any]:
+    """Protobuf's text format, and Triton's messages. Raises RepositoryError where they are not installed."""
     try:
         from google.protobuf import text_format
-        from tritonclient.grpc import model_config_pb2 as triton
+        from tritonclient.grpc import model_config_pb2
     except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient without its extra grpc
         raise RepositoryError(
             f"config.pbtxt is written by tritonclient, which is not there ({error}); {INSTALL}"
         ) from None
+    return text_format, model_config_pb2
+
+
+def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) -> str:
+    """The text of ``config.pbtxt``. Raises RepositoryError where Triton's protobuf is not installed."""
+    text_format, triton = _protobuf()
     config: Any = triton.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
 
     def put(kind: str, name: str, dtype: str, *dims: int) -> None:

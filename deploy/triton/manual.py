@@ -14,6 +14,7 @@ __all__ = ["manual", "request_line", "server_command"]
 
 IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 PORTS = "-p 8000:8000 -p 8001:8001 -p 8002:8002"
+INSTALL = "pip install --break-system-packages -C cmake.define.TIGHTBEAM_CUDA=OFF"
 USUAL_PORT = 8000
 
 
@@ -56,7 +57,7 @@ Where `tritonserver` is installed, and the package `tightbeam` for the Python th
 In an image of Triton whose Python is 3.11 or newer, with a clone of Tightbeam at PATH/TO/tightbeam:
 
     docker run --rm{gpu} --shm-size=1g {PORTS} -v {shlex.quote(str(where))}:/models -v PATH/TO/tightbeam:/src {IMAGE} \\
-      sh -c "pip install --break-system-packages '/src{extra}' && {server_command("/models", settings)}"
+      sh -c "{INSTALL} '/src{extra}' && {server_command("/models", settings)}"
 
 A request:
 

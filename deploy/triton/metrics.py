@@ -3,8 +3,10 @@ to take rates of."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from tightbeam.deploy.triton.answers import Outcome
 from tightbeam.deploy.triton.messages import Figures
 
 __all__ = ["COUNTERS", "GAUGES", "Metrics"]
@@ -16,6 +18,8 @@ COUNTERS = {
     "tightbeam_steps_total": "Decoder steps",
     "tightbeam_prefill_seconds_total": "Seconds to the end of a batch's first step: the encoder, or prompts",
     "tightbeam_step_seconds_total": "Seconds in the steps after a batch's first",
+    "tightbeam_refused_total": "Requests that could not be run by a fault of their own",
+    "tightbeam_failed_total": "Requests that failed by no fault of their own",
     "tightbeam_cancelled_total": "Requests that were cancelled while they ran",
     "tightbeam_restarts_total": "Times that the process which generates ended and was started again",
 }
@@ -38,8 +42,8 @@ class Metrics:
         }
         self._metrics = {name: family.Metric(labels=labels) for name, family in self._families.items()}
 
-    def add(self, figures: Figures, cancelled: int) -> None:
-        """What a call has done."""
+    def add(self, figures: Figures, outcomes: Sequence[Outcome | None]) -> None:
+        """What a call has done, and what became of its requests."""
         seconds = figures.prefill_seconds + figures.step_seconds
         self._count("tokens", figures.tokens)
         self._count("batches", figures.batches)
@@ -47,7 +51,8 @@ class Metrics:
         self._count("steps", figures.steps)
         self._count("prefill_seconds", figures.prefill_seconds)
         self._count("step_seconds", figures.step_seconds)
-        self._count("cancelled", cancelled)
+        for outcome in ("refused", "failed", "cancelled"):
+            self._count(outcome, outcomes.count(outcome))
         if seconds:
             self._metrics["tightbeam_tokens_per_second"].set(figures.tokens / seconds)
             self._metrics["tightbeam_batch_fill"].set(figures.samples / figures.batches / self._largest)

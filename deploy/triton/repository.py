@@ -22,12 +22,30 @@ from tightbeam.deploy.bundle import MANIFEST, Bundle
 from tightbeam.deploy.engines import ENGINES, build_command, engine_names, load_engine
 from tightbeam.deploy.folders import write_folder
 from tightbeam.deploy.triton.backend import BUNDLE
-from tightbeam.deploy.triton.config import MADE_BY, WARM_UP, WARM_UP_IDS, RepositoryError, ServingSettings, model_config
+from tightbeam.deploy.triton.config import (
+    MADE_BY,
+    WARM_UP,
+    WARM_UP_IDS,
+    RepositoryError,
+    ServingSettings,
+    model_config,
+    settings_of,
+)
 from tightbeam.deploy.triton.manual import manual
 
-__all__ = ["write_model"]
+__all__ = ["settings_there", "write_model"]
 
 CONFIG, MANUAL, MODEL = "config.pbtxt", "README.md", "model.py"
+
+
+def settings_there(repository: str | os.PathLike[str], name: str, *, force: bool = False) -> ServingSettings:
+    """Of the model of that name, to which a version is to be added. Raises RepositoryError where there is none."""
+    model = Path(repository) / name
+    _check_target(model, force=force, next_version=True)
+    try:
+        return settings_of((model / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RepositoryError(f"cannot read {model / CONFIG}: {error.strerror or error}; check it") from error
 
 
 def write_model(
@@ -54,6 +72,11 @@ def write_model(
     config = model_config(bundle.manifest, settings, made_by)
     model = Path(repository) / settings.name
     number = _check_target(model, force=force, next_version=next_version)
+    if next_version and settings_there(repository, settings.name).stream != settings.stream:
+        raise RepositoryError(
+            f"a version cannot change whether {model} streams, which its clients would not expect; "
+            "choose another --name, or replace the model with --force"
+        )
 
     def fill_version(folder: Path) -> None:
         shutil.copyfile(Path(__file__).with_name(MODEL), folder / MODEL)
@@ -85,8 +108,11 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
     """The number of the version that may be written; cheap, for use before the work is done."""
     try:
         taken = model.exists() or model.is_symlink()
+        file = model.parent.exists() and not model.parent.is_dir()
     except OSError as error:
         raise RepositoryError(f"cannot write {model}: {error.strerror or error}; choose another folder") from error
+    if file:
+        raise RepositoryError(f"{model.parent} is a file; expected a folder, or a name for one")
     try:
         ours = taken and f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
