@@ -376,9 +376,13 @@ class _Fields:
 
     def real(self, name: str, default: float) -> float:
         value = self.get(name, default)
-        if not (_is_number(value, Real) and math.isfinite(value)):
+        try:
+            number = float(value) if _is_number(value, Real) else math.nan
+        except OverflowError:  # an integer beyond float64
+            number = math.inf
+        if not math.isfinite(number):
             raise self.error(name, "is not a finite number", f"pass a number such as {default}")
-        return float(value)
+        return number
 
     def check_token(self, name: str, value: Any) -> int:
         if not _is_number(value, Integral):

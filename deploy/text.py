@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -54,17 +55,18 @@ class _TokenizersCodec:
         self._tokenizer = Tokenizer.from_file(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._cutting: dict[int, Tokenizer] = {}
+        self._cutting: Tokenizer | None = None
+        self._turn = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
 
     def truncate(self, text: str, length: int) -> list[int]:
-        if length not in self._cutting:  # a copy, since truncation is a state of the tokenizer
-            cutting = self._tokenizer.from_str(self._tokenizer.to_str())
-            cutting.enable_truncation(length)
-            self._cutting[length] = cutting
-        return list(self._cutting[length].encode(text).ids)
+        with self._turn:
+            if self._cutting is None:  # a copy, since truncation is a state of the tokenizer
+                self._cutting = self._tokenizer.from_str(self._tokenizer.to_str())
+            self._cutting.enable_truncation(length)
+            return list(self._cutting.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

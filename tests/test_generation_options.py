@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import warnings
 from typing import Any
 
@@ -270,6 +271,10 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         (
             {"length_penalty": float("inf")},
             f"length_penalty=inf {CALL} is not a finite number; pass a number such as 1.0",
+        ),
+        (
+            {"length_penalty": 10**400},
+            f"length_penalty={reprlib.repr(10**400)} {CALL} is not a finite number; pass a number such as 1.0",
         ),
         ({"length_penalty": False}, f"length_penalty=False {CALL} is not a finite number; pass a number such as 1.0"),
         (

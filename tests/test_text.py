@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
@@ -239,6 +240,19 @@ def test_codec_is_the_checkpoint_s_own_tokenizer(runner: Runner, checkpoints: Ch
     assert cut == tokenizer(LONG, truncation=True, max_length=64).input_ids
     assert cut[-1] == tokenizer.eos_token_id
     assert runner.encode(SENTENCES[0], truncate=True) == (tokenizer(SENTENCES[0]).input_ids, False)
+
+
+def test_cutting_to_many_lengths_keeps_one_tokenizer_more(bundle: Path) -> None:
+    """A client chooses the length, and a large tokenizer has tens of megabytes."""
+    codec = _TokenizersCodec(str(bundle / "tokenizer" / "tokenizer.json"))
+    whole = codec.encode(LONG)
+    for length in (64, 5, 30, len(whole) + 1, 64):
+        cut = codec.truncate(LONG, length)
+        assert len(cut) == min(length, len(whole)) and cut[:2] == whole[:2] and cut[-1] == whole[-1]
+    reached = gc.get_referents(codec.__dict__)
+    reached += [item for holder in reached if isinstance(holder, dict) for item in holder.values()]
+    assert len([item for item in reached if isinstance(item, Tokenizer)]) == 2
+    assert codec.encode(LONG) == whole
 
 
 def test_truncation_and_padding_kept_in_tokenizer_json_do_not_apply(bundle: Path, tmp_path: Path) -> None:

@@ -287,6 +287,7 @@ FAULTS: list[tuple[Request, str]] = [
     (text_request(1, "a", num_beams="four"), "num_beams='four' .* is not an integer"),
     (text_request(1, "a", num_beams="4" * 5000), "num_beams='444.* is not an integer"),
     (text_request(1, "a", max_new_tokens="NaN"), "max_new_tokens=nan .* is not an integer"),
+    (text_request(1, "a", length_penalty="1" + "0" * 400), "length_penalty=1.* is not a finite number; pass"),
     (text_request(1, "a", length_penalty="Infinity"), "length_penalty=inf .* is not a finite number; pass"),
     (text_request(1, "a", bad_words_ids="[[17], [4"), r"bad_words_ids='\[\[17\], \[4' .* is not a list"),
     (text_request(1, "a", bad_words_ids=DEEP), r"bad_words_ids='\[.* is not a list of lists of token ids; pass"),

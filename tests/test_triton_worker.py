@@ -114,6 +114,13 @@ def test_interrupts_are_for_the_server(worker: WorkerProcess, expected: list[str
     assert texts_of(worker) == expected
 
 
+def test_a_signal_without_a_name_is_told_by_its_number(folder: Path) -> None:
+    worker = WorkerProcess(settings_for(folder))
+    os.kill(worker._process.pid, signal.SIGRTMIN + 6)
+    with pytest.raises(WorkerError, match=f"generates was killed by signal {signal.SIGRTMIN + 6}$"):
+        list(worker.run([LONG], nobody, Figures()))
+
+
 def test_a_worker_that_is_killed_is_missed_and_started_again(worker: WorkerProcess, expected: list[str]) -> None:
     pid = worker._process.pid
     events = worker.run([LONG], nobody, Figures())

@@ -138,9 +138,17 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
         hint = "; the kernel does that where memory runs out" if code == -signal.SIGKILL else ""
         return WorkerError(f"the process that generates {how}{hint}")
+
+
+def _signal_name(number: int) -> str:
+    """Of a real-time signal, which has none, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def threads_of_each(instances: int) -> int | None:
