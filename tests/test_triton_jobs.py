@@ -274,7 +274,7 @@ FAULTS: list[tuple[Request, str]] = [
         "not UTF-8 .byte 2 is 0xed.; convert the text",
     ),
     (text_request(1, "snow " * 99), r"text of \d+ tokens is longer than the model's 64 positions; shorten it, or cut"),
-    (text_request(1, b"a" * ((1 << 20) + 1)), "the text has 1,048,577 bytes, expected 1,048,576 at most; shorten it"),
+    (text_request(1, b"a" * ((1 << 16) + 1)), "the text has 65,537 bytes, expected 65,536 at most; shorten it"),
     (text_request(1, "a", num_beems=4), r"num_beems=4 .* is not a generation setting; did you mean num_beams\?"),
     (text_request(1, "a", self=1), "self=1 .* is not a generation setting; "),
     (text_request(1, "a", listener=1), "listener=1 .* is not a generation setting"),

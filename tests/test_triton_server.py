@@ -179,7 +179,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "empty": ({"TEXT": texts("")}, {}, ("empty text", "at least one word")),
     "not UTF-8": ({"TEXT": texts(b"a \xff town")}, {}, ("not UTF-8", "byte 2 is 0xff")),
     "too long": ({"TEXT": texts("a town " * 200)}, {}, ("longer than the model's 64 positions", "truncate")),
-    "much too long": ({"TEXT": texts("a" * (2 << 20))}, {}, ("2,097,152 bytes", "1,048,576 at most")),
+    "much too long": ({"TEXT": texts("a" * (2 << 20))}, {}, ("2,097,152 bytes", "65,536 at most")),
     "unknown": ({"TEXT": texts("a town")}, {"num_beems": 4}, ("num_beems", "did you mean num_beams?")),
     "absurd beams": ({"TEXT": texts("a town")}, {"num_beams": 10**9}, ("num_beams=1000000000",)),
     "too many sequences": ({"TEXT": texts("a town")}, {"num_beams": 3, "num_return_sequences": 4}, ("num_beams=3",)),

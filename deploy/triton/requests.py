@@ -20,8 +20,8 @@ from tightbeam.deploy.triton.messages import Request
 __all__ = ["AUDIO", "INPUT_IDS", "LENGTHS", "TEXT", "Job", "Part", "read_request"]
 
 TEXT, INPUT_IDS, AUDIO, LENGTHS = "TEXT", "INPUT_IDS", "AUDIO", "LENGTHS"
-MOST_BYTES = 1 << 20
-"""Of a text; a tokenizer takes seconds for more, in which nobody else is served."""
+FEWEST_BYTES, MOST_BYTES, BYTES_A_POSITION = 1 << 16, 1 << 20, 64
+"""Of a text; a tokenizer takes a second for the most, in which nobody else is served."""
 MOST_PARAMETER_BYTES = 1 << 16
 MOST_WINDOWS = 120
 """Of a recording, an hour at Whisper's 30 seconds."""
@@ -86,7 +86,7 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
     for row, value in enumerate(source):
         try:
             if given == [TEXT]:
-                tokens, _ = runner.encode(_text(value), truncate=truncate, **settings)
+                tokens, _ = runner.encode(_text(value, runner.manifest.sizes.max_source), truncate=truncate, **settings)
                 job.parts.append([Part(job, row, len(tokens), tokens)])
             elif given == [INPUT_IDS]:
                 ids = value[: lengths[row]].tolist()
@@ -116,11 +116,12 @@ def _settings(parameters: str) -> dict[str, Any]:
     return settings
 
 
-def _text(value: Array) -> str:
+def _text(value: Array, positions: int) -> str:
     (text,) = value.reshape(-1).tolist()
     data = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
-    if len(data) > MOST_BYTES:
-        raise InputError(f"the text has {len(data):,} bytes, expected {MOST_BYTES:,} at most; shorten it")
+    most = min(max(FEWEST_BYTES, positions * BYTES_A_POSITION), MOST_BYTES)
+    if len(data) > most:
+        raise InputError(f"the text has {len(data):,} bytes, expected {most:,} at most; shorten it")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
