@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -508,6 +509,12 @@ def test_a_new_version_comes_without_losing_a_request(world: SimpleNamespace) ->
     assert world.server.status("/v2/models/text/versions/2/ready") == 200
     until(lambda: world.server.status("/v2/models/text/versions/1/ready") == 400)
     until(lambda: len(processes(world.server, "worker", "text")) == 1)
+
+    shutil.rmtree(world.repository / "text" / "2")  # and back again
+    assert world.server.post("/v2/repository/models/text/load", {})[0] == 200
+    assert world.server.status("/v2/models/text/versions/1/ready") == 200
+    until(lambda: len(processes(world.server, "worker", "text")) == 1)
+    still_right(world)
 
 
 def test_the_worker_is_killed_under_load(world: SimpleNamespace) -> None:
