@@ -28,6 +28,7 @@ from tightbeam.deploy.triton import revival
 from tightbeam.deploy.triton.messages import Batch, Cancel, Event, Figures, Ready, Request, Row, Token, WorkerSettings
 from tightbeam.deploy.triton.process import WorkerError, WorkerProcess, threads_of_each
 from tightbeam.deploy.triton.revival import Server, revive
+from tightbeam.deploy.triton.worker import visible_device
 from triton_requests import ids_request, text_request
 
 NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region="")
@@ -359,3 +360,10 @@ def test_one_that_dies_at_once_is_not_loaded_at_once(
     assert waits == [7.0, 0.0]
     assert server.asked == BOTH * 2
     assert "loaded again" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "visible", "device"), [(1, "", "1"), (1, "2,3", "3"), (0, " GPU-8f , GPU-9a", "GPU-8f"), (4, "2", "4")]
+)
+def test_a_gpu_is_one_of_those_that_the_server_sees(number: int, visible: str, device: str) -> None:
+    assert visible_device(number, visible) == device

@@ -66,6 +66,8 @@ def _ended(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
+    except OSError:  # a kernel, or a sandbox, without it
+        return False
     try:
         return bool(select.select([descriptor], [], [], PATIENCE_SECONDS)[0])
     finally:

@@ -20,7 +20,9 @@ from tightbeam.deploy.triton.jobs import run_requests
 from tightbeam.deploy.triton.messages import Batch, Bye, Cancel, Done, Event, Failed, Ready, WorkerSettings
 from tightbeam.deploy.triton.revival import revive
 
-__all__ = ["main"]
+__all__ = ["main", "visible_device"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
@@ -76,10 +78,16 @@ def main() -> None:
         revive(settings.server, time.monotonic() - start)  # the model's memory is free by now
 
 
+def visible_device(number: int, visible: str) -> str:
+    """The GPU that the server calls ``number``, among those that it sees (CUDA_VISIBLE_DEVICES; all where empty)."""
+    devices = visible.split(",") if visible else []
+    return devices[number].strip() if number < len(devices) else str(number)
+
+
 def _serve(backend: Connection, settings: WorkerSettings) -> bool:
     """Whether it ended as it should, rather than by the backend's death."""
     if settings.device is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(settings.device)
+        os.environ[VISIBLE] = visible_device(settings.device, os.environ.get(VISIBLE, ""))
     try:
         try:
             runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads)
