@@ -51,13 +51,22 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
     served.serve(made["text"], repository, "live", stream=True)
     served.serve(made["slow"], repository, "slowlive", stream=True)
     served.serve(made["text"], repository, "narrow", max_queue_size=4, max_batch_size=2)
+    killed_under_load: list[int] = []
     runners = {name: Runner.load(bundle, threads=1) for name, bundle in made.items()}
     with serve_local.LocalServer(repository, log=root / "log") as server:
-        yield SimpleNamespace(server=server, repository=repository, runners=runners, made=made, log=root / "log")
+        yield SimpleNamespace(
+            server=server,
+            repository=repository,
+            runners=runners,
+            made=made,
+            log=root / "log",
+            killed_under_load=killed_under_load,
+        )
         started = processes(server, "stub") + processes(server, "worker")
         shared = [served.region(stub) for stub in processes(server, "stub")]
         assert len(started) == 16 and all(path.exists() for path in shared)
-    assert server.process.returncode == 0
+    # Of a model whose stub was killed under load Triton may keep requests for ever: it ends by its exit timeout then.
+    assert server.process.returncode in ((0, 1) if killed_under_load else (0,))
     until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 5)
     assert not [path for path in shared if path.exists()]
 
@@ -540,27 +549,42 @@ def test_the_worker_is_killed_under_load(world: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("model", ["live", "text"])
 def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> None:
-    """Triton does not start it again: the worker has the server do so."""
+    """Triton does not start it again: the worker has the server do so. One of the two models is under load."""
     (stub,) = processes(world.server, "stub", model)
     (worker,) = processes(world.server, "worker", model)
     region = served.region(stub)
     assert region.exists()
-    os.kill(stub, signal.SIGKILL)
     start = time.monotonic()
 
     def works() -> bool:
         found = processes(world.server, "worker", model)
         return found != [] and worker not in found and world.server.status(f"/v2/models/{model}/ready") == 200
 
-    until(works, 30)
+    def kill() -> None:
+        time.sleep(0.3)
+        os.kill(stub, signal.SIGKILL)
+        until(works, 30)
+        time.sleep(0.5)
+
     if model == "live":
+        kill()
         assert stream(world, model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5)[-1].get("error") is None
     else:
-        still_right(world)
+        world.killed_under_load.append(stub)
+        answers = [answer for _, answer in Load(world, model, 8).during(kill)]
+        wanted = [alone(world, max_new_tokens=6)]
+        assert all(answer.texts == wanted for answer in answers if "error" not in answer)
+        assert all("error" not in answer for answer in (answers[0], *answers[-8:]))
+        lost = {answer["error"].partition("]")[2] or answer["error"] for answer in answers if "error" in answer}
+        assert lost and all(any(word in error for word in DOWN) for error in lost), lost
     assert time.monotonic() - start < 25
     until(lambda: not Path(f"/proc/{worker}").exists(), 5)
     assert not region.exists()
     assert f"the backend of model {model} was killed; loading it again" in world.log.read_text()
+
+
+DOWN = ("is not healthy", "is not found", "no available versions", "unknown model")
+"""What Triton says of a model whose process is gone, or that is being loaded."""
 
 
 def test_a_server_that_is_killed_leaves_nothing(world: SimpleNamespace, tmp_path: Path) -> None:
