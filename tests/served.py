@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import os
 import time
-import urllib.request
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import ModuleType
@@ -116,14 +115,7 @@ def run(server: Any, work: Callable[[Ask, Ask], Coroutine[Any, Any, Any]]) -> An
 
 def metrics(server: Any, model: str) -> dict[str, float]:
     """Of one model, by name."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    label = f'model="{model}"'
-    found: dict[str, float] = {}
-    for line in lines:
-        if label in line and not line.startswith("#"):
-            name = line.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
+    found: dict[str, float] = server.counters(model)
     return found
 
 

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from closed_loop import Load, ask_in_closed_loop
+from closed_loop import ClosedLoop, Load
 from serve_local import LocalServer, ServerError, installation_fault
 from serving_client import read_parameter
 from tightbeam.deploy import Bundle, BundleError, GenerationError, Runner
@@ -215,7 +215,7 @@ class _Bench:
             bare += self._time_bare(clients, seconds / 4)
             for model in models:
                 outputs = ["OUTPUT_IDS", "OUTPUT_LENGTHS"] if model == SERVED else ["OUTPUT_IDS"]
-                load = ask_in_closed_loop(
+                loop = ClosedLoop(
                     server,
                     model,
                     [np.array([source]) for source in self._sources],
@@ -223,9 +223,8 @@ class _Bench:
                     self._parameters if model == SERVED else {},
                     clients=clients,
                     seconds=seconds,
-                    warm_up_seconds=warm_up_seconds,
                 )
-                found[model].append(self._figures(load))
+                found[model].append(self._figures(loop.run(warm_up_seconds)))
             bare += self._time_bare(clients, seconds / 4)
         batch = min(clients, self._serving.max_batch_size)
         rate = batch / statistics.median(bare)

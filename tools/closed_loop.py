@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ import tritonclient.grpc.aio as triton
 from serve_local import LocalServer
 from tightbeam.deploy.engine import Array
 
-__all__ = ["Load", "ask_in_closed_loop", "memory_bytes"]
+__all__ = ["ClosedLoop", "Load", "memory_bytes"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 COUNTERS = {
@@ -28,7 +26,6 @@ COUNTERS = {
     "requests": "nv_inference_request_success",
     "queue_us": "nv_inference_queue_duration_us",
 }
-SAMPLE = re.compile(r'(\w+)\{.*\bmodel="([^"]*)".*\} (\S+)')
 
 
 @dataclass(frozen=True)
@@ -79,26 +76,12 @@ class Load:
         return 1e-3 * self.counted["queue_us"] / max(1.0, self.counted["requests"])
 
 
-def ask_in_closed_loop(
-    server: LocalServer,
-    model: str,
-    sources: Sequence[Array],
-    outputs: Sequence[str],
-    parameters: Mapping[str, Any],
-    *,
-    clients: int,
-    seconds: float,
-    warm_up_seconds: float,
-) -> Load:
-    """Each client asks as soon as it has its answer, one source after the other. What is in flight in the end is
-    cancelled, and is no error; the model is idle when this returns.
+class ClosedLoop:
+    """Each client asks as soon as it has its answer, one source after the other.
 
     ``sources``: token ids int64 [1, N]. ``outputs``: those that are asked for. ``parameters``: of every request.
     """
-    return asyncio.run(_Loop(server, model, sources, outputs, parameters, clients, seconds).run(warm_up_seconds))
 
-
-class _Loop:
     def __init__(
         self,
         server: LocalServer,
@@ -106,6 +89,7 @@ class _Loop:
         sources: Sequence[Array],
         outputs: Sequence[str],
         parameters: Mapping[str, Any],
+        *,
         clients: int,
         seconds: float,
     ) -> None:
@@ -119,7 +103,11 @@ class _Loop:
         self._load = Load(clients, seconds)
         self._open = False
 
-    async def run(self, warm_up_seconds: float) -> Load:
+    def run(self, warm_up_seconds: float) -> Load:
+        """What is in flight in the end is cancelled, and is no error; the model is idle when this returns."""
+        return asyncio.run(self._run(warm_up_seconds))
+
+    async def _run(self, warm_up_seconds: float) -> Load:
         load = self._load
         async with triton.InferenceServerClient(self._server.grpc) as client:
             asking = [asyncio.create_task(self._ask(client, number)) for number in range(load.clients)]
@@ -161,9 +149,7 @@ class _Loop:
         return await client.infer(self._model, [self._inputs[source]], outputs=wanted, parameters=self._parameters)
 
     def _counters(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"http://{self._server.metrics}/metrics", timeout=30) as response:
-            lines = response.read().decode().splitlines()
-        found = {m[1]: float(m[3]) for line in lines if (m := SAMPLE.fullmatch(line)) and m[2] == self._model}
+        found = self._server.counters(self._model)
         return {name: found.get(metric, 0.0) for name, metric in COUNTERS.items()}
 
 

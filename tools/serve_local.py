@@ -126,6 +126,17 @@ class LocalServer:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def counters(self, model: str) -> dict[str, float]:
+        """The metrics of one model, by name; those of its versions together."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        found: dict[str, float] = {}
+        for line in lines:
+            if f'model="{model}"' in line and not line.startswith("#"):
+                name = line.partition("{")[0]
+                found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
+        return found
+
     def __enter__(self) -> LocalServer:
         return self
 

@@ -39,18 +39,18 @@ def run_requests(
         except (InputError, GenerationError) as error:
             send(Refused(request.number, str(error)))
     figures = Figures()
-    for parts in _batches(runner, jobs, max_rows):
+    for parts in _batches(jobs, max_rows):
         _run(_Batch(runner, parts, stream, send, cancelled, figures))
     return figures
 
 
-def _batches(runner: Runner, jobs: Iterable[Job], max_rows: int) -> Iterator[list[Part]]:
+def _batches(jobs: Iterable[Job], max_rows: int) -> Iterator[list[Part]]:
     """Samples that may be run together: of equal settings, and none changes what another gets. The longest first, so
     that padding is little."""
     groups: dict[Hashable, list[Part]] = {}
     for job in jobs:
         for part in (part for row in job.parts for part in row):
-            groups.setdefault((job.options, runner.company(part.length, job.settings)), []).append(part)
+            groups.setdefault((job.options, part.company), []).append(part)
     for parts in groups.values():
         parts.sort(key=lambda part: -part.length)
         count = max(1, max_rows // parts[0].job.options.num_beams)

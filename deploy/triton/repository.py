@@ -42,6 +42,10 @@ def settings_there(repository: str | os.PathLike[str], name: str, *, force: bool
     """Of the model of that name, to which a version is to be added. Raises RepositoryError where there is none."""
     model = Path(repository) / name
     _check_target(model, force=force, next_version=True)
+    return _read_settings(model)
+
+
+def _read_settings(model: Path) -> ServingSettings:
     try:
         return settings_of((model / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
@@ -72,7 +76,7 @@ def write_model(
     config = model_config(bundle.manifest, settings, made_by)
     model = Path(repository) / settings.name
     number = _check_target(model, force=force, next_version=next_version)
-    if next_version and settings_there(repository, settings.name).stream != settings.stream:
+    if next_version and _read_settings(model).stream != settings.stream:
         raise RepositoryError(
             f"a version cannot change whether {model} streams, which its clients would not expect; "
             "choose another --name, or replace the model with --force"

@@ -38,6 +38,8 @@ class Part:
     job: Job
     row: int
     length: int
+    company: tuple[int, ...] = ()
+    """what it must have in common with those it is run with (``Runner.company``)"""
     tokens: list[int] = field(default_factory=list)
     features: Array | None = None
     output: Output | None = None
@@ -87,16 +89,18 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
         try:
             if given == [TEXT]:
                 tokens, _ = runner.encode(_text(value, runner.manifest.sizes.max_source), truncate=truncate, **settings)
-                job.parts.append([Part(job, row, len(tokens), tokens)])
+                job.parts.append([Part(job, row, len(tokens), tokens=tokens)])
             elif given == [INPUT_IDS]:
                 ids = value[: lengths[row]].tolist()
                 runner.check_ids(ids)
-                job.parts.append([Part(job, row, len(ids), ids)])
+                job.parts.append([Part(job, row, len(ids), tokens=ids)])
             else:
                 features = _features(runner, value[: lengths[row]])
                 job.parts.append([Part(job, row, 0, features=window) for window in features])
             for part in job.parts[row]:
-                runner.company(part.length, settings)  # refuses a prompt that is too long for the settings
+                part.company = runner.company(
+                    part.length, settings
+                )  # refuses a prompt that is too long for the settings
         except (InputError, GenerationError) as error:
             raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
     return job

@@ -17,7 +17,7 @@ from tightbeam.deploy.bundle import BundleError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text import InputError
 from tightbeam.deploy.triton.jobs import run_requests
-from tightbeam.deploy.triton.messages import Batch, Bye, Cancel, Done, Event, Failed, Ready, WorkerSettings
+from tightbeam.deploy.triton.messages import Batch, Bye, Cancel, Done, Failed, Ready, WorkerSettings
 from tightbeam.deploy.triton.revival import revive
 
 __all__ = ["main", "visible_device"]
@@ -48,9 +48,6 @@ class _Worker:
                 gone.add(message.number)
             return gone
 
-        def send(event: Event) -> None:
-            self.backend.send(event)
-
         try:
             return Done(
                 run_requests(
@@ -58,7 +55,7 @@ class _Worker:
                     batch.requests,
                     max_rows=self.settings.max_rows,
                     stream=self.settings.stream,
-                    send=send,
+                    send=self.backend.send,
                     cancelled=cancelled,
                 )
             )
