@@ -107,12 +107,7 @@ async def ask_all(protocol: str, address: str, model: str, texts: list[str], par
 
 def main(
     model: Annotated[str, typer.Argument(help="The model's name on the server.")],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="UTF-8, one text a line; - is standard input.", exists=True, dir_okay=False, allow_dash=True
-        ),
-    ],
+    file: Annotated[Path, typer.Argument(help="UTF-8, one text a line; - is standard input.")],
     protocol: Annotated[Literal["http", "grpc", "stream"], typer.Option(help="stream: of a --stream model.")] = "grpc",
     address: Annotated[str, typer.Option(help="HOST:PORT; by default 8000 of this machine, 8001 for gRPC.")] = "",
     parameter: Annotated[list[str], typer.Option(help="NAME=VALUE, a setting of model.generate; repeat it.")] = [],  # noqa: B006
@@ -123,6 +118,8 @@ def main(
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         texts = data.decode().splitlines()
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read ({error.strerror}); pass a text file, or -") from None
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     address = address.partition("://")[2] or address or f"localhost:{PORTS[protocol]}"
