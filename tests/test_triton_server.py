@@ -290,11 +290,11 @@ def test_lengths_of_texts_inside_a_tensor_that_are_wrong(world: SimpleNamespace)
     still_right(world)
 
 
-def cancel_after(world: SimpleNamespace, model: str, seconds: float) -> None:
+def cancel_after(world: SimpleNamespace, model: str, seconds: float, *sentences: str) -> None:
     """Start long work over gRPC, and cancel it."""
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         done: list[Any] = []
-        inputs = served.inputs_of(grpc_blocking, {"TEXT": texts(SENTENCES[0])})
+        inputs = served.inputs_of(grpc_blocking, {"TEXT": texts(*sentences)})
         call = client.async_infer(model, inputs, lambda result, error: done.append(error), parameters=LONG)
         time.sleep(seconds)
         assert not done
@@ -304,13 +304,11 @@ def cancel_after(world: SimpleNamespace, model: str, seconds: float) -> None:
 
 
 def test_who_cancels_costs_nothing_more(world: SimpleNamespace) -> None:
-    cancel_after(world, "slow", 1.0)
+    """That a row leaves at its next step is tested without a server: here, that the work stops long before its end."""
+    cancel_after(world, "slow", 1.0, *SENTENCES[:8])
     until(lambda: metrics(world.server, "slow").get("tightbeam_cancelled_total") == 1, 5)
-    found = metrics(world.server, "slow")
-    seconds = found["tightbeam_prefill_seconds_total"] + found["tightbeam_step_seconds_total"]
-    step = found["tightbeam_step_seconds_total"] / found["tightbeam_steps_total"]
-    assert 10 < found["tightbeam_steps_total"] < 1700
-    assert 0.9 < seconds < 1.0 + 0.1 + 3 * step, "expected it to run for a second, and then to stop"
+    steps = metrics(world.server, "slow")["tightbeam_steps_total"]
+    assert 10 < steps < LONG["min_new_tokens"] - 100
     still_right(world, "slow")
 
 
@@ -554,7 +552,6 @@ def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> No
     (worker,) = processes(world.server, "worker", model)
     region = served.region(stub)
     assert region.exists()
-    start = time.monotonic()
 
     def works() -> bool:
         found = processes(world.server, "worker", model)
@@ -577,7 +574,6 @@ def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> No
         assert all("error" not in answer for answer in (answers[0], *answers[-8:]))
         lost = {answer["error"].partition("]")[2] or answer["error"] for answer in answers if "error" in answer}
         assert lost and all(any(word in error for word in DOWN) for error in lost), lost
-    assert time.monotonic() - start < 25
     until(lambda: not Path(f"/proc/{worker}").exists(), 5)
     assert not region.exists()
     assert f"the backend of model {model} was killed; loading it again" in world.log.read_text()

@@ -157,10 +157,9 @@ def test_stopped_nothing_is_left(folder: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     worker = WorkerProcess(settings_for(folder))
     process = worker._process
-    start = time.monotonic()
     worker.stop()
-    assert time.monotonic() - start < 4  # of its own accord
-    assert process.returncode == 0 and not worker.alive
+    assert process.returncode == 0, "expected it to end of its own accord"
+    assert not worker.alive
     assert sorted(os.listdir("/proc/self/fd")) == before
     worker.stop()  # harmless
 
