@@ -20,13 +20,13 @@ __all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "Mirror", "open_dev
 
 ALIGNMENT = 256
 """Bytes; TensorRT takes no other address."""
-ELSEWHERE = "run with --engine onnxruntime"
+ELSEWHERE = "run on the CPU: --engine onnxruntime --device cpu"
 
 
 def open_device() -> CudaDevice:
     """The GPU of this process, the first that CUDA_VISIBLE_DEVICES leaves. Raises EngineError where there is none."""
     if gpu_capability() is None:
-        raise EngineError(f"TensorRT needs an NVIDIA GPU and its driver, and this machine has none; {ELSEWHERE}")
+        raise EngineError(f"that needs an NVIDIA GPU and its driver, and this machine has none; {ELSEWHERE}")
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -89,7 +89,7 @@ class CudaDevice:
         code, count = runtime.cudaGetDeviceCount()
         if code != runtime.cudaError_t.cudaSuccess or not count:
             reason = self._say(code) if count is None else "there is none"
-            raise EngineError(f"TensorRT needs an NVIDIA GPU ({reason}); {ELSEWHERE}")
+            raise EngineError(f"that needs an NVIDIA GPU ({reason}); {ELSEWHERE}")
         index = self._run(runtime.cudaGetDevice)
         attribute = runtime.cudaDeviceAttr
         major, minor = (
@@ -136,11 +136,16 @@ class CudaDevice:
         """Wait for all that was enqueued; its failures are raised here."""
         self._run(self._runtime.cudaStreamSynchronize, self._stream)
 
-    def capture(self, enqueue: Callable[[], None]) -> CudaGraph:
-        """What ``enqueue`` enqueues, which is not run by that."""
+    def capture(self, enqueue: Callable[[], None], *mirrors: Mirror) -> CudaGraph:
+        """What ``enqueue`` enqueues, which is not run by that.
+
+        Raises EngineError too for what may not be repeated: work of the host, and copies from or to memory of the host
+        other than that of ``mirrors``, which may have gone by then.
+        """
         runtime = self._runtime
         graph = self._record(enqueue)
         try:
+            self._check_nodes(graph, [mirror.on_host for mirror in mirrors])
             executable = self._run(runtime.cudaGraphInstantiate, graph, 0)
         finally:
             runtime.cudaGraphDestroy(graph)
@@ -168,11 +173,45 @@ class CudaDevice:
             self._waste.capturing = False
             self._waste.empty()
 
+    def _check_nodes(self, graph: Any, places: Sequence[range]) -> None:
+        runtime = self._runtime
+        kinds = runtime.cudaGraphNodeType
+        repeatable = (
+            *(kinds.cudaGraphNodeTypeKernel, kinds.cudaGraphNodeTypeMemset, kinds.cudaGraphNodeTypeEmpty),
+            *(kinds.cudaGraphNodeTypeMemAlloc, kinds.cudaGraphNodeTypeMemFree),
+            *(kinds.cudaGraphNodeTypeEventRecord, kinds.cudaGraphNodeTypeWaitEvent),
+        )
+        _, count = self._call(runtime.cudaGraphGetNodes, graph)
+        nodes, _ = self._call(runtime.cudaGraphGetNodes, graph, count)
+        for node in nodes[:count]:
+            kind = self._run(runtime.cudaGraphNodeGetType, node)
+            if kind in repeatable:
+                continue
+            if kind != kinds.cudaGraphNodeTypeMemcpy:
+                raise EngineError(f"what was captured holds a node of the kind {kind.name}, which may not be repeated")
+            copy = self._run(runtime.cudaGraphMemcpyNodeGetParams, node)
+            for address in (int(copy.srcPtr.ptr), int(copy.dstPtr.ptr)):
+                if self._is_of_host(address) and not any(address in place for place in places):
+                    raise EngineError(
+                        "what was captured copies from or to memory of the host that is not the step's own"
+                    )
+
+    def _is_of_host(self, address: int) -> bool:
+        kinds = self._runtime.cudaMemoryType
+        attributes = self._run(self._runtime.cudaPointerGetAttributes, address)
+        return attributes.type in (kinds.cudaMemoryTypeHost, kinds.cudaMemoryTypeUnregistered)
+
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
         if nbytes:
             self._run(self._runtime.cudaMemcpyAsync, target, source, nbytes, kind, self._stream)
 
     def _run(self, function: Any, *arguments: Any) -> Any:
+        """The function's only result, if it has one."""
+        results = self._call(function, *arguments)
+        return results[0] if results else None
+
+    def _call(self, function: Any, *arguments: Any) -> list[Any]:
+        results: list[Any]
         code, *results = function(*arguments)
         error = self._runtime.cudaError_t
         if code != error.cudaSuccess:
@@ -180,7 +219,7 @@ class CudaDevice:
             if code == error.cudaErrorMemoryAllocation:
                 raise EngineError(f"no memory on the GPU for {arguments[0]} bytes; run fewer rows together")
             raise EngineError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
-        return results[0] if results else None
+        return results
 
     def _say(self, code: Any) -> str:
         _, text = self._runtime.cudaGetErrorString(code)
@@ -206,6 +245,11 @@ class Mirror:
     def address(self, name: str) -> int:
         """On the GPU."""
         return self._memory.address + self._starts[name]
+
+    @property
+    def on_host(self) -> range:
+        """The addresses of the arrays."""
+        return range(self._host, self._host + max(self._nbytes, 1))
 
     def upload(self) -> None:
         self._device.upload(self._memory.address, self._host, self._nbytes)

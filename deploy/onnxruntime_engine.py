@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,10 +12,8 @@ from tightbeam.deploy.bundle import Bundle, BundleError, GraphEntry
 from tightbeam.deploy.departure import Departure
 from tightbeam.deploy.engine import (
     CANDIDATE_OUTPUTS,
-    ENCODER_INPUTS,
     NOT_NUMBERS,
     SMALL_INPUTS,
-    SOURCE_DIMENSIONS,
     Array,
     StepOutputs,
     lay_out,
@@ -25,21 +22,19 @@ from tightbeam.deploy.engine import (
     sizes_of,
     small_inputs,
 )
+from tightbeam.deploy.onnxruntime_sessions import (
+    check_names,
+    dtypes_of,
+    open_session,
+    reason_of,
+    register_library,
+    session_options,
+)
 from tightbeam.deploy.tied_weights import TiedWeights
-from tightbeam.plugins.library import ENVIRONMENT, cpu_library
+from tightbeam.plugins.library import cpu_library
 
-__all__ = ["OnnxRuntimeEngine", "session_options"]
+__all__ = ["OnnxRuntimeEngine"]
 
-QUIET = 4
-"""Log severity: fatal only, since every error is raised and told in one line."""
-CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
-TYPES: dict[str, type[np.generic]] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(bool)": np.bool_,
-}
 ENCODED_TOGETHER = 1024
 """Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
 grows with them."""
@@ -62,13 +57,23 @@ class OnnxRuntimeEngine:
             file: {name: _value(array) for name, array in arrays.items()}
             for file, arrays in self._tied.by_graph.items()
         }
-        self.encoder = _session(bundle, bundle.manifest.encoder, threads, self._values)
-        self.decoder = _session(bundle, bundle.manifest.decoder, threads, self._values)
+        self.encoder, self.decoder = (
+            self._session(bundle, graph, threads) for graph in (self.manifest.encoder, self.manifest.decoder)
+        )
         self._tied.let_go()
-        self.dtypes = {tensor.name: TYPES.get(tensor.type) for tensor in self.decoder.get_inputs()}
-        _check_names(bundle, self.dtypes)
+        self.dtypes = dtypes_of(self.decoder)
+        check_names(bundle, self.dtypes)
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
         self._spare: tuple[tuple[int, int], dict[str, Array]] | None = None
+
+    def _session(self, bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
+        options = session_options(threads)
+        try:
+            library = cpu_library()
+        except FileNotFoundError as error:
+            raise BundleError(str(error)) from error
+        register_library(options, library)
+        return open_session(bundle, graph, options, ["CPUExecutionProvider"], self._values[graph.file])
 
     def begin(
         self,
@@ -220,83 +225,11 @@ class OnnxRuntimeDecoding:
         return self._fixed_bytes, sum(array.nbytes for array in generated)
 
 
-def session_options(threads: int | None) -> ort.SessionOptions:
-    """Options of every session. A session's threads stop spinning when its run is over: else they take the cores from
-    the next session's run (a step took twice as long beside a second session, on 2 cores)."""
-    options = ort.SessionOptions()
-    options.log_severity_level = QUIET
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    return options
-
-
-def _session(
-    bundle: Bundle, graph: GraphEntry, threads: int | None, weights: Mapping[str, Mapping[str, ort.OrtValue]]
-) -> ort.InferenceSession:
-    path = bundle.file(graph)
-    options = session_options(threads)
-    _register_library(options)
-    try:
-        for name, value in weights[graph.file].items():
-            options.add_initializer(name, value)
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BundleError(
-            f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}; export the model again"
-        ) from error
-    inputs = [(tensor.name, tuple(tensor.shape)) for tensor in session.get_inputs()]
-    outputs = [tensor.name for tensor in session.get_outputs()]
-    if inputs != [(want.name, want.shape) for want in graph.inputs] or outputs != [want.name for want in graph.outputs]:
-        raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
-    return session
-
-
-def _register_library(options: ort.SessionOptions) -> None:
-    """Let the kernels of the CPU library, where it was built, run in place of the function bodies."""
-    try:
-        library = cpu_library()
-    except FileNotFoundError as error:
-        raise BundleError(str(error)) from error
-    if library is None:
-        return
-    try:
-        options.register_custom_ops_library(str(library))
-    except Exception as error:  # classes of its own, as above
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        chosen = f"name another in {ENVIRONMENT}" if os.environ.get(ENVIRONMENT) else "install tightbeam again"
-        raise BundleError(
-            f"ONNX Runtime {ort.__version__} cannot load the operators' library {library}: {reason}; {chosen}, or run "
-            f"the functions inside the model, slower: {ENVIRONMENT}=none"
-        ) from error
-
-
-def _check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:
-    """Raise BundleError for inputs that nothing fills, dimensions without a size, types without numbers in numpy
-    (``dtypes``, of the decoder's inputs), or missing candidates."""
-    manifest = bundle.manifest
-    unknown = {tensor.name for tensor in manifest.encoder.inputs} - ENCODER_INPUTS
-    source, states = manifest.encoder.outputs, manifest.cache_states
-    unknown |= {name for name, dtype in dtypes.items() if dtype is None}
-    shapes = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
-    produced = {tensor.name for tensor in source}
-    unknown |= shapes.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)} ^ produced
-    for name in produced & shapes.keys():
-        unknown |= {size for size in shapes[name] if isinstance(size, str)} - SOURCE_DIMENSIONS
-    for state in states:
-        unknown |= {size for size in state.shape if isinstance(size, str)} - CACHE_DIMENSIONS
-    missing = set(CANDIDATE_OUTPUTS) - {tensor.name for tensor in manifest.decoder.outputs}
-    if unknown or missing:
-        names = ", ".join(sorted(map(repr, unknown | missing)))
-        raise BundleError(f"{bundle.path}: unknown or missing in its graphs: {names}; export the model again")
-
-
 def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> None:
     try:
         session.run_with_iobinding(binding)
-    except Exception as error:  # classes of its own, as above
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rpartition("Status Message: ")[2]
+    except Exception as error:  # classes of its own, without a common base
+        reason = reason_of(error)
         if reason.startswith("BeamTopK: logits["):
             raise BundleError(f"the model's scores are not numbers ({reason}): {NOT_NUMBERS}") from error
         raise BundleError(

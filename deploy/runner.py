@@ -27,7 +27,8 @@ __all__ = ["Runner", "right_pad"]
 
 TENSORRT = "tensorrt"
 ENGINE_KINDS = ("onnxruntime", TENSORRT)
-DEVICES = ("cpu",)
+CUDA = "cuda"
+DEVICES = ("cpu", CUDA)
 MAX_THREADS = 1024
 """More than any machine has cores; ONNX Runtime would start a hundred thousand and hang."""
 
@@ -59,18 +60,19 @@ class Runner:
         """Load a bundle.
 
         ``engine``: "onnxruntime"; "tensorrt", the engine built from this bundle that fits the GPU; or "tensorrt:NAME",
-        the one of that name. ``threads``: for one operator of ONNX Runtime; None takes all cores. ``device``: where
-        ONNX Runtime runs. ``verify``: compare every file with its checksum first.
-        Raises BundleError for a bundle or an engine that cannot be read or run here, InputError for an engine that is
-        not known, another device than "cpu", or no threads.
+        the one of that name. ``threads``: for one operator of ONNX Runtime on the CPU; None takes all cores.
+        ``device``: where ONNX Runtime runs, "cpu" or "cuda". ``verify``: compare every file with its checksum first.
+        Raises BundleError for a bundle or an engine that cannot be read or run here, InputError for an engine or a
+        device that is not known, or no threads.
         """
         kind, _, name = engine.partition(":") if isinstance(engine, str) else ("", "", "")
         if kind not in ENGINE_KINDS or (kind != TENSORRT and engine != kind) or engine == f"{TENSORRT}:":
             raise InputError(f"engine={engine!r} is not known; pass onnxruntime, tensorrt, or tensorrt:NAME")
-        if kind == TENSORRT and threads is not None:
-            raise InputError(f"threads={threads!r} does nothing with engine={engine!r}; leave threads out")
         if device not in DEVICES:
             raise InputError(f"device={device!r} is not supported; pass one of {', '.join(DEVICES)}")
+        if threads is not None and (kind == TENSORRT or device == CUDA):
+            what = f"engine={engine!r}" if kind == TENSORRT else f"device={device!r}"
+            raise InputError(f"threads={threads!r} does nothing with {what}; leave threads out")
         if threads is not None and not (_is_integer(threads) and 1 <= threads <= MAX_THREADS):
             raise InputError(
                 f"threads={threads!r} is not a number of threads; pass 1 to {MAX_THREADS}, or None for all cores"
@@ -80,6 +82,10 @@ class Runner:
             from tightbeam.deploy.tensorrt_engine import load_tensorrt_engine
 
             return cls(bundle, load_tensorrt_engine(bundle, name or None, verify=verify), load_codec(bundle))
+        if device == CUDA:
+            from tightbeam.deploy.onnxruntime_cuda import load_onnxruntime_cuda
+
+            return cls(bundle, load_onnxruntime_cuda(bundle), load_codec(bundle))
         return cls(bundle, OnnxRuntimeEngine(bundle, threads), load_codec(bundle))
 
     @property

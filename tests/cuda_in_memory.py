@@ -36,13 +36,28 @@ class Kind(enum.Enum):
     cudaMemcpyDeviceToDevice = "within the device"
 
 
+class NodeKind(enum.Enum):
+    cudaGraphNodeTypeKernel = "execute"
+    cudaGraphNodeTypeMemcpy = "a copy"
+    cudaGraphNodeTypeMemset = "clear"
+    cudaGraphNodeTypeHost = "host"
+    cudaGraphNodeTypeEmpty = "empty"
+    cudaGraphNodeTypeMemAlloc = "allocate"
+    cudaGraphNodeTypeMemFree = "free"
+    cudaGraphNodeTypeEventRecord = "record"
+    cudaGraphNodeTypeWaitEvent = "wait"
+
+
 @dataclass(frozen=True)
 class Work:
-    """``kind``: that of a copy, "clear", or what runs. ``nbytes``: copied or cleared."""
+    """``kind``: that of a copy, "clear", or what runs. ``nbytes``: copied or cleared. ``source``, ``target``: of a
+    copy."""
 
     kind: str
     nbytes: int
     run: Callable[[], None]
+    source: int = 0
+    target: int = 0
 
 
 class CudaInMemory:
@@ -54,6 +69,10 @@ class CudaInMemory:
         cudaDevAttrComputeCapabilityMajor="major", cudaDevAttrComputeCapabilityMinor="minor"
     )
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal="thread")
+    cudaGraphNodeType = NodeKind
+    cudaMemoryType = SimpleNamespace(
+        cudaMemoryTypeHost="host", cudaMemoryTypeUnregistered="unknown", cudaMemoryTypeDevice="device"
+    )
     cudaStreamNonBlocking = 1
     cudaHostAllocDefault = 0
     STREAM = 4711
@@ -153,7 +172,7 @@ class CudaInMemory:
         self.check(dst, count, self.host if kind == Kind.cudaMemcpyDeviceToHost else self.device)
         self.check(src, count, self.host if kind == Kind.cudaMemcpyHostToDevice else self.device)
         assert dst + count <= src or src + count <= dst, "the two places overlap"
-        self.enqueue(stream, Work(kind.value, count, lambda: self._copy(dst, src, count)))
+        self.enqueue(stream, Work(kind.value, count, lambda: self._copy(dst, src, count), src, dst))
         return (Code.cudaSuccess,)
 
     def cudaMemsetAsync(self, devPtr: int, value: int, count: int, stream: int) -> tuple[Code]:
@@ -174,6 +193,25 @@ class CudaInMemory:
             return Code.cudaErrorStreamCaptureInvalidated, None
         self.graphs[graph] = work
         return Code.cudaSuccess, graph
+
+    def cudaGraphGetNodes(self, graph: object, numNodes: int = 0) -> tuple[Code, list[Work], int]:
+        work = self.graphs[graph]
+        return Code.cudaSuccess, work[:numNodes], len(work)
+
+    def cudaGraphNodeGetType(self, node: Work) -> tuple[Code, NodeKind]:
+        copies = {kind.value for kind in Kind}
+        return Code.cudaSuccess, NodeKind("a copy" if node.kind in copies else node.kind)
+
+    def cudaGraphMemcpyNodeGetParams(self, node: Work) -> tuple[Code, Any]:
+        source, target = (SimpleNamespace(ptr=address) for address in (node.source, node.target))
+        return Code.cudaSuccess, SimpleNamespace(srcPtr=source, dstPtr=target)
+
+    def cudaPointerGetAttributes(self, ptr: int) -> tuple[Code, Any]:
+        kinds = self.cudaMemoryType
+        for where, kind in ((self.device, kinds.cudaMemoryTypeDevice), (self.host, kinds.cudaMemoryTypeHost)):
+            if any(start <= ptr < start + size for start, (size, _) in where.items()):
+                return Code.cudaSuccess, SimpleNamespace(type=kind)
+        return Code.cudaSuccess, SimpleNamespace(type=kinds.cudaMemoryTypeUnregistered)
 
     def cudaGraphInstantiate(self, graph: object, flags: int) -> tuple[Code, object]:
         executable = object()

@@ -86,20 +86,26 @@ class GraphInMemory:
     fault: str = ""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
+    room: dict[str, tuple[int, ...]] = field(default_factory=dict)
     bindings: int = 0
 
     @property
     def types(self) -> dict[str, str]:
         return {tensor.name: tensor.dtype for tensor in (*self.entry.inputs, *self.entry.outputs)}
 
-    def set_shape(self, name: str, shape: Sequence[int]) -> None:
+    def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
         wanted = self._inputs[name].shape
         if len(shape) != len(wanted) or any(isinstance(a, int) and a != b for a, b in zip(wanted, shape, strict=True)):
             raise TensorRTError(f"input {name!r} takes no shape {list(shape)}")
         self.shapes[name] = tuple(shape)
+        self._set_address(name, address)
 
-    def set_address(self, name: str, address: int) -> None:
-        assert name in self._inputs or name in self._outputs
+    def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
+        assert name in self._outputs
+        self.room[name] = tuple(shape)
+        self._set_address(name, address)
+
+    def _set_address(self, name: str, address: int) -> None:
         assert address and address % ALIGNMENT == 0
         self.bindings += 1
         self.addresses[name] = address
@@ -132,6 +138,9 @@ class GraphInMemory:
             tensor.name: self._host_value(tensor).copy() for tensor in self.entry.inputs if tensor.name in self.on_host
         }
         produced = {tensor.name: self.output_shape(tensor.name) for tensor in self.entry.outputs}
+        for name, shape in produced.items():
+            if shape != self.room[name]:
+                raise TensorRTError(f"{name!r} is {list(shape)}, expected {list(self.room[name])}")
         self.cuda.enqueue(stream, Work("execute", 0, lambda: self._run(shapes, addresses, values, produced)))
 
     def _host_value(self, tensor: TensorEntry) -> Any:

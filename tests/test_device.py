@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from cuda_in_memory import Code, CudaInMemory, expect_nothing_left
+from cuda_in_memory import Code, CudaInMemory, Work, expect_nothing_left
 from tightbeam.deploy import device as device_module
 from tightbeam.deploy.device import CudaDevice, Mirror, open_device
 from tightbeam.deploy.engines import EngineError
@@ -26,9 +26,12 @@ def test_the_memory_in_place_of_a_gpu_answers_like_cuda() -> None:
     for name in functions:
         ours = list(inspect.signature(getattr(CudaInMemory, name)).parameters)[1:]
         signature = getattr(runtime, name).__doc__.strip().splitlines()[0]
-        theirs = [part.split(":")[0].split()[-1] for part in signature.partition("(")[2].rstrip(")").split(",") if part]
+        theirs = [
+            re.split("[:=]", part)[0].split()[-1] for part in signature.partition("(")[2].rstrip(")").split(",") if part
+        ]
         assert ours == theirs, signature
-    for enumeration in ("cudaError_t", "cudaMemcpyKind", "cudaDeviceAttr", "cudaStreamCaptureMode"):
+    enumerations = ("cudaError_t", "cudaMemcpyKind", "cudaDeviceAttr", "cudaStreamCaptureMode", "cudaGraphNodeType")
+    for enumeration in (*enumerations, "cudaMemoryType"):
         ours = getattr(CudaInMemory, enumeration)
         names = ours.__members__ if hasattr(ours, "__members__") else vars(ours)
         assert all(hasattr(getattr(runtime, enumeration), name) for name in names)
@@ -43,14 +46,16 @@ def test_what_the_gpu_is() -> None:
 
 
 def test_no_gpu() -> None:
-    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(there is none\); run with --engine onnxruntime"):
+    with pytest.raises(
+        EngineError, match=r"needs an NVIDIA GPU \(there is none\); run on the CPU: --engine onnxruntime"
+    ):
         CudaDevice(CudaInMemory(devices=0))
 
 
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = CudaInMemory()
     monkeypatch.setattr(cuda, "cudaGetDeviceCount", lambda: (Code.cudaErrorInvalidValue, None))
-    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(cudaErrorInvalidValue\); run with --engine onnx"):
+    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(cudaErrorInvalidValue\); run on the CPU"):
         CudaDevice(cuda)
 
 
@@ -107,6 +112,31 @@ def test_a_capture_that_fails_ends() -> None:
     expect_nothing_left(cuda)
 
 
+def test_what_may_not_be_repeated_is_not_captured() -> None:
+    """Work of the host, and copies of memory that may be gone when it is repeated."""
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    own, other = (Mirror(device, {"a": (np.int64, (5,))}) for _ in range(2))
+
+    def also_work_of_the_host() -> None:
+        own.upload()
+        cuda.enqueue(device.stream, Work("host", 0, lambda: None))
+
+    def also_a_copy() -> None:
+        own.download("a", 8)
+        other.download("a", 8)
+
+    with pytest.raises(EngineError, match="holds a node of the kind cudaGraphNodeTypeHost, which may not be repeated"):
+        device.capture(also_work_of_the_host, own)
+    with pytest.raises(EngineError, match="copies from or to memory of the host that is not the step's own"):
+        device.capture(also_a_copy, own)
+    assert not cuda.graphs
+    graph = device.capture(also_a_copy, own, other)
+    graph.launch()
+    device.synchronize()
+    assert cuda.kinds() == ["device to host"] * 2
+
+
 def test_memory_that_goes_while_a_stream_is_captured() -> None:
     """As Python may collect anything at any time, which would spoil the capture."""
     cuda = CudaInMemory()
@@ -128,7 +158,7 @@ def test_memory_that_goes_while_a_stream_is_captured() -> None:
 
 @pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
 def test_a_machine_without_a_gpu() -> None:
-    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run with"):
+    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run on"):
         open_device()
 
 

@@ -133,7 +133,7 @@ def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
         assert "within the device" in made.cuda.kinds()
         assert made.decoder.bindings > bound
         copies = {work.nbytes for work in made.cuda.done if work.kind == "device to host"}
-        assert len(copies) > 4, "fewer and fewer candidates come back"
+        assert len(copies) > (4 if variant == "baseline" else 2), "fewer and fewer candidates come back"
 
 
 @pytest.mark.parametrize("room", [12, 13, 50])

@@ -99,10 +99,12 @@ def test_a_loaded_graph(tmp_path: Path) -> None:
     graph = loaded(tmp_path / "a.engine", capturable=False)
     assert graph.on_host == {"a"}
     assert graph.types == {"a": "float16", "b": "FP8"}
-    graph.set_shape("a", [1, 2])
-    graph.set_address("a", 256)
-    assert graph.output_shape("b") == (3, 4)
+    graph.set_input("a", [1, 2], 256)
+    graph.set_output("b", [3, 4], 512)
     graph.execute(5)
+    graph.set_output("b", [4, 4], 512)
+    with pytest.raises(TensorRTError, match=r"'b' is \[3, 4\], expected \[4, 4\]"):
+        graph.execute(5)
     assert not graph.can_be_captured(5)
     assert loaded(tmp_path / "a.engine", "tensorrt").can_be_captured(5)
 
@@ -112,10 +114,10 @@ def test_a_loaded_graph(tmp_path: Path) -> None:
     [
         ({"engine": None}, "", "tensorrt_rtx 1.7 cannot load {path} (no engine, said TensorRT)"),
         ({"context": None}, "", "tensorrt_rtx 1.7 cannot prepare {path} (no context, said TensorRT)"),
-        ({"shape": False}, "set_shape", "input 'a' takes no shape [1] (no shape, said TensorRT)"),
-        ({"address": False}, "set_address", "'a' takes no address (no address, said TensorRT)"),
-        ({"missing": ["x", "y"]}, "output_shape", "the inputs x, y were not set"),
-        ({"missing": None}, "output_shape", "the shape of 'a' does not follow from the inputs"),
+        ({"shape": False}, "set_input", "input 'a' takes no shape [1] (no shape, said TensorRT)"),
+        ({"address": False}, "set_output", "'a' takes no address (no address, said TensorRT)"),
+        ({"missing": ["x", "y"]}, "execute", "the inputs x, y were not set"),
+        ({"missing": None}, "execute", "the outputs' shapes do not follow from the inputs"),
         ({"enqueued": False}, "execute", "it was not enqueued (no enqueued, said TensorRT)"),
         ({"enqueued": False, "faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no (no enqueued, said TensorRT)"),
         ({"faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
@@ -123,9 +125,8 @@ def test_a_loaded_graph(tmp_path: Path) -> None:
 )
 def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
-        "set_shape": ("a", (1,)),
-        "set_address": ("a", 256),
-        "output_shape": ("a",),
+        "set_input": ("a", (1,), 256),
+        "set_output": ("a", (1,), 256),
         "execute": (5,),
     }
     with pytest.raises(TensorRTError) as caught:

@@ -32,7 +32,8 @@ from rich.table import Table
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle import WEIGHTS, GraphEntry
 from tightbeam.deploy.engine import Array, Decoding
-from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine, session_options
+from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
+from tightbeam.deploy.onnxruntime_sessions import session_options
 from tightbeam.deploy.runner import Runner
 from tightbeam.export import export_model
 from tightbeam.graph_passes import PRESETS, Job, Sizes

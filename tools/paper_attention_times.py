@@ -21,7 +21,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-from tightbeam.deploy.onnxruntime_engine import session_options
+from tightbeam.deploy.onnxruntime_sessions import session_options
 from tightbeam.graph_passes import Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 from tightbeam.plugins.library import cpu_library

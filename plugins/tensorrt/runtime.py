@@ -35,6 +35,8 @@ class LoadedGraph:
         self._context = found.create_context(self._engine)
         if self._context is None:
             raise TensorRTError(f"{found.flavour} {found.version} cannot prepare {path}{self._reason()}")
+        self._room: dict[str, tuple[int, ...]] = {}
+        self._checked = False
 
     @property
     def on_host(self) -> frozenset[str]:
@@ -50,33 +52,47 @@ class LoadedGraph:
     def _names(self) -> list[str]:
         return [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
 
-    def set_shape(self, name: str, shape: Sequence[int]) -> None:
+    def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
+        self._checked = False
         if not self._context.set_input_shape(name, tuple(shape)):
             raise TensorRTError(f"input {name!r} takes no shape {list(shape)}{self._reason()}")
+        self._set_address(name, address)
 
-    def set_address(self, name: str, address: int) -> None:
-        if not self._context.set_tensor_address(name, address):
-            raise TensorRTError(f"{name!r} takes no address{self._reason()}")
-
-    def output_shape(self, name: str) -> tuple[int, ...]:
-        """From the inputs' shapes, once they are all set."""
-        try:
-            missing = self._context.infer_shapes()
-        except RuntimeError as error:
-            raise TensorRTError(f"the shape of {name!r} does not follow from the inputs{self._reason()}") from error
-        if missing:
-            raise TensorRTError(f"the inputs {', '.join(missing)} were not set")
-        return tuple(self._context.get_tensor_shape(name))
+    def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
+        """``shape``: the room there, which is compared with what the inputs make of it when it runs next."""
+        self._checked = False
+        self._room[name] = tuple(shape)
+        self._set_address(name, address)
 
     def can_be_captured(self, stream: int) -> bool:
         """Whether a CUDA graph can be made of it."""
         return self._found.can_be_captured(self._context, stream)
 
     def execute(self, stream: int) -> None:
+        if not self._checked:
+            self._check_shapes()
         faults.clear()
         self._found.errors.clear()
         if not self._context.execute_async_v3(stream) or faults:
             raise TensorRTError((faults[0] if faults else "it was not enqueued") + self._reason())
+
+    def _set_address(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise TensorRTError(f"{name!r} takes no address{self._reason()}")
+
+    def _check_shapes(self) -> None:
+        """That TensorRT writes no more than there is room for."""
+        try:
+            missing = self._context.infer_shapes()
+        except RuntimeError as error:
+            raise TensorRTError(f"the outputs' shapes do not follow from the inputs{self._reason()}") from error
+        if missing:
+            raise TensorRTError(f"the inputs {', '.join(missing)} were not set")
+        for name, room in self._room.items():
+            found = tuple(self._context.get_tensor_shape(name))
+            if found != room:
+                raise TensorRTError(f"{name!r} is {list(found)}, expected {list(room)}")
+        self._checked = True
 
     def _reason(self) -> str:
         """What TensorRT said last that it could not do."""
