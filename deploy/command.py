@@ -50,7 +50,8 @@ def run_model(
     engine: Annotated[
         str, typer.Option(help="onnxruntime; tensorrt, the engine that fits the GPU; or tensorrt:NAME.")
     ] = "onnxruntime",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")] = None,
+    device: Annotated[str, typer.Option(help="Where ONNX Runtime runs: cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads on the CPU; all cores by default.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy search.")] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Sequences returned for each input.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens.")] = None,
@@ -95,7 +96,7 @@ def run_model(
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
         lines, count = ([os.fsencode(source)], 1) if is_sound(source) else _lines(source, document)
-        runner = Runner.load(bundle, engine=engine, threads=threads)
+        runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
         if runner.log_mel is None and is_sound(source):
             raise InputError(f"{source} is sound, and this model reads text; pass a text file")
         if runner.log_mel is not None and (ids or truncate or document):

@@ -142,7 +142,18 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "forced_bos_token_id": (7,),
     "forced_eos_token_id": (2,),
 }
-NOT_SETTINGS = {"bundle", "source", "json_lines", "ids", "document", "truncate", "batch_size", "engine", "threads"}
+NOT_SETTINGS = {
+    "bundle",
+    "source",
+    "json_lines",
+    "ids",
+    "document",
+    "truncate",
+    "batch_size",
+    "engine",
+    "device",
+    "threads",
+}
 FOR_SPEECH = {"language", "task"}
 
 
@@ -344,6 +355,8 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
         (["{bundle}", "--num-beams", "many"], ["--num-beams", "integer"], 2),
         (["{bundle}", "--batch-size", "0"], ["--batch-size"], 2),
         (["{bundle}", "--threads", "0"], ["--threads"], 2),
+        (["{bundle}", "--device", "tpu"], ["device='tpu'", "cpu, cuda"], 1),
+        (["{bundle}", "--device", "cuda", "--threads", "2"], ["threads=2", "device='cuda'", "leave threads out"], 1),
         (["{bundle}", "--threads", "100000"], ["threads=100000", "1024"], 1),
         (["{bundle}", "--num-beams", "0"], ["num_beams=0", "pass 1 or more"], 1),
         (["{bundle}", "--num-beams", "51"], ["num_beams=51", "vocabulary has 101", "num_beams=50 or less"], 1),
