@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,6 @@ def _library() -> Path | None:
 
 def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None) -> ort.InferenceSession:
     options = session_options(threads=1)
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # A step takes its memory in the same pieces each time, so that one that is captured needs no more.
     options.enable_mem_pattern = False
@@ -116,15 +115,17 @@ class OnnxRuntimeCudaEngine(DeviceEngine):
         decoder: ort.InferenceSession,
         *,
         where: str = "cuda",
+        on_host: Callable[[ort.InferenceSession], frozenset[str]] | None = None,
         encoded_together: int = ENCODED_TOGETHER,
     ) -> None:
-        """``where``: what ONNX Runtime calls the memory of ``device``."""
+        """``where``: what ONNX Runtime calls the memory of ``device``; ``on_host``: in place of ``inputs_on_host``."""
         manifest = bundle.manifest
+        host = on_host or inputs_on_host
         check_names(bundle, dtypes_of(decoder))
         self.sessions = encoder, decoder
         interfaces = (
-            Interface(manifest.encoder.inputs, manifest.encoder.outputs, inputs_on_host(encoder)),
-            Interface(manifest.decoder.inputs, manifest.decoder.outputs, inputs_on_host(decoder)),
+            Interface(manifest.encoder.inputs, manifest.encoder.outputs, host(encoder)),
+            Interface(manifest.decoder.inputs, manifest.decoder.outputs, host(decoder)),
         )
         graphs = (
             SessionGraph(encoder, where, interfaces[0].on_host),

@@ -38,6 +38,7 @@ def session_options(threads: int | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = QUIET
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `placement`
     if threads is not None:
         options.intra_op_num_threads = threads
     return options

@@ -7,9 +7,6 @@ CUDA and its provider do is for `tests/test_onnxruntime_on_gpu.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,8 @@ import pytest
 
 from bundles import BundleCache
 from checkpoints import WHISPER_GENERATION
-from cuda_in_memory import ALIGNMENT, CudaInMemory, Work, expect_nothing_left
+from cuda_in_memory import CudaInMemory, Work, expect_nothing_left
+from session_in_memory import in_memory
 from test_causal import runs as causal_runs
 from test_departures import ENDING, LENGTHS, often_ended
 from test_parity import batch
@@ -26,98 +24,9 @@ from test_tensorrt_engine import expect_same, expect_same_result, runs_of
 from tightbeam.deploy import Bundle, BundleError, Runner, onnxruntime_cuda
 from tightbeam.deploy.device import CudaDevice
 from tightbeam.deploy.engines import EngineError
-from tightbeam.deploy.onnxruntime_cuda import OnnxRuntimeCudaEngine, SessionGraph, load_onnxruntime_cuda, placement
+from tightbeam.deploy.onnxruntime_cuda import load_onnxruntime_cuda, placement
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.graph_passes import PRESETS
-
-ON_HOST = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
-"""What our operators read on the host, by their tables."""
-
-
-@dataclass
-class Late:
-    """A graph whose work runs when its stream is waited for. What it is told is checked as CUDA's provider would."""
-
-    cuda: CudaInMemory
-    graph: SessionGraph
-    on_host: frozenset[str]
-    bound: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
-    runs: int = 0
-    fault: Exception | None = None
-
-    def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
-        self._set(name, shape, address)
-        self.graph.set_input(name, shape, address)
-
-    def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
-        self._set(name, shape, address)
-        self.graph.set_output(name, shape, address)
-
-    def _set(self, name: str, shape: Sequence[int], address: int) -> None:
-        dtype: Any = self.graph._dtypes[name]
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        self.cuda.check(address, nbytes, self.cuda.host if name in self.on_host else self.cuda.device)
-        assert address % ALIGNMENT == 0
-        self.bound[name] = tuple(shape), address
-
-    def can_be_captured(self, stream: int) -> bool:
-        return self.graph.can_be_captured(stream)
-
-    def execute(self, stream: int) -> None:
-        if self.fault:
-            raise self.fault
-        bound = dict(self.bound)
-
-        def run() -> None:
-            for name, (shape, address) in bound.items():
-                bind = self.graph.set_input if name in self.inputs else self.graph.set_output
-                bind(name, shape, address)
-            self.graph.execute(stream)
-            self.runs += 1
-
-        self.cuda.enqueue(stream, Work("execute", 0, run))
-
-    @property
-    def inputs(self) -> set[str]:
-        return {tensor.name for tensor in self.graph._session.get_inputs()}
-
-
-@dataclass
-class InMemory:
-    """``owner``: of the weights that the sessions point into."""
-
-    cuda: CudaInMemory
-    engine: OnnxRuntimeCudaEngine
-    runner: Runner
-    owner: OnnxRuntimeEngine
-
-    @property
-    def encoder(self) -> Any:
-        return self.engine.encoder
-
-    @property
-    def decoder(self) -> Any:
-        return self.engine.decoder
-
-
-@pytest.fixture(autouse=True)
-def as_cuda_places_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_host(session: ort.InferenceSession) -> frozenset[str]:
-        return ON_HOST & {tensor.name for tensor in session.get_inputs()}
-
-    monkeypatch.setattr(onnxruntime_cuda, "inputs_on_host", on_host)
-
-
-def in_memory(path: Path, encoded_together: int = 1 << 20) -> InMemory:
-    bundle = Bundle.load(path)
-    cpu = OnnxRuntimeEngine(bundle, threads=1)
-    cuda = CudaInMemory()
-    engine = OnnxRuntimeCudaEngine(
-        bundle, CudaDevice(cuda), cpu.encoder, cpu.decoder, where="cpu", encoded_together=encoded_together
-    )
-    for name, interface in (("encoder", engine.encoder_interface), ("decoder", engine.decoder_interface)):
-        setattr(engine, name, Late(cuda, getattr(engine, name), interface.on_host))
-    return InMemory(cuda, engine, Runner(bundle, engine, None), cpu)
 
 
 @pytest.mark.parametrize("variant", PRESETS)

@@ -6,9 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Results", "read_results"]
+__all__ = ["SKIPPED", "Results", "read_results", "skip"]
+
+SKIPPED = 75
+"""Exit code of a section that this machine cannot run; its last line says why."""
 
 
 class Results:
@@ -60,3 +63,9 @@ def read_results(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {"figures": {}, "tables": [], "notes": []}
     return found
+
+
+def skip(reason: str) -> NoReturn:
+    """End a section that cannot run here."""
+    print(f"skipped: {reason}", flush=True)
+    raise SystemExit(SKIPPED)

@@ -1,0 +1,229 @@
+"""`tools/gpu_check.py`: what becomes of sections that pass, fail, hang, are killed, or are stopped; and the report."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {tools!r})
+from gpu_results import Results, skip
+results = Results(Path(sys.argv[sys.argv.index("--output") + 1]))
+results.row("Found", ("what", "how much"), ("{name}", 1))
+{body}
+"""
+BODIES = {
+    "machine": "results.figure('gpu', 'Some GPU'); results.figure('driver', '580'); results.figure('count', 2)",
+    "build": "results.note('a | b\\nc')",
+    "tests": "print('first'); sys.exit('error: 3 failed')",
+    "sanitizer": "skip('it is not on the PATH')",
+    "rates": "subprocess.Popen(['sleep', '600']); print('started', flush=True); time.sleep(600)",
+    "kernels": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "generate": "raise ValueError('no, the value\\nis wrong')",
+    "step": "results.figure('x', float('nan'))",
+    "tensorrt": "pass",
+}
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, with scripts of ours in place of its sections'."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    module = importlib.import_module("gpu_check")
+    for name, body in BODIES.items():
+        text = SCRIPT.format(tools=str(ROOT / "tools"), name=name, body=body)
+        (tmp_path / f"gpu_{name}.py").write_text(text)
+    monkeypatch.setattr(module, "TOOLS", tmp_path)
+    return module
+
+
+def check(tool: Any, folder: Path, *arguments: str) -> int:
+    hardware = folder / "hardware.md"
+    if not hardware.exists():
+        hardware.write_text("# What ran where\n\n## A CPU\n\nall of it\n")
+    code = tool.app(
+        [*arguments, "--results", str(folder / "results"), "--hardware", str(hardware)], standalone_mode=False
+    )
+    return int(code or 0)
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results" / "gpu_check.json").read_text())
+    return found
+
+
+def test_every_section_comes_to_something(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(tool.SECTIONS, "rates", tool.Kind("hangs", 2 / 60))
+    monkeypatch.setattr(tool, "GRACE_SECONDS", 1.0)
+    assert check(tool, tmp_path) == 1
+    found = report(tmp_path)
+    outcomes = {name: (section["outcome"], section["reason"]) for name, section in found.items()}
+    log = tmp_path / "results" / "kernels.log"
+    assert outcomes == {
+        "machine": ("passed", ""),
+        "build": ("passed", ""),
+        "tests": ("failed", "3 failed"),
+        "sanitizer": ("skipped", "it is not on the PATH"),
+        "rates": ("timed out", "after 2 s; what it had found is kept"),
+        "kernels": ("failed", f"killed by SIGSEGV; see {log}"),
+        "generate": ("failed", "is wrong"),
+        "step": ("failed", "ValueError: Out of range float values are not JSON compliant: nan"),
+        "tensorrt": ("passed", ""),
+    }
+    assert all(section["tables"][0]["rows"] == [[name, "1"]] for name, section in found.items())
+    said = capsys.readouterr().err.splitlines()
+    assert said[2].split() == ["tests", "failed", said[2].split()[2], "s", "3", "failed"]
+    assert len(said) == 10
+    assert not processes_of(tmp_path), "what a section started ends with it"
+
+
+def processes_of(folder: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = process.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(folder) in line and str(os.getpid()) not in str(process):
+            found.append(line)
+    return found
+
+
+def test_sections_that_run_later_join_those_that_ran_before(tool: Any, tmp_path: Path) -> None:
+    assert check(tool, tmp_path, "machine", "tensorrt") == 0
+    assert check(tool, tmp_path, "tests") == 1
+    assert list(report(tmp_path)) == ["machine", "tests", "tensorrt"]
+    text = (tmp_path / "hardware.md").read_text()
+    assert text == "# What ran where\n\n## A CPU\n\nall of it\n\n" + (tmp_path / "results" / "gpu_check.md").read_text()
+    assert text.count("## Some GPU (20") == 1
+    assert "\ndriver 580.\n" in text
+    assert "| tests | failed | 3 failed |" in text
+    assert "\n### Found\n\n| what | how much |\n|---|---|\n| tensorrt | 1 |\n" in text
+
+
+def test_notes_and_cells_stay_in_their_line(tool: Any, tmp_path: Path) -> None:
+    check(tool, tmp_path, "machine", "build")
+    assert "\n- build: a | b c\n" in (tmp_path / "hardware.md").read_text()
+
+
+def test_what_needs_a_section_that_failed_is_skipped(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tool.SECTIONS, "sanitizer", tool.Kind("needs one that fails", 1, ("tests",)))
+    assert check(tool, tmp_path, "sanitizer", "tests") == 1
+    assert report(tmp_path)["sanitizer"]["reason"] == "tests did not pass"
+    assert check(tool, tmp_path, "sanitizer") == 0  # what ran in an earlier call is for whoever calls to judge
+
+
+def test_no_time_left(tool: Any, tmp_path: Path) -> None:
+    assert check(tool, tmp_path, "machine", "--minutes", "0.001") == 0
+    assert (report(tmp_path)["machine"]["outcome"], report(tmp_path)["machine"]["reason"]) == (
+        "skipped",
+        "no time was left",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["machines"], "error: no section 'machines'; expected some of machine, build, tests"),
+        (["machine", "--minutes", "0"], "error: --minutes 0 leaves no time; pass more than 0"),
+    ],
+)
+def test_what_cannot_be_asked_for(
+    tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert check(tool, tmp_path, *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
+    """By hand, or by whoever lends the machine: what was found by then is in the report."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for name, body in {**BODIES, "build": BODIES["rates"]}.items():
+        (scripts / f"gpu_{name}.py").write_text(SCRIPT.format(tools=str(ROOT / "tools"), name=name, body=body))
+    start = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import gpu_check, pathlib\n"
+    start += f"gpu_check.TOOLS = pathlib.Path({str(scripts)!r}); sys.argv[1:] = ['machine', 'build', '--rehearse', "
+    start += f"'--results', {str(tmp_path / 'results')!r}]; gpu_check.main()"
+    process = subprocess.Popen([sys.executable, "-c", start], stderr=subprocess.PIPE, cwd=ROOT.parent)
+    log = tmp_path / "results" / "build.log"
+    end = time.monotonic() + 60
+    while not (log.exists() and b"started" in log.read_bytes()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    found = report(tmp_path)
+    assert found["machine"]["outcome"] == "passed"
+    assert (found["build"]["outcome"], found["build"]["reason"]) == ("stopped", "the check was stopped while this ran")
+    assert found["build"]["tables"][0]["rows"] == [["build", "1"]]
+    assert not processes_of(scripts)
+
+
+def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's profiler writes it."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    step = importlib.import_module("gpu_step")
+    trace = [
+        {"ph": "X", "cat": "kernel", "name": "attend<float>", "ts": 10.0, "dur": 4.0, "args": {"stream": 7}},
+        {"ph": "X", "cat": "kernel", "name": "other", "ts": 12.5, "dur": 1.0, "args": {}},
+        {
+            "ph": "X",
+            "cat": "gpu_memcpy",
+            "name": "Memcpy HtoD (Pinned -> Device)",
+            "ts": 0,
+            "dur": 2,
+            "args": {"bytes": 96},
+        },
+        {
+            "ph": "X",
+            "cat": "gpu_memcpy",
+            "name": "Memcpy DtoH (Device -> Pinned)",
+            "ts": 20,
+            "dur": 1,
+            "args": {"bytes": 8},
+        },
+        {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "ts": 19.5, "dur": 1, "args": {"bytes": 7}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 90},
+        {"ph": "M", "name": "process_name"},
+    ]
+    events = step.events_of(trace)
+    assert [(event.kind, event.nbytes) for event in events] == [
+        ("kernel", 0),
+        ("kernel", 0),
+        ("HtoD", 96),
+        ("DtoH", 8),
+        ("memset", 0),
+    ]
+    assert step.busy_us(events) == 2 + 4 + 1.5
+
+
+def test_a_step_is_rehearsed(tmp_path: Path) -> None:
+    output = tmp_path / "step.json"
+    command = [sys.executable, str(ROOT / "tools" / "gpu_step.py"), "--rehearse", "--output", str(output)]
+    subprocess.run(command, check=True, timeout=200)
+    found = json.loads(output.read_text())
+    steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
+    assert [row[:3] for row in steps["rows"]] == [
+        ["dedup", "3", "single kernels"],
+        ["dedup", "3", "a CUDA graph"],
+    ]
+    for row in steps["rows"]:
+        cells = dict(zip(range(len(row)), row, strict=True))
+        assert (cells[7], cells[9], cells[10], cells[11]) == ("2", "3", "480", "480")

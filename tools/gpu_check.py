@@ -1,0 +1,173 @@
+"""Everything that claims to run on a GPU, run on the one at hand: builds, tests, then benchmarks, and writes it down.
+
+    python tools/gpu_check.py                    # all sections
+    python tools/gpu_check.py kernels generate   # some
+    python tools/gpu_check.py --rehearse         # on a machine without a GPU: the same scripts, small, on the CPU
+
+Each section runs in a process of its own within a limit of time, and writes what it finds at once: what a crash, a
+limit or Ctrl-C leaves behind is kept, and the sections that are run later join those that were run before. In --results
+stand gpu_check.json, gpu_check.md, and a log of each section; docs/hardware.md gains the dated section.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_report import Section, write_report, write_section
+from gpu_results import SKIPPED
+from tightbeam.deploy.console import command_line, say
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / "tools"
+RESULTS = ROOT / "build" / "gpu-check"
+GRACE_SECONDS = 10.0
+"""Between asking a section to end and killing it."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A section: what it is for, and how many minutes it may take on a GPU. ``needs``: sections whose failure makes it
+    pointless."""
+
+    purpose: str
+    minutes: float
+    needs: tuple[str, ...] = ()
+
+
+SECTIONS: Mapping[str, Kind] = {
+    "machine": Kind("GPU, driver, versions", 1),
+    "build": Kind("the CUDA library, for this GPU", 8, ("machine",)),
+    "tests": Kind("pytest -m gpu", 8, ("build",)),
+    "sanitizer": Kind("compute-sanitizer over the kernels", 5, ("build",)),
+    "rates": Kind("bandwidth and matrix rate", 2, ("machine",)),
+    "kernels": Kind("the kernels next to their floors and peers", 8, ("build",)),
+    "generate": Kind("whole generations next to transformers", 25, ("build",)),
+    "step": Kind("a decode step: copies, gaps, CUDA graph", 5, ("build",)),
+    "tensorrt": Kind("an engine for compute capability 8.0 on this GPU", 4, ("machine",)),
+}
+assert all((TOOLS / f"gpu_{name}.py").is_file() for name in SECTIONS)
+
+
+@app.command()
+def gpu_check(
+    sections: Annotated[
+        list[str] | None, typer.Argument(help=f"Sections to run, of: {', '.join(SECTIONS)}; all by default.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder for what is found; what is there already is kept.")] = RESULTS,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after so long; each section is cut to what is left.")
+    ] = None,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: small, on the CPU.")] = False,
+    hardware: Annotated[Path, typer.Option(help="The file that gains the dated section.")] = ROOT / "docs/hardware.md",
+) -> None:
+    """Run the checks, and write down what passed, what failed and what was skipped."""
+    wanted = sections or list(SECTIONS)
+    if unknown := [name for name in wanted if name not in SECTIONS]:
+        say(f"error: no section {unknown[0]!r}; expected some of {', '.join(SECTIONS)}")
+        raise typer.Exit(2)
+    if minutes is not None and minutes <= 0:
+        say(f"error: --minutes {minutes:g} leaves no time; pass more than 0")
+        raise typer.Exit(2)
+    if rehearse and results == RESULTS:
+        results = RESULTS.with_name("gpu-rehearsal")
+    results.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+    outcomes: dict[str, Section] = {}
+    for name in (name for name in SECTIONS if name in wanted):  # in the order of the table, whatever was typed
+        limit = min(60 * SECTIONS[name].minutes, end - time.monotonic())
+        try:
+            outcomes[name] = section = _run(name, results, limit, outcomes, rehearse=rehearse)
+        finally:
+            write_report(results, SECTIONS, None if rehearse else hardware)
+        say(f"{name:<10} {section.outcome:<10} {section.seconds:6.1f} s  {section.reason}".rstrip())
+    say(f"written: {results / 'gpu_check.json'}, {results / 'gpu_check.md'}")
+    if any(section.outcome not in ("passed", "skipped") for section in outcomes.values()):
+        raise typer.Exit(1)
+
+
+def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], *, rehearse: bool) -> Section:
+    """Run one section; what it comes to stands in its file before and after."""
+    command = [sys.executable, str(TOOLS / f"gpu_{name}.py"), "--output", str(results / f"{name}.json")]
+    command += ["--rehearse"] if rehearse else []
+    section = Section(
+        name=name,
+        command=f"python tools/gpu_check.py {name}{' --rehearse' if rehearse else ''}",
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        outcome="stopped",
+        reason="the check was stopped while this ran",
+        seconds=0.0,
+    )
+    failed = [need for need in SECTIONS[name].needs if need in before and before[need].outcome != "passed"]
+    if failed:
+        section = section.ended("skipped", f"{failed[0]} did not pass", 0.0)
+    elif limit < 1:
+        section = section.ended("skipped", "no time was left", 0.0)
+    if section.outcome == "skipped":
+        write_section(results, section)
+        return section
+    with suppress(FileNotFoundError):
+        (results / f"{name}.json").unlink()
+    write_section(results, section)
+    start = time.monotonic()
+    outcome, reason = _within(command, results / f"{name}.log", limit)
+    section = section.ended(outcome, reason, time.monotonic() - start)
+    write_section(results, section)
+    return section
+
+
+def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
+    """Run a command; the outcome and the reason. With it end all processes that it started."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return "timed out", f"after {limit:.0f} s; what it had found is kept"
+        except KeyboardInterrupt:
+            _end(process)
+            raise
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
+    if code == 0:
+        return "passed", ""
+    if code == SKIPPED:
+        return "skipped", lines[-1].removeprefix("skipped: ")
+    if code < 0:
+        return "failed", f"killed by {signal.Signals(-code).name}; see {log}"
+    return "failed", lines[-1].removeprefix("error: ")[:200]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def main() -> None:
+    command_line(app, "gpu_check.py")
+
+
+if __name__ == "__main__":
+    main()

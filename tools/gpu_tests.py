@@ -1,0 +1,75 @@
+"""Section "tests" of gpu_check.py: the tests with the marker `gpu`, file by file, so that one that ends its process
+takes no other with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_results import Results
+
+ROOT = Path(__file__).resolve().parents[1]
+TITLE = "Tests on the GPU"
+COLUMNS = ("file", "passed", "failed", "skipped", "seconds")
+REHEARSED = ("tests/test_device.py",)
+"""Where there is no GPU, all of the GPU's tests are skipped, so that something else must show that this runs tests."""
+MOST_NOTES = 5
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="Where the results go.")],
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Without a GPU: all tests are skipped, but for some.")
+    ] = False,
+) -> None:
+    results = Results(output)
+    files = [(str(path.relative_to(ROOT)), ["-m", "gpu"]) for path in sorted((ROOT / "tests").glob("test_*_on_gpu.py"))]
+    if rehearse:
+        files += [(file, []) for file in REHEARSED]
+    failed = 0
+    for file, options in files:
+        failed += run_file(file, options, output.with_suffix(".xml"), results)
+    results.figure("failed", failed)
+    if failed:
+        raise SystemExit(f"error: {failed} failed")
+
+
+def run_file(file: str, options: list[str], report: Path, results: Results) -> int:
+    """Run one file; how many failed. One that does not come to its end counts as a failure more."""
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options, file]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if not report.exists():
+        results.row(TITLE, COLUMNS, (file, "-", "-", "-", "-"))
+        results.note(f"{file} did not come to its end: exit code {code}")
+        return 1
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = counts["failures"] + counts["errors"]
+    passed = counts["tests"] - failed - counts["skipped"]
+    seconds = float(suite.get("time", 0))
+    results.row(TITLE, COLUMNS, (file, passed, failed, counts["skipped"], f"{seconds:.0f}"))
+    said = 0
+    for case in suite.iter("testcase"):
+        for kind in ("failure", "error"):
+            found = case.find(kind)
+            if found is not None and said < MOST_NOTES:
+                said += 1
+                first = (found.get("message") or "no message").strip().splitlines()[0]
+                results.note(f"{kind}: {file}::{case.get('name')}: {first[:300]}")
+    reasons = {
+        str(found.get("message")) for case in suite.iter("testcase") if (found := case.find("skipped")) is not None
+    }
+    for reason in sorted(reasons)[:MOST_NOTES]:
+        results.note(f"skipped in {file}: {reason[:300]}")
+    return failed
+
+
+if __name__ == "__main__":
+    typer.run(main)
