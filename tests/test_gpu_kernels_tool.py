@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from cuda_host import kernels
 from operator_cases import MODULES
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("attention_work", "gpu_kernels", "gpu_rates", "gpu_results", "graph_times", "kernel_work", "search_work")
@@ -67,7 +69,7 @@ def test_kernels(tmp_path: Path) -> None:
         assert whats.count("ours") == whats.count("floor")
         assert len(set(whats)) >= 3, "ours, the floor and a peer"
     assert "SDPA on deduplicated K/V" in {row[2] for row in tables["LatentAttention"]["rows"]}
-    assert found["figures"]["wrong"] == []
+    assert found["figures"]["wrong"] == found["figures"]["failed"] == []
     timed = [figure for figure in found["figures"].values() if isinstance(figure, dict)]
     assert len(timed) == sum(row[2] == "ours" for name in MODULES for row in tables[name]["rows"])
     assert all(figure["peers"] and figure["bytes"] > 0 and figure["sets"] > 1 for figure in timed)
@@ -91,9 +93,9 @@ def found_with(tools: SimpleNamespace, call: Any, tmp_path: Path, monkeypatch: p
         tools.kernel_work.Operator, "__call__", lambda self, inputs, outputs: call(right, self, inputs, outputs)
     )
     output = tmp_path / "found.json"
-    wrong = tools.gpu_kernels.run(tools.graph_times.OnHost(), tools.gpu_results.Results(output))
+    bad = tools.gpu_kernels.run(tools.graph_times.OnHost(), tools.gpu_results.Results(output))
     found: dict[str, Any] = json.loads(output.read_text())
-    assert found["figures"]["wrong"] == wrong
+    assert bad == [*found["figures"]["wrong"], *found["figures"]["failed"]]
     return {**found, "tables": {table["title"]: table for table in found["tables"]}}
 
 
@@ -146,7 +148,7 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(
     assert sum("ours: OutOfMemoryError: CUDA out of memory." in note for note in found["notes"]) == 2
     rows = found["tables"]["SourceAttention"]["rows"]
     assert [row[3] == "failed" for row in rows] == ["SDPA" in row[2] for row in rows]
-    assert found["figures"]["wrong"] == []
+    assert found["figures"]["wrong"] == [] and len(found["figures"]["failed"]) == 2
     assert len(found["tables"]["BeamTopK"]["rows"]) == 3
 
 
@@ -164,6 +166,10 @@ def test_compare(tools: SimpleNamespace) -> None:
     other = exact.clone()
     other[2] = 0.0
     assert not compare(other, exact, near).right
+    many, noise = torch.ones(100_000, dtype=torch.float64), torch.full((100_000,), 1e-4)
+    assert compare(many - noise, many, many + noise).right
+    noise[77] = 6e-4  # which the root mean square does not show
+    assert not compare(many + noise, many, many + 1e-4).right
     for naive in (exact + 1, exact.nan_to_num(neginf=0.0), exact * float("nan")):
         with pytest.raises(RuntimeError, match="PyTorch itself is off"):
             compare(exact, exact, naive)
@@ -185,6 +191,31 @@ def test_floors_at_the_sizes_of_bart_large(tools: SimpleNamespace) -> None:
     rates = tools.gpu_rates.Rates(bytes_per_s=4e12, flops_per_s=8e14)
     assert rates.floor_s(4e9, 8e9) == 1e-3
     assert rates.floor_s(4e6, 8e12) == 1e-2
+
+
+class Noting:
+    """Starts nothing; the names of the kernels."""
+
+    gpu = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+        self.names.append(kernel.name)
+
+
+def test_the_definition_checks_the_kernels_that_are_timed(tools: SimpleNamespace) -> None:
+    def first_kernel(work: Any) -> str:
+        starter, work = Noting(), replace(work, B=1, device="cpu")
+        inputs = work.inputs(0)
+        tools.kernel_work.Operator(work, tools.graph_times.OnHost(), starter)(inputs, work.outputs(inputs))
+        return starter.names[0]
+
+    works = list(tools.gpu_kernels.works(object.__new__(tools.graph_times.OnGpu)))
+    assert len(works) == 29
+    for full, small in works:
+        assert first_kernel(full) == first_kernel(small), full.operator
 
 
 def test_rows_that_histories_share_count_once(tools: SimpleNamespace) -> None:

@@ -12,14 +12,16 @@ share of the roofline is the floor over the time.
 
 Weak points, known from reading: the matrix kernels use mma.sync and cp.async, not Hopper's wgmma and bulk copies, which
 leaves a third of the matrix rate; each tile of states goes through three barriers of the whole block; two blocks read a
-sample's states (32 queries each), the second from L2; a multiprocessor holds one block of LatentAttention. NGramBlock
-moves so little that a launch is longer. The predictions in `works` were made from this before anything was measured.
+sample's states (32 queries each), the second from L2; a multiprocessor holds one block of LatentAttention, whose kernel
+for BART-large spills (ptxas 13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a
+launch is longer. The predictions in `works` were made from this before anything was measured.
 ``--rehearse`` runs the same on a machine without a GPU, at tiny sizes.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +45,9 @@ __all__ = ["Found", "compare", "run", "works"]
 
 MOST_SETS, LEAST_CALLS = 128, 16
 L2_TIMES = 4
-TIMES_NAIVE, UNITS = 2, 4
+TIMES_NAIVE, UNITS, LUCK = 2, 4, 5
+"""The error may be twice the obvious way's, or four units of float32's last place; the largest one is a matter of luck,
+and may be five times that."""
 SOUND = 0.05
 """The error of the obvious PyTorch that is let through, against the root mean square of the exact numbers: beyond it
 the comparison itself is wrong."""
@@ -62,11 +66,11 @@ COLUMNS = (
 
 
 def works(place: Place) -> Iterator[tuple[Work, Work]]:
-    """Each work at full size, and at a small one of the same kind for the definition in numpy."""
+    """Each work at full size, and at a small one that starts the same kernels for the definition in numpy."""
     gpu = isinstance(place, OnGpu)
     fp16, bf16 = torch.float16, torch.bfloat16
     heads: dict[str, Any] = dict(M=4, H=16, K=64) if gpu else dict(M=2, H=2, K=16)
-    few: dict[str, Any] = dict(M=3, H=4, K=16)
+    few: dict[str, Any] = dict(M=5, H=4, K=16)
     batches = (32, 128, 320) if gpu else (2,)
     N, T, vocabulary = (1024, 60, 50265) if gpu else (40, 9, 700)
     no_share = (0, 0)
@@ -109,31 +113,36 @@ def works(place: Place) -> Iterator[tuple[Work, Work]]:
 
 @dataclass(frozen=True)
 class Found:
-    """How far a result is from the exact one, and how far it may be; infinite where it has other infinities."""
+    """How far a result is from the exact one, and how far it may be: the root mean square error, and the largest, which
+    shows a few numbers that are wrong among millions. Infinite where it has other infinities or NaN."""
 
     error: float
     allowed: float
+    largest: float
+    largest_allowed: float
 
     @property
     def right(self) -> bool:
-        return self.error <= self.allowed
+        return self.error <= self.allowed and self.largest <= self.largest_allowed
 
 
 def compare(found: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> Found:
-    """Root mean square errors of what is finite. ``naive``: the obvious way in the precision of ``found``.
+    """Of what is finite. ``naive``: the obvious way in the precision of ``found``.
 
     Raises RuntimeError where the obvious way itself is not near the exact numbers.
     """
     finite = exact.isfinite()
-    scale = max(1.0, exact[finite].abs().max().item())
-    naive_error = _rms(naive[finite] - exact[finite])
-    size = _rms(exact[finite])
-    if not torch.equal(naive[~finite], exact[~finite]) or not naive_error <= SOUND * size:
-        raise RuntimeError(f"PyTorch itself is off by {naive_error:.3g} of numbers of size {size:.3g}")
-    allowed = max(TIMES_NAIVE * naive_error, UNITS * torch.finfo(torch.float32).eps * scale)
-    if not torch.equal(found[~finite], exact[~finite]) or not found[finite].isfinite().all():
-        return Found(float("inf"), allowed)
-    return Found(_rms(found[finite] - exact[finite]), allowed)
+    truth = exact[finite]
+    difference, size = naive[finite] - truth, _rms(truth)
+    if not torch.equal(naive[~finite], exact[~finite]) or not _rms(difference) <= SOUND * size:
+        raise RuntimeError(f"PyTorch itself is off by {_rms(difference):.3g} of numbers of size {size:.3g}")
+    least = UNITS * torch.finfo(torch.float32).eps * max(1.0, float(truth.abs().max()))
+    allowed = max(TIMES_NAIVE * _rms(difference), least)
+    largest_allowed = LUCK * max(float(difference.abs().max()), least)
+    difference = found[finite] - truth
+    if not torch.equal(found[~finite], exact[~finite]) or not difference.isfinite().all():
+        return Found(math.inf, allowed, math.inf, largest_allowed)
+    return Found(_rms(difference), allowed, float(difference.abs().max()), largest_allowed)
 
 
 def _rms(difference: torch.Tensor) -> float:
@@ -150,6 +159,9 @@ class Section:
         self.times: dict[tuple[int, str, str], Times] = {}
         """Batch, type and peer -> times of SourceAttention's, which compute what LatentAttention is there for."""
         self.wrong: list[str] = []
+        self.failed: list[str] = []
+        results.figure("wrong", self.wrong)
+        results.figure("failed", self.failed)
 
     def run(self, full: Work, small: Work) -> None:
         """Check and time; what fails is a note and a row."""
@@ -158,10 +170,11 @@ class Section:
         try:
             if self._check_definition(name, small) and self._check_full_size(name, full):
                 self._time(name, full)
+            self.place.give_back()
         except Exception as error:
+            self.failed.append(name)
+            self.results.figure("failed", self.failed)
             self._failed(full, "ours", error)
-        if full.device == "cuda":
-            torch.cuda.empty_cache()
 
     def _check_definition(self, name: str, small: Work) -> bool:
         """Against the operator's own definition, which knows nothing of torch."""
@@ -194,12 +207,13 @@ class Section:
 
     def _note_check(self, name: str, against: str, found: Found) -> bool:
         verdict = "right" if found.right else "WRONG"
-        columns = ("call", "against float64", "error", "allowed", "verdict")
-        self.results.row("Checks", columns, (name, against, f"{found.error:.3g}", f"{found.allowed:.3g}", verdict))
+        columns = ("call", "against float64", "error", "allowed", "largest", "largest allowed", "verdict")
+        numbers = (found.error, found.allowed, found.largest, found.largest_allowed)
+        self.results.row("Checks", columns, (name, against, *(f"{number:.3g}" for number in numbers), verdict))
         if not found.right:
             self.wrong.append(f"{name}: {against}")
             self.results.figure("wrong", self.wrong)
-            self.results.note(f"{name}: WRONG against {against}: error {found.error:.3g}, allowed {found.allowed:.3g}")
+            self.results.note(f"{name}: WRONG against {against}: {found}")
         return found.right
 
     def _operator(self, work: Work) -> Peer:
@@ -266,7 +280,7 @@ class Section:
             exact = _by(naive, work, as_doubles(inputs))
             found = compare(_by(call, work, inputs), exact, _by(naive, work, inputs))
             if not found.right:
-                raise RuntimeError(f"its error is {found.error:.3g}, allowed are {found.allowed:.3g}")
+                raise RuntimeError(f"wrong: {found}")
             del exact
         return self.place.times([partial(call, inputs) for inputs in sets] * rounds)
 
@@ -321,19 +335,18 @@ def _by(call: Peer, work: Work, inputs: Tensors) -> torch.Tensor:
 
 
 def run(place: Place, results: Results) -> list[str]:
-    """Check and time everything; the calls whose results are wrong."""
+    """Check and time everything; the calls whose results are wrong, and those that raised something."""
     section = Section(place, results)
-    results.figure("wrong", [])
     for full, small in works(place):
         section.run(full, small)
-    return section.wrong
+    return [*section.wrong, *section.failed]
 
 
 def main(
     output: Annotated[Path, typer.Option(help="File that the results are written to.")],
     rehearse: Annotated[bool, typer.Option(help="At tiny sizes on the host; times mean nothing.")] = False,
 ) -> None:
-    """Check and time the kernels; 1 where a result is wrong."""
+    """Check and time the kernels; the exit code is 1 where a result is wrong or a call failed."""
     try:
         place = place_of(rehearse)
     except RuntimeError as error:
@@ -344,11 +357,11 @@ def main(
         results.note("A rehearsal on the host: no time means anything.")
     results.note(PREDICTION)
     try:
-        wrong = run(place, results)
+        bad = run(place, results)
     except TensorRTError as error:  # nothing can be planned or started
         results.note(f"No kernel ran: {error}")
         raise typer.BadParameter(str(error)) from error
-    if wrong:
+    if bad:
         raise typer.Exit(1)
 
 

@@ -66,6 +66,10 @@ class Place(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def give_back(self) -> None:
+        """Memory that torch keeps for later tensors."""
+        ...
+
     def times(self, calls: Sequence[Call]) -> Times:
         """Of one call. All of them, which differ in nothing but their memory, are enqueued one behind the other, time
         and again."""
@@ -101,6 +105,9 @@ class OnGpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
+
     def times(self, calls: Sequence[Call]) -> Times:
         # Kernels are compiled and loaded, and libraries have their workspaces, before anything is captured.
         calls[0]()
@@ -129,7 +136,7 @@ class OnGpu:
         torch.cuda.synchronize()
         seconds = [before.elapsed_time(after) / 1e3 / len(calls) for before, after in events]
         del graph
-        torch.cuda.empty_cache()
+        self.give_back()
         return Times.of(seconds, "graph")
 
     def _is_asynchronous(self, call: Call) -> bool:
@@ -200,6 +207,9 @@ class OnHost:
         return 0
 
     def synchronize(self) -> None:
+        pass
+
+    def give_back(self) -> None:
         pass
 
     def times(self, calls: Sequence[Call]) -> Times:
