@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
+from operator_cases import MODULES, check_candidates, outputs_of
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.case import Array, Case
 from tolerance import assert_close
-
-MODULES: dict[str, ModuleType] = {
-    name: importlib.import_module(f"tightbeam.plugins.{folder}.cases")
-    for name, folder in (
-        ("NGramBlock", "ngram_block"),
-        ("BeamAttention", "beam_attention"),
-        ("BeamLatentAttention", "beam_latent_attention"),
-        ("SourceAttention", "source_attention"),
-        ("LatentAttention", "latent_attention"),
-        ("BeamTopK", "beam_top_k"),
-    )
-}
-"""Operator -> the module of its cases and of its definition in numpy."""
 
 OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64}
 _sessions: dict[tuple[Any, ...], ort.InferenceSession] = {}
@@ -75,12 +61,6 @@ def session_of(
     return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
 
 
-def outputs_of(name: str, case: Case) -> tuple[str, ...]:
-    """All that a node with the case's inputs can have: no cache goes out that did not come in."""
-    caches = {f"{tensor}_out" for tensor in case.inputs}
-    return tuple(tensor for tensor in OPERATORS[name].outputs if not tensor.endswith("_out") or tensor in caches)
-
-
 def run(name: str, case: Case, library: Path | None, outputs: Sequence[str] | None = None) -> dict[str, Array]:
     """The operator's outputs by name; ``library`` None runs the function body."""
     outputs = tuple(outputs if outputs is not None else outputs_of(name, case))
@@ -107,24 +87,3 @@ def check(name: str, case: Case, found: dict[str, Array], luck: float = 1) -> No
             finite = np.isfinite(exact[tensor])
             np.testing.assert_array_equal(np.isfinite(result), finite, err_msg=tensor)
             assert_close(result[finite], exact[tensor][finite], naive[tensor][finite], luck)
-
-
-def check_candidates(
-    case: Case, found: dict[str, Array], exact: dict[str, Array], naive: dict[str, Array], luck: float = 1
-) -> None:
-    """The scores are right, each candidate is worth its score, none is named twice; equal ones stand in order."""
-    B, C = found["scores"].shape
-    M = case.inputs["beam_scores"].shape[1]
-    finite = np.isfinite(exact["scores"])
-    np.testing.assert_array_equal(np.isfinite(found["scores"]), finite)
-    if finite.any():
-        assert_close(found["scores"][finite], exact["scores"][finite], naive["scores"][finite], luck)
-    rows = np.arange(B)[:, None] * M + found["beams"]
-    worth, naive_worth = (result["total"][rows, found["tokens"]] for result in (exact, naive))
-    np.testing.assert_array_equal(np.isfinite(worth), finite)
-    if finite.any():
-        assert_close(found["scores"][finite], worth[finite], naive_worth[finite], luck)
-    for b in range(B):
-        assert len(set(zip(found["beams"][b], found["tokens"][b], strict=True))) == C
-        same = found["scores"][b, 1:] == found["scores"][b, :-1]
-        assert (found["beams"][b, 1:] >= found["beams"][b, :-1])[same].all(), "of equal scores the lower beam is first"

@@ -15,8 +15,10 @@ import pytest
 
 from cuda_host import FLOATS, ORDERS, GuardedMemory, HostStarter, kernels
 from kernel_results import check_result, rounded
-from operator_runs import MODULES, model_of, outputs_of
-from plugin_runs import Ints, described, described_range, node_of, plugin_of, run_plugin, shapes_of, types_of
+from kernel_runs import Ints, shapes_of, types_of
+from operator_cases import MODULES, outputs_of
+from operator_runs import model_of
+from plugin_runs import described, described_range, node_of, plugin_of, run_plugin
 from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.case import Array, Case
 from tightbeam.plugins.tensorrt.errors import TensorRTError
