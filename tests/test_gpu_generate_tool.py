@@ -47,7 +47,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The output and the work folder of a rehearsal."""
     folder = tmp_path_factory.mktemp("generate")
     rates = folder / "rates.json"
-    rates.write_text(json.dumps({"figures": {"bytes_per_s": 3e10, "flops_per_s": 1e11}}))
+    rates.write_text(json.dumps({"figures": {"bytes_per_s": 3e10, "flops_per_s_fp32": 1e11}}))
     output, work = folder / "generate.json", folder / "work"
     command = [sys.executable, str(TOOLS / "gpu_generate.py"), "--rehearse", "--output", str(output)]
     options = ["--work", str(work), "--rates", str(rates), "--batch", "2", "--family", "gpt2", "--rounds", "1"]
@@ -157,7 +157,7 @@ def work(request, tell):
             raise ValueError("cannot run the decoder") from error
     if ending == "broken":
         raise KeyError("past_key_values")
-    tell({{"seconds": [0.5, 0.25, 0.3], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True}})
+    tell({{"seconds": [0.5, 0.25, 0.3], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []}})
     if ending == "crashes at the end":
         tell({{"how": "done"}})
         os.abort()
@@ -267,7 +267,7 @@ def test_a_smaller_batch_has_the_samples_of_a_larger_one(tools: dict[str, Module
 
 def test_rates_without_numbers_are_refused(tools: dict[str, ModuleType], tmp_path: Path) -> None:
     rates = tmp_path / "rates.json"
-    for figures in ({"bytes_per_s": 3e10}, {"bytes_per_s": 3e10, "flops_per_s": None}):
+    for figures in ({"bytes_per_s": 3e10, "flops_per_s_fp32": 1e11}, {"bytes_per_s": 3e10, "flops_per_s_fp16": None}):
         rates.write_text(json.dumps({"figures": figures}))
-        with pytest.raises(typer.BadParameter, match="flops_per_s"):
-            tools["gpu_generate"].read_rates(rates)
+        with pytest.raises(typer.BadParameter, match="flops_per_s_fp16"):
+            tools["gpu_generate"].read_rates(rates, "fp16")

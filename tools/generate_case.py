@@ -7,6 +7,7 @@ where they take longer than that. ``tokens``: file for what was generated.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -184,8 +185,24 @@ def _seconds(work: Callable[[], object], device: Device) -> float:
     return time.perf_counter() - start
 
 
+class Said(logging.Handler):
+    """Keeps what is logged, once each."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line not in self.lines:
+            self.lines.append(line)
+
+
 def measure(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
-    """Tells ``first_s`` (loading apart), ``seconds``, ``peak_bytes``, ``repeatable``, and the side's ``parts``."""
+    """Tells ``first_s`` (loading apart), ``seconds``, ``peak_bytes``, ``repeatable``, ``warnings`` of our engine, and
+    the side's ``parts``."""
+    said = Said()
+    logging.getLogger("tightbeam").addHandler(said)
     device = device_of(request["device"])
     job = GenerationJob(**request["job"])
     times: list[float] = []
@@ -198,7 +215,7 @@ def measure(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None
         while len(times) < request["rounds"] and (not times or sum(times) < request["seconds"]):
             times.append(_seconds(lambda: found.append(side.generate()), device))
     repeatable = all(np.array_equal(tokens, found[0]) for tokens in found)
-    tell({"seconds": times, "peak_bytes": peak.bytes, "repeatable": repeatable})
+    tell({"seconds": times, "peak_bytes": peak.bytes, "repeatable": repeatable, "warnings": said.lines})
     tell(side.parts())
 
 

@@ -117,7 +117,7 @@ def main(
     case_seconds: Annotated[float, typer.Option(help="After so long a case is killed.")] = 150,
     compile_seconds: Annotated[float, typer.Option(help="Likewise, with torch.compile.")] = 240,
     seconds: Annotated[float, typer.Option(help="For everything; what is left then is not measured.")] = 540,
-    rates: Annotated[Path | None, typer.Option(help="Measured rates: figures bytes_per_s and flops_per_s.")] = None,
+    rates: Annotated[Path | None, typer.Option(help="Output of gpu_rates.py, for the predictions.")] = None,
     earlier: Annotated[Path | None, typer.Option(help="Output of an earlier call: cases that need no repeat.")] = None,
 ) -> None:
     """Measure and compare; what cannot be measured is a row that says so."""
@@ -127,11 +127,11 @@ def main(
     if batches[0] < 1:
         raise typer.BadParameter(f"batch {batches[0]} holds no sample; expected 1 or more")
     until = time.monotonic() + seconds
-    machine = None if rates is None else read_rates(rates)
+    device, precision = ("cpu", "fp32") if rehearse else ("cuda", "fp16")
+    machine = None if rates is None else read_rates(rates, precision)
     before = {} if earlier is None else read_results(earlier)["figures"]
     results = Results(output)
     work.mkdir(parents=True, exist_ok=True)
-    device, precision = ("cpu", "fp32") if rehearse else ("cuda", "fp16")
     shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
     made = run_case(TOOLS / "generate_bundles.py", shared, work, until - time.monotonic())
     _tell_of_bundles(results, made)
@@ -159,15 +159,15 @@ def main(
     compare_with_target(results, cases.measured)
 
 
-def read_rates(path: Path) -> Machine:
-    """The two figures, whichever section measured them."""
+def read_rates(path: Path, precision: str) -> Machine:
+    """The figures of `gpu_rates.py`."""
     figures = read_results(path)["figures"]
     try:
-        return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures["flops_per_s"]))
+        return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures[f"flops_per_s_{precision}"]))
     except (KeyError, TypeError, ValueError):
         raise typer.BadParameter(
-            f"{path} has no numbers bytes_per_s and flops_per_s among its figures; measure them first, or leave "
-            "--rates out"
+            f"{path} has no numbers bytes_per_s and flops_per_s_{precision} among its figures; measure them first "
+            "(gpu_rates.py), or leave --rates out"
         ) from None
 
 
@@ -264,6 +264,8 @@ class Cases:
         self._results.row("End to end", CASE_COLUMNS, self._cells(case, found))
         if not found["repeatable"]:
             self._results.note(f"{name}: not every run gave the same tokens.")
+        for warning in found["warnings"]:
+            self._results.note(f"{name}: {warning}")
         return True
 
     def _keep(self, name: str, found: Notes) -> None:
