@@ -59,7 +59,7 @@ def test_every_side_is_checked_predicted_and_timed(rehearsed: tuple[Path, Path])
     output, _ = rehearsed
     checked = rows_of(output, "Checked")
     assert [(row["model"], row["variant"]) for row in checked] == [
-        (model, variant) for model in ("bart-large", "gpt2") for variant in VARIANTS
+        (model, variant) for variant in VARIANTS for model in ("bart-large", "gpt2")
     ]
     assert {row["float32 tokens against transformers on this device"] for row in checked} == {"equal"}
     assert all(int(row["tokens"]) > 20 for row in checked)
@@ -106,8 +106,10 @@ def test_a_wrong_token_is_found_and_its_side_not_timed(
     assert said["el"].startswith("differs: sample 0, token 1 is ")
     output = tmp_path / "results.json"
     results = tools["gpu_results"].Results(output)
-    assert tools["gpu_generate"].tell_of_checks(results, checked, ["dedup", "el", "slim"]) == ["dedup"]
-    assert [note.partition(" ")[0] for note in notes_of(output)] == ["el", "slim"]
+    checks = checked.found["checks"]
+    assert tools["gpu_generate"].tell_of_checks(results, checks, ["dedup", "el", "slim"]) == ["dedup"]
+    assert [note.partition(" ")[0] for note in notes_of(output)[:2]] == ["el", "slim"]
+    assert notes_of(output)[2:] == ["Tokens that are not those of transformers: el of bart-large."]
 
 
 def shift_largest_weight(path: Path) -> None:
@@ -136,6 +138,26 @@ def test_what_is_equal_what_is_a_tie_and_what_differs(tools: dict[str, ModuleTyp
     )
     assert verdict(result([[2, 5, 6], [2, 7, 9]], [-1.0, float("nan")]), expected).startswith("differs")
     assert verdict(result([[2, 5], [2, 7]], [-1.0, -3.0]), expected) == "shape [2, 2], expected [2, 3]"
+
+
+def test_where_the_comparison_ends_on_a_variant_the_next_are_compared(
+    tools: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    output, asked = tmp_path / "results.json", []
+
+    def run(variants: list[str]) -> Any:
+        asked.append(list(variants))
+        before = variants[: variants.index("el")] if "el" in variants else variants
+        checks = [{"model": "bart-large", "variant": variant, "tokens": 9, "said": "equal"} for variant in before]
+        how = "killed by SIGSEGV" if "el" in variants else "done"
+        return tools["case_process"].Ended(how, "", {"checks": checks})
+
+    results = tools["gpu_results"].Results(output)
+    checks = tools["gpu_generate"].check_all(results, run, ["dedup", "el", "slim", "baseline"])
+    assert asked == [["dedup", "el", "slim", "baseline"], ["slim", "baseline"]]
+    right = tools["gpu_generate"].tell_of_checks(results, checks, ["dedup", "el", "slim", "baseline"])
+    assert right == ["dedup", "slim", "baseline"]
+    assert "killed by SIGSEGV" in notes_of(output)[0]
 
 
 SCRIPT = """

@@ -56,7 +56,10 @@ class Run:
 def run_of(checkpoint: Checkpoint, source: int, new_tokens: int) -> Run:
     """Random input of two lengths for any of the models."""
     generator = np.random.default_rng(1)
-    settings = {"num_beams": 4, "no_repeat_ngram_size": 3, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    settings = {
+        **{"num_beams": 4, "no_repeat_ngram_size": 3, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens},
+        "length_penalty": 0.0,  # scores are sums, in which the least difference shows
+    }
     config = checkpoint.model.config
     if hasattr(config, "num_mel_bins"):
         shape = (SAMPLES, config.num_mel_bins, 2 * config.max_source_positions)

@@ -148,10 +148,15 @@ def main(
     else:
         predictions = predict_all(results, setting, variant, batches, WeightCounts(**made.found["weights"]), machine)
     request = {**shared, "device": device, "source": job.source, "new_tokens": job.new_tokens}
-    checked = Ended(DONE, found={"checks": before.get("checks", [])})
-    if not {one["variant"] for one in checked.found["checks"]} >= set(variant):
-        checked = run_case(TOOLS / "generate_check.py", request, work, max(1.0, until - time.monotonic()))
-    right = tell_of_checks(results, checked, variant)
+
+    def compare(some: Sequence[str]) -> Ended:
+        limit_s = max(1.0, until - time.monotonic())
+        return run_case(TOOLS / "generate_check.py", {**request, "variants": some}, work, limit_s)
+
+    checks = before.get("checks", [])
+    if not {one["variant"] for one in checks} >= set(variant):
+        checks = check_all(results, compare, variant)
+    right = tell_of_checks(results, checks, variant)
     cases = Cases(results, setting.run, setting.tokens, before.get("cases", {}))
     measure_all(cases, [PEER, *right], batches)
     compare_with_predictions(results, predictions, cases.measured)
@@ -205,23 +210,37 @@ def predict_all(
     return found
 
 
-def tell_of_checks(results: Results, checked: Ended, variants: Iterable[str]) -> list[str]:
-    """The variants whose tokens are right wherever they were compared, and were compared at the sizes timed."""
-    results.figure("checks", checked.found.get("checks", []))
-    if checked.how != DONE:
-        results.note(f"The comparison of tokens {checked.how}: {checked.detail}")
-    said: dict[str, dict[str, str]] = {}
-    for one in checked.found.get("checks", []):
-        said.setdefault(one["variant"], {})[one["model"]] = one["said"]
-        columns = ("model", "variant", "tokens", "float32 tokens against transformers on this device")
-        results.row("Checked", columns, (one["model"], one["variant"], one["tokens"], one["said"]))
+def check_all(results: Results, run: Callable[[Sequence[str]], Ended], variants: Sequence[str]) -> list[Notes]:
+    """The checks of all variants: from one process, and where that ends on a variant, from another for those behind.
+    ``run``: a process for some variants."""
+    checks: list[Notes] = []
+    left = list(variants)
+    while left:
+        ended = run(left)
+        checks += ended.found.get("checks", [])
+        if ended.how == DONE:
+            break
+        results.note(f"Comparing the tokens of {', '.join(left)}: {ended.how}: {ended.detail}")
+        compared = {one["variant"] for one in checks if one["model"] == TIMED}
+        left = [variant for variant in left if variant not in compared][1:]
+    return checks
+
+
+def tell_of_checks(results: Results, checks: Sequence[Notes], variants: Iterable[str]) -> list[str]:
+    """The variants whose tokens are right at the sizes that are timed."""
+    results.figure("checks", checks)
     right = []
     for variant in variants:
-        found = said.get(variant, {})
-        if TIMED in found and all(words.startswith(EQUAL) for words in found.values()):
+        own = [one for one in checks if one["variant"] == variant]
+        for one in own:
+            columns = ("model", "variant", "tokens", "float32 tokens against transformers on this device")
+            results.row("Checked", columns, (one["model"], variant, one["tokens"], one["said"]))
+        if any(one["model"] == TIMED and one["said"].startswith(EQUAL) for one in own):
             right.append(variant)
         else:
             results.note(f"{variant} is not timed: its tokens are not those of transformers, or were not compared.")
+    if wrong := [f"{one['variant']} of {one['model']}" for one in checks if not one["said"].startswith(EQUAL)]:
+        results.note(f"Tokens that are not those of transformers: {', '.join(wrong)}.")
     return right
 
 
@@ -277,7 +296,8 @@ class Cases:
         return int(np.load(self._tokens(side, batch)).shape[1]) - 1
 
     def _share_as_peer(self, side: str, batch: int) -> float | None:
-        """Of the tokens that transformers generated for the same samples, at the largest batch up to this one."""
+        """Of the tokens that transformers generated for the same samples, at the largest batch up to this one that it
+        was measured at before."""
         peers = [case.batch for case in self.measured if case.side == PEER and case.batch <= batch]
         if not peers:
             return None
