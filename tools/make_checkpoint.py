@@ -38,6 +38,9 @@ def main(
     output: Annotated[Path, typer.Argument(help="Checkpoint folder to write.")],
     shape: Annotated[str, typer.Option(help=", ".join(SHAPES))] = "bart-large-cnn",
     seed: int = 0,
+    orthogonal_keys: Annotated[
+        bool, typer.Option(help="Key projections whose inverse adds no error, so that K-only caches pass the guard.")
+    ] = False,
 ) -> None:
     """Write config.json, generation_config.json and model.safetensors; no tokenizer."""
     if shape not in SHAPES:
@@ -57,10 +60,19 @@ def main(
         activation_function="gelu",
     )
     model = BartForConditionalGeneration(config)
+    if orthogonal_keys:
+        _make_keys_orthogonal(model)
     model.generation_config = GenerationConfig(**GENERATION)
     model.save_pretrained(output)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     print(f"{output}: {shape}, {numbers:,} numbers, {4 * numbers:,} bytes")
+
+
+def _make_keys_orthogonal(model: BartForConditionalGeneration) -> None:
+    """As large as the random numbers that they replace."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.weight"):
+            torch.nn.init.orthogonal_(parameter, gain=model.config.init_std * parameter.shape[0] ** 0.5)
 
 
 if __name__ == "__main__":
