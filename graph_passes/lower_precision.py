@@ -37,6 +37,7 @@ LOW_TYPES: Mapping[str, np.dtype[np.generic]] = {
     "fp16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
+"""Of half precision; ``itemsize`` knows float32 too."""
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Gelu", "Relu", "Sigmoid", "Tanh", "Erf"}
@@ -54,6 +55,11 @@ SIZES = frozenset({"Shape", "Size"})
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
 """The input of Attention that may have another type than the rest."""
+
+
+def itemsize(precision: str) -> int:
+    """Bytes of a number of "fp32" or of one of ``LOW_TYPES``, in caches and products. Raises KeyError for another."""
+    return 4 if precision == "fp32" else LOW_TYPES[precision].itemsize
 
 
 def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
@@ -194,7 +200,8 @@ class _Converter:
                 low = values.astype(self.dtype)
             if not np.array_equal(np.isfinite(low), np.isfinite(values)):
                 largest = np.abs(values[np.isfinite(values)]).max()
-                fix = "take bf16" if self.precision == "fp16" else "stay with fp32"
+                wider = "take --precision fp32, or build-engine --precision bf16 of the fp32 bundle"
+                fix = wider if self.precision == "fp16" else "stay with fp32"
                 raise PassError(
                     f"{NAME}: {constant.name} holds {largest:.6g}, beyond the range of {self.dtype.name}; {fix}"
                 )
