@@ -29,7 +29,7 @@ from tightbeam.graph_passes import (
     search_head,
 )
 from tightbeam.graph_passes.base import Builder, Job, Sizes, graph_input
-from tightbeam.graph_passes.lower_precision import ATTENTION_MASK, NORMS, PRODUCTS, lower_precision
+from tightbeam.graph_passes.lower_precision import NORMS, PRODUCTS, lower_precision
 from tightbeam.graph_passes.simulate_precision import simulate_precision
 from tightbeam.plugins import DOMAIN, OPERATORS
 from tightbeam.plugins.library import tensorrt_library
@@ -104,7 +104,6 @@ def assert_typed(graph: onnx.GraphProto, low: int) -> None:
             float32 = OPERATORS[node.op_type].float32
             assert given == {name: FLOAT if name in float32 else low for name in given}
         elif node.op_type in PRODUCTS:
-            given.pop(str(ATTENTION_MASK), None) if node.op_type == "Attention" else None
             assert set(given.values()) == {low}
             softmax = [entry.i for entry in node.attribute if entry.name == "softmax_precision"]
             assert softmax == ([FLOAT] if node.op_type == "Attention" else [])
