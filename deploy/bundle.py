@@ -41,6 +41,7 @@ __all__ = [
     "ModelSizes",
     "ParityReport",
     "PassEntry",
+    "PrecisionErrorEntry",
     "TensorEntry",
     "TokenizerEntry",
     "check_file",
@@ -149,7 +150,8 @@ class TokenizerEntry(Entry):
 
 class ParityReport(Entry):
     """The comparison with ``model.generate`` that ended the export: how many ``tokens`` are equal. ``ties``: sequences
-    that only rounding picks. ``differing``: those that differ in a bundle that is not exact (``weight_threshold``)."""
+    that only rounding picks. ``differing``: those that differ in a bundle that is not exact (``weight_threshold``, or
+    half precision)."""
 
     samples: int
     settings: int
@@ -157,6 +159,15 @@ class ParityReport(Entry):
     ties: int
     differing: int = 0
     max_score_error: FiniteFloat
+
+
+class PrecisionErrorEntry(Entry):
+    """The error of a precision, measured in ONNX Runtime: of the log-probabilities, root mean square over that of the
+    float32 graph's deviation from their mean; and at how many of ``steps`` the best token differed."""
+
+    error: FiniteFloat
+    steps: int
+    differing: int
 
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
@@ -188,14 +199,16 @@ class ModelSizes(Entry):
 
 class Manifest(Entry):
     """``bundle.json``. ``speech``: where the encoder takes ``input_features``, the file that says how to make them.
-    ``weight_threshold``: source positions with less weight are left out, which is not exact; 0: none is."""
+    ``weight_threshold``: source positions with less weight are left out, which is not exact; 0: none is.
+    ``precision``: of products, caches and most weights. ``precision_error``: that of half precision; None in float32,
+    and where nobody measured it."""
 
     format_version: int
     made_by: str
     model: str
     family: str
     variant: str
-    precision: Literal["fp32"]
+    precision: Literal["fp32", "fp16"]
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
@@ -209,6 +222,7 @@ class Manifest(Entry):
     speech: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
+    precision_error: PrecisionErrorEntry | None = None
 
     def files(self) -> tuple[FileEntry, ...]:
         """Every file the bundle has beside ``bundle.json``."""

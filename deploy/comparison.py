@@ -25,7 +25,7 @@ from tightbeam.deploy.runner import right_pad
 from tightbeam.deploy.search import StepInputs
 from tightbeam.deploy.text import load_codec
 
-__all__ = ["Comparison", "Sources", "compare_engines", "sources_of"]
+__all__ = ["Comparison", "Sources", "compare_engines", "log_probabilities", "sources_of"]
 
 STEPS = 16
 SAMPLES = 4
@@ -89,9 +89,9 @@ def compare_engines(
     C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
     P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
     steps = min(steps, bundle.manifest.sizes.max_target - P)
-    wanted, tokens = _log_probabilities(bundle, engine, sources, steps, C, None)
+    wanted, tokens = log_probabilities(bundle, engine, sources, steps, C, None)
     try:
-        found, _ = _log_probabilities(bundle, other, sources, steps, C, tokens)
+        found, _ = log_probabilities(bundle, other, sources, steps, C, tokens)
     except BundleError as failure:
         if NOT_NUMBERS not in str(failure):
             raise
@@ -103,7 +103,7 @@ def compare_engines(
     return Comparison(error, tokens.size, differing)
 
 
-def _log_probabilities(
+def log_probabilities(
     bundle: Bundle, engine: Engine, sources: Sources, steps: int, candidates: int, forced: Array | None
 ) -> tuple[Array, Array]:
     """[B, steps, vocabulary] in float64, NaN but for the best ``candidates``; and the tokens [B, steps] that were fed

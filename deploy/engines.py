@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import Field, ValidationError
 
 from tightbeam.deploy.bundle import (
     Bundle,
@@ -25,6 +25,7 @@ from tightbeam.deploy.bundle import (
     CacheStateEntry,
     Entry,
     FileEntry,
+    PrecisionErrorEntry,
     TensorEntry,
     check_file,
     with_entry,
@@ -41,7 +42,6 @@ __all__ = [
     "EngineError",
     "EngineGraph",
     "EngineLimits",
-    "PrecisionErrorEntry",
     "build_command",
     "built_from",
     "check_engine_target",
@@ -81,15 +81,6 @@ class EngineGraph(FileEntry):
     outputs: tuple[TensorEntry, ...]
     on_host: tuple[str, ...]
     plugins: dict[str, int]
-
-
-class PrecisionErrorEntry(Entry):
-    """The error of a precision, measured in ONNX Runtime: of the log-probabilities, root mean square over that of the
-    float32 graph's deviation from their mean; and at how many of ``steps`` the best token differed."""
-
-    error: FiniteFloat
-    steps: int
-    differing: int
 
 
 class EngineEntry(Entry):

@@ -15,7 +15,7 @@ from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.console import console as error_console
 
 if TYPE_CHECKING:
-    from tightbeam.deploy.bundle import Bundle
+    from tightbeam.deploy.bundle import Bundle, Manifest
 
 __all__ = ["main"]
 
@@ -42,8 +42,8 @@ def export_model(
     generated_cache: Annotated[
         str | None, typer.Option(help="kv-reordered, kv, k or x, in place of the variant's.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Bundle folder; <model>-<variant> by default.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
+    output: Annotated[Path | None, typer.Option(help="Bundle folder; <model>-<variant>[-fp16] by default.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32; or fp16, half of everything, not exact.")] = "fp32",
     max_new_tokens: Annotated[int | None, typer.Option(help="The bundle's default for new tokens.")] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="Texts, one a line, on which the error of each layer is measured.")
@@ -121,6 +121,8 @@ def export_model(
 
 def _print_summary(bundle: Bundle, *, named: bool) -> None:
     from tightbeam.export.memory_table import guard_table, memory_table, passes_table
+    from tightbeam.export.parity import is_exact
+    from tightbeam.export.precision_error import told
 
     console = Console(highlight=False)
     if not named:
@@ -129,12 +131,14 @@ def _print_summary(bundle: Bundle, *, named: bool) -> None:
     if bundle.manifest.guard:
         console.print(guard_table(bundle))
     console.print(memory_table(bundle))
+    if bundle.manifest.precision != "fp32":
+        print(told(bundle.manifest.precision, bundle.manifest.precision_error))
     parity = bundle.manifest.parity
     if parity:
-        if bundle.manifest.weight_threshold:
+        if not is_exact(bundle.manifest):
             print(
                 f"parity: {parity.differing} of {parity.samples * parity.settings} sequences differ from torch's "
-                f"(--weight-threshold); the others, {parity.tokens} tokens, are equal"
+                f"({_why_not_exact(bundle.manifest)}); the others, {parity.tokens} tokens, are equal"
             )
         else:
             print(
@@ -145,6 +149,13 @@ def _print_summary(bundle: Bundle, *, named: bool) -> None:
     else:
         print("parity: not compared with torch (--no-check)")
     print(f"bundle: {bundle.path}", flush=True)
+
+
+def _why_not_exact(manifest: Manifest) -> str:
+    """The options that a bundle is not exact for."""
+    reasons = ["--weight-threshold"] if manifest.weight_threshold else []
+    reasons += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
+    return ", ".join(reasons)
 
 
 @contextmanager

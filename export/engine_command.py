@@ -93,6 +93,8 @@ def build_engine(
 
 
 def _print_summary(built: BuiltEngine) -> None:
+    from tightbeam.export.precision_error import told
+
     entry, limits = built.entry, built.entry.limits
     print(f"built for: {entry.flavour} {entry.tensorrt_version}, compute capability {', '.join(entry.capabilities)}")
     print(
@@ -102,15 +104,8 @@ def _print_summary(built: BuiltEngine) -> None:
     for part, graph in (("encoder", entry.encoder), ("decoder", entry.decoder)):
         plugins = ", ".join(f"{count} {name}" for name, count in sorted(graph.plugins.items())) or "none"
         print(f"{part}: {graph.bytes:,} bytes, plugins: {plugins}")
-    error = entry.precision_error
-    if error is not None:
-        print(
-            f"error of {entry.precision}: log-probabilities differ from float32's by {error.error:.2%} of their "
-            f"standard deviation; another token is best at {error.differing} of {error.steps} steps "
-            "(simulated in ONNX Runtime)"
-        )
-    elif entry.precision != "fp32":
-        print(f"error of {entry.precision}: not measured (--no-check)")
+    if entry.precision != "fp32":
+        print(told(entry.precision, entry.precision_error))
     print(f"engine: {built.path}", flush=True)
 
 

@@ -73,6 +73,11 @@ def build_engine(
     found.check_precision(targets, precision)
     bundle = Bundle.load(path)
     manifest = bundle.manifest
+    if manifest.precision != "fp32":
+        raise ExportError(
+            f"bundle {bundle.path} is in {manifest.precision}, which is for ONNX Runtime; engines of any precision are "
+            f"built from an fp32 bundle: export-model --precision fp32, then build-engine --precision {precision}"
+        )
     limits = limits or engine_limits(manifest)
     _check_exact(manifest, precision)
     chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,7 @@ from tightbeam.export.graph_files import graph_entries, state_entries, write_gra
 from tightbeam.export.guard import Measured, guard, needs_guard
 from tightbeam.export.memory_table import BEAMS, longest_output
 from tightbeam.export.parity import Reference, compare, make_reference
+from tightbeam.export.precision_error import measure_forms, write_forms
 from tightbeam.export.ranking import best_of, rank, ranking_table
 from tightbeam.export.speech_files import check_speech, write_speech
 from tightbeam.export.tokenizer_files import write_tokenizer
@@ -54,10 +56,11 @@ from tightbeam.graph_passes import (
     same_for_all,
     skip_small_weights,
 )
+from tightbeam.graph_passes.lower_precision import itemsize, lower_precision
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
 
-PRECISIONS = ("fp32",)
+PRECISIONS = ("fp32", "fp16")
 STEPS = (
     "loading",
     "generating with torch",
@@ -90,13 +93,15 @@ def export_model(
     """Export a checkpoint as a bundle.
 
     ``model``: a bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder. ``output``: the bundle folder, by
-    default ``<model>-<variant>`` in the current folder. ``variant``: a name of ``graph_passes.PRESETS``;
-    without one `el`, or `dedup` where the model cannot have that (``default_variant``).
+    default ``<model>-<variant>`` in the current folder, with ``-fp16`` in half precision.
+    ``variant``: a name of ``graph_passes.PRESETS``; without one `el`, or `dedup` where the model cannot have that
+    (``default_variant``).
     ``source_cache``, ``generated_cache``: kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the
     variant's. A layer whose rewritten attention is not exact enough keeps something safer (``guard.py``);
     ``calibration``: a file of texts, one a line, on which that is measured, in place of the built-in ones.
     ``weight_threshold``: source positions that have less weight are left out (``skip_small_weights``); not exact, so
     that the comparison counts what differs in place of failing.
+    ``precision``: "fp32", or "fp16" for products, caches and most weights: not exact either; its error is measured.
     ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
     with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
     each of ``STEPS`` as it begins.
@@ -111,13 +116,13 @@ def export_model(
     _check_used(choice, workload)
     _check_options(precision, max_new_tokens, weight_threshold)
     texts = read_calibration(calibration) if calibration is not None else None
-    target = _target(model, output, choice, force)
+    target = _target(model, output, choice, precision, force)
 
     on_step(STEPS[0])
     checkpoint = load_checkpoint(model)
     if variant is None and (possible := default_variant(checkpoint.sizes)) != SMALLEST:
         choice = choose(possible, source_cache, generated_cache)
-        target = _target(model, output, choice, force)
+        target = _target(model, output, choice, precision, force)
     _refuse_early(choice, checkpoint.sizes)
     if texts is not None and choice.preset is not None and not needs_guard(same_for_all(choice.preset, 1, "")):
         raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
@@ -133,7 +138,9 @@ def export_model(
         reference = make_reference(checkpoint)
     on_step(STEPS[2])
     canonical = trace(checkpoint)
-    choice = settle(choice, checkpoint, canonical, workload, on_ranking)
+    if choice.preset is None and precision != "fp32" and workload.gflop_s is None:
+        on_note(f"the machine's matrix rate is float32's; pass --gflop-s, the serving machine's in {precision}")
+    choice = settle(choice, checkpoint, canonical, workload, on_ranking, itemsize(precision))
     assert choice.preset is not None
     plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
     on_step(STEPS[3])
@@ -147,32 +154,54 @@ def export_model(
             graphs, results = rewrite(canonical, plan)
     if weight_threshold:
         results.append(skip_small_weights(graphs, weight_threshold))
-    _fit(checkpoint, plan, workload)
+    _fit(checkpoint, plan, workload, itemsize(precision))
+    exact = graphs
+    if precision != "fp32":
+        graphs = exact.copy()
+        results.append(lower_precision(graphs, precision))
     if gone := engine_names(target):
-        on_note(f"the old bundle's engines go with it ({', '.join(gone)}); build them again: build-engine {target}")
+        again = f"build them again: build-engine {target}" if precision == "fp32" else "engines need an fp32 bundle"
+        on_note(f"the old bundle's engines go with it ({', '.join(gone)}); {again}")
     on_step(STEPS[5])
     work = [(checkpoint, graphs, results, plan, measured)]
-    del checkpoint, canonical, graphs, results  # `fill` frees the model before the bundle is loaded beside it
+    compared = [(exact, graphs)] if check and precision != "fp32" else []
+    del checkpoint, canonical, graphs, exact, results  # `fill` frees the model before the bundle is loaded beside it
 
     def fill(folder: Path) -> Manifest:
-        manifest = write_files(folder, *work.pop(), variant=choice.name, weight_threshold=weight_threshold)
+        manifest = write_files(
+            folder, *work.pop(), variant=choice.name, precision=precision, weight_threshold=weight_threshold
+        )
+        error = None
+        if compared:
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
+                write_forms(Path(scratch), folder, manifest, *compared.pop())
+                gc.collect()
+                error = measure_forms(Path(scratch), manifest)
         gc.collect()
         if reference is None:
             return manifest
         on_step(STEPS[6])
-        return _checked(folder, manifest, reference)
+        return _checked(folder, manifest.model_copy(update={"precision_error": error}), reference)
 
     return write_bundle(target, fill, force=force)
 
 
-def _target(model: str | os.PathLike[str], output: str | os.PathLike[str] | None, choice: Choice, force: bool) -> Path:
+def _target(
+    model: str | os.PathLike[str], output: str | os.PathLike[str] | None, choice: Choice, precision: str, force: bool
+) -> Path:
     """The bundle's folder. Raises BundleError where something else stands there."""
-    target = Path(output or f"{checkpoint_name(model)}-{choice.name}")
+    of_precision = "" if precision == "fp32" else f"-{precision}"
+    target = Path(output or f"{checkpoint_name(model)}-{choice.name}{of_precision}")
     check_target(target, force=force)
     return target
 
 
 def _check_options(precision: str, max_new_tokens: int | None, weight_threshold: float) -> None:
+    if precision == "bf16":
+        raise ExportError(
+            "no bundle is in bf16: numpy has no such type, and ONNX Runtime's CPU provider few kernels of it, so that "
+            "nothing could compare it; take --precision fp16, or of an fp32 bundle build-engine --precision bf16"
+        )
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
     if max_new_tokens is not None and max_new_tokens < 1:
@@ -207,22 +236,27 @@ def settle(
     canonical: ModelGraphs,
     workload: Workload,
     on_ranking: Callable[[RenderableType], None],
+    itemsize: int = 4,
 ) -> Choice:
-    """The choice, made now where it is ``auto``. Raises ExportError where nothing fits the memory limit."""
+    """The choice, made now where it is ``auto``; ``itemsize``: bytes a number.
+
+    Raises ExportError where nothing fits the memory limit.
+    """
     if choice.preset is not None:
         return choice
-    job, machine = workload.job(checkpoint), workload.machine()
-    ranked, impossible = rank(canonical, job, machine, _weight_bytes(checkpoint), workload.memory_limit)
+    job, machine = workload.job(checkpoint, itemsize), workload.machine()
+    ranked, impossible = rank(canonical, job, machine, _weight_bytes(checkpoint, itemsize), workload.memory_limit)
     on_ranking(ranking_table(ranked, impossible, job, machine))
     best = best_of(ranked)
     return Choice(best.variant, PRESETS[best.variant], f"auto: {best.variant} is predicted to be fastest")
 
 
-def _fit(checkpoint: Checkpoint, plan: Sequence[LayerPlan], workload: Workload) -> None:
+def _fit(checkpoint: Checkpoint, plan: Sequence[LayerPlan], workload: Workload, itemsize: int) -> None:
     """Raise ExportError where weights and caches are over the memory limit."""
     if workload.memory_limit is None:
         return
-    needed = _weight_bytes(checkpoint) + sum(plan_bytes(plan, checkpoint.sizes, workload.job(checkpoint)))
+    job = workload.job(checkpoint, itemsize)
+    needed = _weight_bytes(checkpoint, itemsize) + sum(plan_bytes(plan, checkpoint.sizes, job))
     if needed > workload.memory_limit:
         raise ExportError(
             f"weights and caches need {needed:,} bytes, over the limit of {workload.memory_limit:,}; "
@@ -230,8 +264,9 @@ def _fit(checkpoint: Checkpoint, plan: Sequence[LayerPlan], workload: Workload) 
         )
 
 
-def _weight_bytes(checkpoint: Checkpoint) -> int:
-    return sum(parameter.nbytes for parameter in checkpoint.model.parameters())
+def _weight_bytes(checkpoint: Checkpoint, itemsize: int) -> int:
+    numbers = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    return int(itemsize * numbers)
 
 
 def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
@@ -253,11 +288,13 @@ def write_files(
     measured: Sequence[Measured] = (),
     *,
     variant: str,
+    precision: str = "fp32",
     weight_threshold: float = 0.0,
 ) -> Manifest:
-    """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them."""
+    """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them. ``graphs`` are in
+    ``precision``."""
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
-    job = Job(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest)
+    job = Job(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
     write_graphs(graphs, folder)
     entries = graph_entries(graphs, folder)
     return Manifest(
@@ -266,7 +303,7 @@ def write_files(
         model=checkpoint.name,
         family=checkpoint.family.model_type,
         variant=variant,
-        precision="fp32",
+        precision=precision,  # type: ignore[arg-type]  # one of PRECISIONS
         sizes=ModelSizes(**vars(graphs.sizes)),
         layers=tuple(
             LayerChoice(layer=layer, source=choice.source, generated=choice.generated, reason=choice.reason)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tightbeam.deploy.bundle import Bundle
 from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes, plan_bytes, presets_of, same_for_all
+from tightbeam.graph_passes.lower_precision import itemsize
 
 BEAMS = 4
 BATCHES = (1, 32)
@@ -26,14 +27,16 @@ def memory_table(bundle: Bundle) -> Table:
     if plans.get(manifest.variant) != own:
         plans["this bundle"] = own
     table = Table(
-        title=f"Cache in bytes: fp32, {BEAMS} beams, source of {sizes.max_source}, output of {T} tokens",
+        title=(
+            f"Cache in bytes: {manifest.precision}, {BEAMS} beams, source of {sizes.max_source}, output of {T} tokens"
+        ),
         title_justify="left",
         box=box.SIMPLE,
     )
     for heading in ("variant", "batch", "source", "generated", "total", "share"):
         table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
     for batch in BATCHES:
-        job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T)
+        job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T, itemsize=itemsize(manifest.precision))
         whole = sum(PRESETS["baseline"].cache_bytes(sizes, job))
         for name, plan in plans.items():
             source, generated = plan_bytes(plan, sizes, job)

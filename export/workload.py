@@ -38,8 +38,11 @@ class Workload:
             if value is not None and not 0 < value < 2**31:
                 raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
 
-    def job(self, checkpoint: Checkpoint) -> Job:
-        """The sizes of a run. Raises ExportError for lengths that the model does not have."""
+    def job(self, checkpoint: Checkpoint, itemsize: int = 4) -> Job:
+        """The sizes of a run, with numbers of ``itemsize`` bytes.
+
+        Raises ExportError for lengths that the model does not have.
+        """
         sizes, defaults = checkpoint.sizes, checkpoint.generation_config
         for name, length, limit in (
             ("source_length", self.source_length, sizes.max_source),
@@ -52,6 +55,7 @@ class Workload:
             M=self.num_beams or int(defaults.get("num_beams") or BEAMS),
             N=self.source_length or min(TYPICAL_SOURCE, sizes.max_source),
             T=self.new_tokens or longest_output(defaults, sizes.max_target),
+            itemsize=itemsize,
         )
 
     def machine(self) -> Machine:

@@ -1,15 +1,18 @@
 """A finished variant's graphs from float32 to float16 or bfloat16, with every type written into the graph.
 
-A runtime of strongly typed networks (TensorRT) computes in the types that it is given. So every float32 tensor either
-becomes low, of the type asked for, or stays float32, and a Cast stands wherever one meets the other.
+A runtime of strongly typed networks (TensorRT) computes in the types that it is given, and ONNX Runtime looks for a
+kernel of just these. So every float32 tensor either becomes low, of the type asked for, or stays float32, and a Cast
+stands wherever one meets the other.
 
 **Low** are products (MatMul, Gemm, Conv, Attention) and the Float tensors of our operators, all of which accumulate in
 float32, hence the caches and what the encoder gives the decoder; embeddings; and what stands between them: the sums
 and activations of ``ELEMENTWISE``. **float32** are softmax and norms, angles of positions, and all else that no list
 here names; what only such operations read, as scores and their masks before a softmax, and the last sum before a norm;
-the tensors that our operators keep in float32 (``Operator.float32``), so sums of scores; the mask that an Attention
-adds; and what comes from outside or goes there: the encoder's inputs, and the scores of beams. Changes of layout
-(``LAYOUT``) follow their data.
+the tensors that our operators keep in float32 (``Operator.float32``), so sums of scores; and what comes from outside or
+goes there: the encoder's inputs, and the scores of beams. Changes of layout (``LAYOUT``) follow their data.
+
+The mask that an Attention adds is made in float32 and read as low, since ONNX Runtime's kernels take one that is bool
+or of their own type; what is beyond the low type's range becomes its lowest number.
 
 Weights are converted once, whichever graphs and nodes share them, and none is edited in place. A tensor is cast once
 for all its readers. Cache inputs and outputs have one type, and so have the encoder's outputs and the decoder's inputs
@@ -37,6 +40,7 @@ LOW_TYPES: Mapping[str, np.dtype[np.generic]] = {
     "fp16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
+"""Of half precision; ``itemsize`` knows float32 too."""
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Gelu", "Relu", "Sigmoid", "Tanh", "Erf"}
@@ -53,7 +57,12 @@ SIZES = frozenset({"Shape", "Size"})
 """Read no numbers, so that any type will do."""
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
-"""The input of Attention that may have another type than the rest."""
+"""The input of Attention that is bool, or added to the scores."""
+
+
+def itemsize(precision: str) -> int:
+    """Bytes of a number of "fp32" or of one of ``LOW_TYPES``, in caches and products. Raises KeyError for another."""
+    return 4 if precision == "fp32" else LOW_TYPES[precision].itemsize
 
 
 def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
@@ -165,7 +174,7 @@ def _rewrite(graph: gs.Graph, plan: _Plan, outputs: Mapping[str, bool], converte
                 continue
             if _is_ours(node):
                 read_low = OPERATORS[node.op].inputs[index] not in OPERATORS[node.op].float32
-            node.inputs[index] = casts.read(tensor, read_low and not _is_mask(node, index))
+            node.inputs[index] = casts.mask(tensor) if _is_mask(node, index) else casts.read(tensor, read_low)
         if node.op == "Attention":
             node.attrs["softmax_precision"] = FLOAT
     for tensor in graph.tensors().values():
@@ -194,7 +203,8 @@ class _Converter:
                 low = values.astype(self.dtype)
             if not np.array_equal(np.isfinite(low), np.isfinite(values)):
                 largest = np.abs(values[np.isfinite(values)]).max()
-                fix = "take bf16" if self.precision == "fp16" else "stay with fp32"
+                wider = "take --precision fp32, or build-engine --precision bf16 of the fp32 bundle"
+                fix = wider if self.precision == "fp16" else "stay with fp32"
                 raise PassError(
                     f"{NAME}: {constant.name} holds {largest:.6g}, beyond the range of {self.dtype.name}; {fix}"
                 )
@@ -220,6 +230,19 @@ class _Casts:
         if tensor.name not in self.made:
             self.made[tensor.name] = self._cast(tensor, f"{tensor.name}.{self._suffix(as_low)}", as_low)
         return self.made[tensor.name]
+
+    def mask(self, tensor: gs.Tensor) -> gs.Tensor:
+        """What an Attention adds to its scores, as low."""
+        if tensor.name in self.low:
+            return tensor
+        name = f"{tensor.name}.mask"
+        if name not in self.made:
+            least = ml_dtypes.finfo(self.converter.dtype).min  # type: ignore[no-untyped-call]
+            lowest = gs.Constant(f"{name}.lowest", np.array(least, np.float32))
+            finite = gs.Variable(f"{name}.finite", dtype=np.dtype(np.float32), shape=tensor.shape)
+            self.graph.nodes.append(gs.Node("Max", name=finite.name, inputs=[tensor, lowest], outputs=[finite]))
+            self.made[name] = self._cast(finite, name, as_low=True)
+        return self.made[name]
 
     def give(self, output: gs.Tensor, as_low: bool) -> gs.Tensor:
         """A graph output in the type wanted, under its own name."""

@@ -15,11 +15,12 @@ import onnx
 import pytest
 
 from bundles import BundleCache
-from checkpoints import CLASSES
+from checkpoints import CLASSES, CheckpointCache
 from engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_what_tensorrt_is_given
 from test_build_causal_engines import CAUSAL
 from tightbeam.deploy.bundle import WEIGHTS, Bundle, BundleError
 from tightbeam.deploy.engines import ENGINES, EngineError, load_engine
+from tightbeam.export import export_model
 from tightbeam.export.engine_limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.engine_process import GraphRequest, Request
 from tightbeam.export.engines import build_engine, run_builds
@@ -181,6 +182,14 @@ def test_half_precision_in_little_room(own_bundle: Path) -> None:
     limits = engine_limits(Bundle.load(own_bundle).manifest, max_new_tokens=2)
     error = build(own_bundle, precision="fp16", limits=limits).entry.precision_error
     assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
+
+
+def test_a_bundle_in_half_precision_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    path = export_model(checkpoints("bart"), tmp_path / "half", variant="dedup", precision="fp16", check=False).path
+    with pytest.raises(
+        ExportError, match=r"half is in fp16, .*: export-model --precision fp32, then build-engine --pr"
+    ):
+        build(path, precision="fp16")
 
 
 def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_settings_of_a_wrong_kind_are_refused_before_the_work(
     ("options", "message"),
     [
         ({"variant": "slimmer"}, "variant 'slimmer' is unknown; expected one of baseline, dedup, el, kcache"),
-        ({"precision": "fp16"}, "precision 'fp16' is not supported; expected fp32"),
+        ({"precision": "half"}, "precision 'half' is not supported; expected fp32, fp16"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"max_new_tokens": 64}, "the model's 64 positions"),
     ],
