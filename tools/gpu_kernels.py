@@ -10,11 +10,11 @@ other layers pass between two calls of one; workspaces stay, as they do in a dec
 multiplied (docstrings of attention_work.py and search_work.py) at the rates measured in this run (gpu_rates.py); the
 share of the roofline is the floor over the time.
 
-Weak points, known from reading: the matrix kernels use mma.sync and cp.async, not Hopper's wgmma and bulk copies, which
-leaves a third of the matrix rate; each tile of states goes through three barriers of the whole block; two blocks read a
-sample's states (32 queries each), the second from L2; a multiprocessor holds one block of LatentAttention, whose kernel
-for BART-large spills (ptxas 13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a
-launch is longer. The predictions in `works` were made from this before anything was measured.
+Weak points, known from reading: the matrix kernels use mma.sync and cp.async, not Hopper's wgmma and bulk copies; each
+tile of states goes through three barriers of the whole block; two blocks read a sample's states (32 queries each), the
+second at best from L2; a multiprocessor holds one block of LatentAttention, whose kernel for BART-large spills (ptxas
+13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a launch should be longer. The
+predictions in `works` were made from this before anything was measured.
 ``--rehearse`` runs the same on a machine without a GPU, at tiny sizes.
 """
 
