@@ -19,9 +19,11 @@ import torch
 
 from cuda_host import kernels
 from operator_cases import MODULES
-from tightbeam.plugins.tensorrt.native import Gpu, Kernel
+from tightbeam.plugins.tensorrt.native import Gpu
+from tightbeam.plugins.tensorrt.starter import CudaStarter
 
 ROOT = Path(__file__).resolve().parents[1]
+H200 = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
 NAMES = ("attention_work", "gpu_kernels", "gpu_rates", "gpu_results", "graph_times", "kernel_work", "search_work")
 
 
@@ -193,29 +195,17 @@ def test_floors_at_the_sizes_of_bart_large(tools: SimpleNamespace) -> None:
     assert rates.floor_s(4e6, 8e12) == 1e-2
 
 
-class Noting:
-    """Starts nothing; the names of the kernels."""
-
-    gpu = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
-        self.names.append(kernel.name)
-
-
 def test_the_definition_checks_the_kernels_that_are_timed(tools: SimpleNamespace) -> None:
-    def first_kernel(work: Any) -> str:
-        starter, work = Noting(), replace(work, B=1, device="cpu")
+    def kernels_of(work: Any) -> set[tuple[str, str]]:
+        starter, work = tools.gpu_kernels.Noting(H200), replace(work, B=1, device="cpu")
         inputs = work.inputs(0)
         tools.kernel_work.Operator(work, tools.graph_times.OnHost(), starter)(inputs, work.outputs(inputs))
-        return starter.names[0]
+        return {(folder, name) for folder, name in starter.kernels if "join_splits" not in name}
 
     works = list(tools.gpu_kernels.works(object.__new__(tools.graph_times.OnGpu)))
     assert len(works) == 29
     for full, small in works:
-        assert first_kernel(full) == first_kernel(small), full.operator
+        assert kernels_of(full) == kernels_of(small) != set(), full.operator
 
 
 def test_rows_that_histories_share_count_once(tools: SimpleNamespace) -> None:
@@ -276,6 +266,17 @@ def test_times_are_those_of_replays(tools: SimpleNamespace, monkeypatch: pytest.
     timed = cuda.log[cuda.log.index("event") :]
     assert timed[:6] == ["event", "replay", "event"] * 2
     assert cuda.mode == "default"
+
+
+def test_kernels_are_compiled_at_once(tools: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler.py"
+    compiler.write_text("import pathlib, sys; pathlib.Path(*sys.argv[1:2]).write_text(' '.join(sys.argv[2:]))")
+    monkeypatch.setattr(tools.graph_times, "COMPILE", compiler.read_text())
+    starter = object.__new__(CudaStarter)
+    starter.capability = "90"
+    names = [str(tmp_path / name) for name in ("one", "two", "three")]
+    object.__new__(tools.graph_times.OnGpu).compile([(name, "kernel<float>") for name in names], starter)
+    assert [Path(name).read_text() for name in names] == ["kernel<float> 90"] * 3
 
 
 def test_what_waits_for_the_gpu_is_not_captured(tools: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ other layers pass between two calls of one; workspaces stay, as they do in a dec
 multiplied (docstrings of attention_work.py and search_work.py) at the rates measured in this run (gpu_rates.py); the
 share of the roofline is the floor over the time.
 
-Weak points, known from reading: the matrix kernels use mma.sync and cp.async, not Hopper's wgmma and bulk copies, which
-leaves a third of the matrix rate; each tile of states goes through three barriers of the whole block; two blocks read a
-sample's states (32 queries each), the second from L2; a multiprocessor holds one block of LatentAttention, whose kernel
-for BART-large spills (ptxas 13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a
-launch is longer. The predictions in `works` were made from this before anything was measured.
+Weak points, known from reading: the matrix kernels use mma.sync and cp.async, not Hopper's wgmma and bulk copies; each
+tile of states goes through three barriers of the whole block; two blocks read a sample's states (32 queries each), the
+second at best from L2; a multiprocessor holds one block of LatentAttention, whose kernel for BART-large spills (ptxas
+13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a launch should be longer. The
+predictions in `works` were made from this before anything was measured.
 ``--rehearse`` runs the same on a machine without a GPU, at tiny sizes.
 """
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,9 +40,9 @@ from graph_times import OnGpu, Place, Times, place_of
 from kernel_work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
 from search_work import NGramWork, TopKWork
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.native import Kernel, tables
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel, tables
 
-__all__ = ["Found", "compare", "run", "works"]
+__all__ = ["Found", "Noting", "compare", "run", "works"]
 
 MOST_SETS, LEAST_CALLS = 128, 16
 L2_TIMES = 4
@@ -147,6 +148,17 @@ def compare(found: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> Fo
 
 def _rms(difference: torch.Tensor) -> float:
     return float(difference.square().mean().sqrt())
+
+
+class Noting:
+    """Starts nothing. ``kernels``: folder and name of those that it should have."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.kernels: set[tuple[str, str]] = set()
+
+    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+        self.kernels.add((folder, kernel.name))
 
 
 class Section:
@@ -337,6 +349,12 @@ def _by(call: Peer, work: Work, inputs: Tensors) -> torch.Tensor:
 def run(place: Place, results: Results) -> list[str]:
     """Check and time everything; the calls whose results are wrong, and those that raised something."""
     section = Section(place, results)
+    noting = Noting(section.starter.gpu)
+    for _, small in works(place):
+        with suppress(Exception):  # raised again, and noted, where it is called
+            inputs = small.inputs(0)
+            Operator(small, place, noting)(inputs, small.outputs(inputs))
+    place.compile(sorted(noting.kernels), section.starter)
     for full, small in works(place):
         section.run(full, small)
     return [*section.wrong, *section.failed]

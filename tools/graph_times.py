@@ -3,10 +3,13 @@ on the host, where the CUDA kernels run on the shim of the tests and times mean 
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +26,8 @@ Call = Callable[[], object]
 MEASURED_S = 0.2
 """How long one case is replayed, but for the least and the most replays."""
 LEAST, MOST = 20, 300
+COMPILE = "import sys; from tightbeam.plugins.tensorrt.compiler import compile_kernel; compile_kernel(*sys.argv[1:])"
+"""Into the folder where compiled kernels are kept."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class Place(Protocol):
     l2_bytes: int
 
     def starter(self) -> Starter: ...
+
+    def compile(self, kernels: Iterable[tuple[str, str]], starter: Starter) -> None:
+        """Those of these names, each with its operator's folder, all at once: one alone takes seconds."""
+        ...
 
     def stream(self) -> int:
         """The stream that torch enqueues on at this moment."""
@@ -98,6 +107,13 @@ class OnGpu:
 
     def starter(self) -> Starter:
         return CudaStarter()
+
+    def compile(self, kernels: Iterable[tuple[str, str]], starter: Starter) -> None:
+        assert isinstance(starter, CudaStarter)
+        commands = [[sys.executable, "-c", COMPILE, *kernel, starter.capability] for kernel in kernels]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            # One that fails says so when it is started.
+            list(pool.map(lambda command: subprocess.run(command, check=False, capture_output=True), commands))
 
     def stream(self) -> int:
         return int(torch.cuda.current_stream().cuda_stream)
@@ -202,6 +218,9 @@ class OnHost:
 
         starter: Starter = HostStarter(Gpu(multiprocessors=4, shared_bytes=227 * 1024))
         return starter
+
+    def compile(self, kernels: Iterable[tuple[str, str]], starter: Starter) -> None:
+        pass
 
     def stream(self) -> int:
         return 0
