@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpu_tools import GPU_TOOLS, PATHS, environment, make_importable
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import os, signal, subprocess, sys, time
@@ -22,6 +24,7 @@ sys.path.insert(0, {tools!r})
 from gpu_results import Results, skip
 results = Results(Path(sys.argv[sys.argv.index("--output") + 1]))
 results.row("Found", ("what", "how much"), ("{name}", 1))
+results.figure("arguments", sys.argv[1:])
 {body}
 """
 BODIES = {
@@ -40,12 +43,12 @@ BODIES = {
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, with scripts of ours in place of its sections'."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    make_importable(monkeypatch)
     module = importlib.import_module("gpu_check")
     for name, body in BODIES.items():
-        text = SCRIPT.format(tools=str(ROOT / "tools"), name=name, body=body)
+        text = SCRIPT.format(tools=str(GPU_TOOLS), name=name, body=body)
         (tmp_path / f"gpu_{name}.py").write_text(text)
-    monkeypatch.setattr(module, "TOOLS", tmp_path)
+    monkeypatch.setattr(module, "SCRIPTS", tmp_path)
     return module
 
 
@@ -129,6 +132,25 @@ def test_what_needs_a_section_that_failed_is_skipped(
     assert check(tool, tmp_path, "sanitizer") == 0  # what ran in an earlier call is for whoever calls to judge
 
 
+def test_what_goes_on_is_told_what_was_found_before(tool: Any, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    check(tool, tmp_path, "rates", "--minutes", "0.03")
+    check(tool, tmp_path, "generate")
+    check(tool, tmp_path, "generate", "step", "--minutes", "5")
+    arguments = report(tmp_path)["generate"]["figures"]["arguments"]
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert 280 < float(options.pop("--seconds")) <= 290
+    assert options == {
+        "--output": str(results / "generate.json"),
+        "--work": str(results / "generate"),
+        "--earlier": str(results / "generate.earlier.json"),
+        "--rates": str(results / "rates.json"),
+    }
+    assert json.loads((results / "generate.earlier.json").read_text())["tables"]
+    step = report(tmp_path)["step"]["figures"]["arguments"]
+    assert step == ["--output", str(results / "step.json"), "--work", str(results / "generate")]
+
+
 def test_no_time_left(tool: Any, tmp_path: Path) -> None:
     assert check(tool, tmp_path, "machine", "--minutes", "0.001") == 0
     assert (report(tmp_path)["machine"]["outcome"], report(tmp_path)["machine"]["reason"]) == (
@@ -156,9 +178,9 @@ def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     for name, body in {**BODIES, "build": BODIES["rates"]}.items():
-        (scripts / f"gpu_{name}.py").write_text(SCRIPT.format(tools=str(ROOT / "tools"), name=name, body=body))
-    start = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import gpu_check, pathlib\n"
-    start += f"gpu_check.TOOLS = pathlib.Path({str(scripts)!r}); sys.argv[1:] = ['machine', 'build', '--rehearse', "
+        (scripts / f"gpu_{name}.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name=name, body=body))
+    start = f"import sys; sys.path[:0] = {PATHS!r}; import gpu_check, pathlib\n"
+    start += f"gpu_check.SCRIPTS = pathlib.Path({str(scripts)!r}); sys.argv[1:] = ['machine', 'build', '--rehearse', "
     start += f"'--results', {str(tmp_path / 'results')!r}]; gpu_check.main()"
     process = subprocess.Popen([sys.executable, "-c", start], stderr=subprocess.PIPE, cwd=ROOT.parent)
     log = tmp_path / "results" / "build.log"
@@ -178,7 +200,7 @@ def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
 
 def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's profiler writes it."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    make_importable(monkeypatch)
     step = importlib.import_module("gpu_step")
     trace = [
         {"ph": "X", "cat": "kernel", "name": "attend<float>", "ts": 10.0, "dur": 4.0, "args": {"stream": 7}},
@@ -216,8 +238,8 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_is_rehearsed(tmp_path: Path) -> None:
     output = tmp_path / "step.json"
-    command = [sys.executable, str(ROOT / "tools" / "gpu_step.py"), "--rehearse", "--output", str(output)]
-    subprocess.run(command, check=True, timeout=200)
+    command = [sys.executable, str(GPU_TOOLS / "gpu_step.py"), "--rehearse", "--output", str(output)]
+    subprocess.run(command, check=True, timeout=200, env=environment())
     found = json.loads(output.read_text())
     steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
     assert [row[:3] for row in steps["rows"]] == [

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import typer
 
+from gpu_tools import GPU_TOOLS, environment, make_importable
 from tightbeam.deploy.search import SearchResult
 
-ROOT = Path(__file__).resolve().parents[1]
-TOOLS = ROOT / "tools"
 VARIANTS = ("dedup", "el", "slim", "baseline")
 PEERS = ("transformers", "transformers compiled", "transformers no cache")
 NAMES = ("case_process", "generate_case", "generate_check", "generate_tables", "gpu_generate", "gpu_results")
@@ -28,7 +27,7 @@ NAMES = ("case_process", "generate_case", "generate_check", "generate_tables", "
 @pytest.fixture(scope="module")
 def tools() -> Iterator[dict[str, ModuleType]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(TOOLS))
+        make_importable(patch)
         yield {name: importlib.import_module(name) for name in NAMES}
 
 
@@ -49,9 +48,9 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     rates = folder / "rates.json"
     rates.write_text(json.dumps({"figures": {"bytes_per_s": 3e10, "flops_per_s_fp32": 1e11}}))
     output, work = folder / "generate.json", folder / "work"
-    command = [sys.executable, str(TOOLS / "gpu_generate.py"), "--rehearse", "--output", str(output)]
+    command = [sys.executable, str(GPU_TOOLS / "gpu_generate.py"), "--rehearse", "--output", str(output)]
     options = ["--work", str(work), "--rates", str(rates), "--batch", "2", "--family", "gpt2", "--rounds", "1"]
-    subprocess.run([*command, *options], check=True, capture_output=True, timeout=300)
+    subprocess.run([*command, *options], check=True, capture_output=True, timeout=300, env=environment())
     return output, work
 
 
@@ -100,7 +99,7 @@ def test_a_wrong_token_is_found_and_its_side_not_timed(
     shift_largest_weight(work / "bart-large-el-fp32" / "weights.safetensors")
     request = {"work": str(work), "variants": ["dedup", "el"], "families": [], "device": "cpu"}
     run_case = tools["case_process"].run_case
-    checked = run_case(TOOLS / "generate_check.py", {**request, "source": 40, "new_tokens": 12}, tmp_path, 120)
+    checked = run_case(GPU_TOOLS / "generate_check.py", {**request, "source": 40, "new_tokens": 12}, tmp_path, 120)
     said = {one["variant"]: one["said"] for one in checked.found["checks"]}
     assert said["dedup"] == "equal"
     assert said["el"].startswith("differs: sample 0, token 1 is ")
@@ -192,7 +191,7 @@ def test_a_case_that_ends_badly_is_a_row_and_the_others_are_intact(
     tools: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     script = tmp_path / "case.py"
-    script.write_text(SCRIPT.format(tools=str(TOOLS)))
+    script.write_text(SCRIPT.format(tools=str(GPU_TOOLS)))
     np.save(tmp_path / "tokens.npy", np.zeros((2, 13), np.int64))
     asked: list[tuple[str, int]] = []
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from cuda_host import kernels
+from gpu_tools import GPU_TOOLS, environment, make_importable
 from operator_cases import MODULES
 from tightbeam.plugins.tensorrt.native import Gpu
 from tightbeam.plugins.tensorrt.starter import CudaStarter
 
-ROOT = Path(__file__).resolve().parents[1]
 H200 = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
 NAMES = ("attention_work", "gpu_kernels", "gpu_rates", "gpu_results", "graph_times", "kernel_work", "search_work")
 
@@ -30,14 +30,14 @@ NAMES = ("attention_work", "gpu_kernels", "gpu_rates", "gpu_results", "graph_tim
 @pytest.fixture(scope="module")
 def tools() -> Iterator[SimpleNamespace]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
+        make_importable(patch)
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
 
 
 def rehearse(section: str, folder: Path) -> dict[str, Any]:
     output = folder / "results" / "found.json"
-    command = [sys.executable, str(ROOT / "tools" / f"gpu_{section}.py"), "--output", str(output), "--rehearse"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(GPU_TOOLS / f"gpu_{section}.py"), "--output", str(output), "--rehearse"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
     found: dict[str, Any] = json.loads(output.read_text())
     return {**found, "tables": {table["title"]: table for table in found["tables"]}}
@@ -81,8 +81,8 @@ def test_kernels(tmp_path: Path) -> None:
 def test_without_a_gpu(section: str, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = [sys.executable, str(ROOT / "tools" / f"gpu_{section}.py"), "--output", str(tmp_path / "found.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(GPU_TOOLS / f"gpu_{section}.py"), "--output", str(tmp_path / "found.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 2
     assert "torch finds no GPU here; expected one, or --rehearse" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -25,12 +25,16 @@ from typing import Annotated
 
 import typer
 
-from gpu_report import Section, write_report, write_section
-from gpu_results import SKIPPED
-from tightbeam.deploy.console import command_line, say
-
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = ROOT / "tools"
+SCRIPTS = ROOT / "tools" / "gpu"
+PATHS = (str(SCRIPTS), str(ROOT / "tools"), str(ROOT / "tools" / "namespace"))
+"""Where the sections find one another's modules, and the packages where tightbeam is not installed."""
+sys.path[:0] = [path for path in PATHS[::2] if path not in sys.path]
+
+from gpu_report import Section, write_report, write_section  # noqa: E402
+from gpu_results import SKIPPED  # noqa: E402
+from tightbeam.deploy.console import command_line, say  # noqa: E402
+
 RESULTS = ROOT / "build" / "gpu-check"
 GRACE_SECONDS = 10.0
 """Between asking a section to end and killing it."""
@@ -41,11 +45,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @dataclass(frozen=True)
 class Kind:
     """A section: what it is for, and how many minutes it may take on a GPU. ``needs``: sections whose failure makes it
-    pointless."""
+    pointless. ``work``: the folder below the results where it leaves what is large. ``goes_on``: whether it takes up
+    what it found in an earlier run, and ends by itself when its time is over."""
 
     purpose: str
     minutes: float
     needs: tuple[str, ...] = ()
+    work: str | None = None
+    goes_on: bool = False
 
 
 SECTIONS: Mapping[str, Kind] = {
@@ -55,11 +62,10 @@ SECTIONS: Mapping[str, Kind] = {
     "sanitizer": Kind("compute-sanitizer over the kernels", 5, ("build",)),
     "rates": Kind("bandwidth and matrix rate", 2, ("machine",)),
     "kernels": Kind("the kernels next to their floors and peers", 8, ("build",)),
-    "generate": Kind("whole generations next to transformers", 25, ("build",)),
-    "step": Kind("a decode step: copies, gaps, CUDA graph", 5, ("build",)),
-    "tensorrt": Kind("an engine for compute capability 8.0 on this GPU", 4, ("machine",)),
+    "generate": Kind("whole generations next to transformers", 25, ("build",), work="generate", goes_on=True),
+    "step": Kind("a decode step: copies, gaps, CUDA graph", 5, ("build",), work="generate"),
+    "tensorrt": Kind("an engine for compute capability 8.0 on this GPU", 4, ("machine",), work="tensorrt"),
 }
-assert all((TOOLS / f"gpu_{name}.py").is_file() for name in SECTIONS)
 
 
 @app.command()
@@ -101,8 +107,6 @@ def gpu_check(
 
 def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], *, rehearse: bool) -> Section:
     """Run one section; what it comes to stands in its file before and after."""
-    command = [sys.executable, str(TOOLS / f"gpu_{name}.py"), "--output", str(results / f"{name}.json")]
-    command += ["--rehearse"] if rehearse else []
     section = Section(
         name=name,
         command=f"python tools/gpu_check.py {name}{' --rehearse' if rehearse else ''}",
@@ -119,8 +123,8 @@ def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], 
     if section.outcome == "skipped":
         write_section(results, section)
         return section
-    with suppress(FileNotFoundError):
-        (results / f"{name}.json").unlink()
+    command = _command(name, results, limit)
+    command += ["--rehearse"] if rehearse else []
     write_section(results, section)
     start = time.monotonic()
     outcome, reason = _within(command, results / f"{name}.log", limit)
@@ -129,9 +133,34 @@ def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], 
     return section
 
 
+def _command(name: str, results: Path, limit: float) -> list[str]:
+    """What runs a section; its output of an earlier run is out of the way then."""
+    kind, output = SECTIONS[name], results / f"{name}.json"
+    command = [sys.executable, str(SCRIPTS / f"gpu_{name}.py"), "--output", str(output)]
+    if kind.work:
+        command += ["--work", str(results / kind.work)]
+    if not kind.goes_on:
+        output.unlink(missing_ok=True)
+        return command
+    earlier, rates = results / f"{name}.earlier.json", results / "rates.json"
+    if output.exists():
+        output.replace(earlier)
+    command += ["--seconds", f"{max(1.0, limit - GRACE_SECONDS):.0f}"]
+    return [
+        *command,
+        *(
+            arg
+            for flag, path in (("--earlier", earlier), ("--rates", rates))
+            if path.exists()
+            for arg in (flag, str(path))
+        ),
+    ]
+
+
 def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
     """Run a command; the outcome and the reason. With it end all processes that it started."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
+    path = os.pathsep.join((*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True

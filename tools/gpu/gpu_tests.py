@@ -13,7 +13,7 @@ import typer
 
 from gpu_results import Results
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Tests on the GPU"
 COLUMNS = ("file", "passed", "failed", "skipped", "seconds")
 REHEARSED = ("tests/test_device.py",)

@@ -1,6 +1,6 @@
 """Our CUDA kernels on this GPU: how near they come to what it can do, and PyTorch's way to the same next to them.
 
-    python tools/gpu_kernels.py --output build/gpu/kernels.json
+    python tools/gpu/gpu_kernels.py --output build/gpu/kernels.json
 
 Every kernel is first checked, at a small size against the operator's definition in float64, at full size against
 PyTorch in float64: its error may be twice that of the obvious PyTorch in the same precision. Nothing is timed before

@@ -17,7 +17,7 @@ import typer
 
 from gpu_results import Results
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOUND = (
     "from tightbeam.plugins.library import cpu_library, cuda_library, tensorrt_library\n"
     "print(*(path() or '-' for path in (cpu_library, cuda_library, tensorrt_library)), sep='\\n')"

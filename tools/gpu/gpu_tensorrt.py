@@ -17,7 +17,7 @@ import typer
 
 from gpu_results import Results, skip
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILT_FOR = "80"
 COLUMNS = ("precision", "built", "loads", "runs", "tokens as the CPU's", "what it said")
 SECONDS = 100

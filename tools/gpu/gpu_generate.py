@@ -1,7 +1,7 @@
 """End to end on a GPU: samples a second and memory of transformers and of our bundles, BART-large's sizes.
 
-    python tools/gpu_generate.py --output generate.json --rates rates.json
-    python tools/gpu_generate.py --output generate.json --rehearse
+    python tools/gpu/gpu_generate.py --output generate.json --rates rates.json
+    python tools/gpu/gpu_generate.py --output generate.json --rehearse
 
 A section of the GPU check. Checkpoints (random weights, a fixed seed) and bundles are made in ``--work``, minutes on
 the CPU, and used again by a second call. Then: the predictions of the cost model; float32 tokens against transformers

@@ -1,6 +1,6 @@
 """What this GPU can do, measured: bytes and products a second, and the time that a launch takes by itself.
 
-    python tools/gpu_rates.py --output build/gpu/rates.json
+    python tools/gpu/gpu_rates.py --output build/gpu/rates.json
 
 Every floor of the other sections comes from these rates: :class:`Rates`, :func:`measure_rates`. A copy counts the bytes
 that it reads and those that it writes; a sum only reads. The products are of random numbers, since those of zeros draw

@@ -24,7 +24,7 @@ PACKAGES = (
     *("tightbeam", "torch", "transformers", "onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "cuda-bindings"),
     *("nvidia-cuda-nvrtc", "tensorrt", "tensorrt_rtx_cu13_bindings"),
 )
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(

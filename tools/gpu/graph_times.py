@@ -211,7 +211,7 @@ class OnHost:
     l2_bytes = 4096
 
     def starter(self) -> Starter:
-        tests = str(Path(__file__).resolve().parents[1] / "tests")
+        tests = str(Path(__file__).resolve().parents[2] / "tests")
         if tests not in sys.path:
             sys.path.append(tests)
         from cuda_host import HostStarter  # type: ignore[import-not-found]

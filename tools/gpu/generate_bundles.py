@@ -28,7 +28,7 @@ from tightbeam.export.tracing import trace
 from tightbeam.graph_passes import ModelGraphs, PassError, presets_of
 from tightbeam.graph_passes.cost import count_weights
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+TESTS = Path(__file__).resolve().parents[2] / "tests"
 
 
 def make_bundles(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:

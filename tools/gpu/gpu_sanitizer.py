@@ -14,7 +14,7 @@ import typer
 
 from gpu_results import Results, skip
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS = 70
 """For each tool. The tests are those of every case of every operator in float16, as many as there is time for."""

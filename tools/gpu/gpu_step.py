@@ -27,7 +27,7 @@ from tightbeam.deploy import Bundle
 from tightbeam.deploy.onnxruntime_cuda import OnnxRuntimeCudaEngine, load_onnxruntime_cuda, placement
 from turns import in_turn
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("dedup", "el", "slim", "baseline")
 BEAMS, PROFILED, ROUNDS = 4, 10, 20
 CANDIDATE_BYTES = 4 + 8 + 8
