@@ -212,6 +212,8 @@ def build_command(
 ) -> str:
     """What to type for an engine like ``entry`` that fits: the end of an error. ``replaces``: the one it is built in
     place of, by its name."""
+    if bundle.manifest.precision != "fp32":
+        return f"engines are built from a bundle in fp32, and this one is in {bundle.manifest.precision}"
     chosen = capability or (",".join(entry.capabilities) if entry else CURRENT)
     options = [f"--compute-capability {chosen}"]
     if entry is not None:

@@ -16,9 +16,10 @@ from safetensors.numpy import load_file
 from checkpoints import CheckpointCache
 from test_checkpoint import edit_json
 from test_guard import OWN_2, spoil
-from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle import WEIGHTS
 from tightbeam.deploy.comparison import Sources, log_probabilities, sources_of
+from tightbeam.deploy.engines import load_engine
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.export import ExportError, export_model, exporter
 from tightbeam.export.checkpoint import load_checkpoint
@@ -241,6 +242,11 @@ def test_numbers_beyond_the_range_are_told_with_what_to_do(
 def test_no_bundle_is_in_bfloat16(folders: Folders, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"no bundle is in bf16: .*; take --precision fp16, or .*build-engine"):
         export_model(folders("bart"), tmp_path / "out", precision="bf16")
+
+
+def test_tensorrt_is_not_offered_for_it(half: Half) -> None:
+    with pytest.raises(BundleError, match=r"no engine 'a'; it has none; engines are built from a bundle in fp32, and "):
+        load_engine(half("bart", "dedup"), "a")
 
 
 def test_auto_and_a_memory_limit_count_two_bytes_a_number(folders: Folders, tmp_path: Path) -> None:

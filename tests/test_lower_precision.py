@@ -270,6 +270,29 @@ def test_a_simulation_rounds_to_the_nearest_and_computes_in_float32(
     np.testing.assert_array_equal(found, rounded(exact.astype(np.float32)))
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_mask_hides_and_stays_finite(sizes: Sizes, tmp_path: Path, precision: str) -> None:
+    """float32's lowest number would become -inf, and a row that is hidden as a whole no numbers."""
+    graphs = ModelGraphs(gs.Graph(), small_graphs(sizes).decoder, sizes)
+    rows = graph_input(graphs.encoder, "rows", np.float32, ["B", 1, "N", 4])
+    mask = graph_input(graphs.encoder, "mask", np.float32, ["B", 1, "N", "N"])
+    build = Builder(graphs.encoder, "encoder")
+    attended = build.variable("attended", ["B", 1, "N", 4])
+    build.add("Attention", [rows, rows, rows, mask], {"scale": 0.5}, outputs=[attended])
+    graphs.encoder.outputs = [attended]
+    lower_precision(graphs, precision)
+    graph = models(graphs, tmp_path)["encoder"].graph
+    node = next(node for node in graph.node if node.op_type == "Attention")
+    assert {types_of(graph)[name] for name in node.input} == {LOW[precision]}
+    simulate_precision(graphs)
+    given = np.arange(8, dtype=np.float32).reshape(1, 1, 2, 4)
+    lowest = np.finfo(np.float32).min
+    hidden = np.array([[[[lowest, lowest], [0, lowest]]]], np.float32)
+    (found,) = sessions(graphs, tmp_path)[0].run(None, {"rows": given, "mask": hidden})
+    np.testing.assert_array_equal(found[0, 0, 1], [0, 1, 2, 3])
+    assert (given[0, 0, 0] <= found[0, 0, 0]).all() and (found[0, 0, 0] <= given[0, 0, 1]).all()
+
+
 def test_a_weight_beyond_the_range_is_named(sizes: Sizes) -> None:
     weight = np.eye(4, dtype=np.float32)
     weight[1, 2] = -70000
