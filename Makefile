@@ -16,11 +16,14 @@ SERVER := $(VENV)/triton
 SERVED := $(SERVER)/.installed
 BESIDE := import pathlib, site, sys; path = pathlib.Path(sys.argv[1], "beside.pth"); \
   path.write_text("import site; site.addsitedir(%r)" % site.getsitepackages()[0])
+# Likewise, with onnxruntime-gpu in place of onnxruntime, which both are the package onnxruntime.
+GPU := $(VENV)/gpu
+ON_GPU := $(GPU)/.installed
 # They need no fixture, and so no torch, which conftest.py imports.
 OPERATOR_TESTS := tests/test_operators.py tests/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test lint slow cuda sanitize valgrind clean
+.PHONY: help demo serve-demo test lint slow cuda cuda-provider gpu-check sanitize valgrind clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +51,16 @@ slow: $(BUILT) ## the tests that take minutes or gigabytes
 cuda: $(READY) ## build and install the CUDA library too, for all GPUs it is meant for; needs nvcc
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
 	@$(ALONE)
+
+gpu-check: $(ON_GPU) ## everything that claims to run on a GPU, on the one of this machine; see docs/hardware.md
+	$(GPU)/bin/python tools/gpu_check.py
+
+cuda-provider: $(READY) ## how ONNX Runtime's CUDA provider takes our graphs, seen without a GPU; minutes, needs nvcc and cmake
+	cmake -S plugins -B build/cuda-provider/library -DTIGHTBEAM_CUDA=ON -DTIGHTBEAM_SHARED_CUDA_RUNTIME=ON \
+	  -DTIGHTBEAM_CUDA_ARCHITECTURES=90-real
+	cmake --build build/cuda-provider/library --parallel
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade -c constraints.txt --target build/cuda-provider/python onnxruntime-gpu
+	$(BIN)/python -m pytest -m slow tests/test_cuda_provider.py
 
 sanitize: $(READY) ## the operator tests with address and undefined behaviour sanitizers in the CPU library; needs cmake
 	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
@@ -80,6 +93,12 @@ $(SERVED): $(READY) tools/tritonserver.txt
 	@$(BIN)/python -c '$(BESIDE)' "$$($(SERVER)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	@$(BIN)/python -m pip --python $(SERVER)/bin/python install --quiet --no-deps --only-binary :all: \
 	  -r tools/tritonserver.txt || echo "warning: there is no Triton Inference Server for this machine; its tests are skipped" >&2
+	@touch $@
+
+$(ON_GPU): $(READY)
+	$(BIN)/python -m venv --clear --without-pip $(GPU)
+	@$(BIN)/python -c '$(BESIDE)' "$$($(GPU)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
+	@$(BIN)/python -m pip --python $(GPU)/bin/python install --quiet --no-deps -c constraints.txt onnxruntime-gpu
 	@touch $@
 
 $(BUILT): $(READY) $(NATIVE)

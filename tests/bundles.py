@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from checkpoints import CheckpointCache
-from tightbeam.deploy.bundle import write_bundle
+from tightbeam.deploy.bundle import Manifest, write_bundle
 from tightbeam.export.checkpoint import Checkpoint, load_checkpoint
 from tightbeam.export.exporter import write_files
 from tightbeam.export.tracing import trace
 from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, ModelGraphs, rewrite, same_for_all
+from tightbeam.graph_passes.lower_precision import lower_precision
 
 _TRACED: dict[str, ModelGraphs] = {}
 
@@ -58,13 +59,19 @@ class BundleCache:
             target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
         ).path
 
-    def __call__(self, variant: str, family: str = "bart", **arguments: Any) -> Path:
-        key = json.dumps([variant, family, arguments], sort_keys=True)
+    def __call__(self, variant: str, family: str = "bart", *, precision: str = "fp32", **arguments: Any) -> Path:
+        key = json.dumps([variant, family, precision, arguments], sort_keys=True)
         if key not in self.made:
             checkpoint, canonical = self.trace(family, **arguments)
             plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
             graphs, results = rewrite(canonical, plan)
-            target = self.root / f"{family}-{variant}-{len(self.made)}"
-            write_bundle(target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant=variant))
+            if precision != "fp32":
+                results.append(lower_precision(graphs, precision))
+            target = self.root / f"{family}-{variant}-{precision}-{len(self.made)}"
+
+            def fill(folder: Path) -> Manifest:
+                return write_files(folder, checkpoint, graphs, results, plan, variant=variant, precision=precision)
+
+            write_bundle(target, fill)
             self.made[key] = target
         return self.made[key]

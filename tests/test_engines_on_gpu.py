@@ -17,9 +17,21 @@ from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.deploy.tensorrt_engine import load_tensorrt_engine
 from tightbeam.export.engines import build_engine
 from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.flavour import CURRENT, gpu_capability, load_tensorrt
 from tolerance import assert_runs_close
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine() -> None:
+    if gpu_capability() is None:
+        pytest.skip("no GPU")
+    try:
+        load_tensorrt().settle_capabilities([CURRENT])
+    except TensorRTError as error:  # none is installed, or it has no engines for such a GPU
+        pytest.skip(str(error))
 
 
 def built(bundles: BundleCache, variant: str, family: str, folder: Path, **settings: Any) -> Path:

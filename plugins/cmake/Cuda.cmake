@@ -34,6 +34,9 @@ if(TIGHTBEAM_WERROR)
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>)
 endif()
 # The CUDA runtime goes into the library: it then needs nothing but the driver, whatever runtime the process has.
-set_target_properties(tightbeam_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-target_link_libraries(tightbeam_cuda PRIVATE Threads::Threads CUDA::cudart_static)
+# TIGHTBEAM_SHARED_CUDA_RUNTIME leaves it outside, for tests that put something else in its place.
+set_target_properties(tightbeam_cuda PROPERTIES
+  CUDA_RUNTIME_LIBRARY $<IF:$<BOOL:${TIGHTBEAM_SHARED_CUDA_RUNTIME}>,Shared,Static>)
+target_link_libraries(tightbeam_cuda PRIVATE Threads::Threads
+  $<IF:$<BOOL:${TIGHTBEAM_SHARED_CUDA_RUNTIME}>,CUDA::cudart,CUDA::cudart_static>)
 install(TARGETS tightbeam_cuda LIBRARY DESTINATION tightbeam/plugins/lib)

@@ -3,6 +3,7 @@ takes no other with it."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -16,6 +17,9 @@ from gpu_results import Results
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Tests on the GPU"
 COLUMNS = ("file", "passed", "failed", "skipped", "seconds")
+IN_PARALLEL = "test_kernels_on_gpu.py"
+"""It compiles a kernel for most of its cases, seconds each, which is kept on disk for the others."""
+PROCESSES = 8
 REHEARSED = ("tests/test_device.py",)
 """Where there is no GPU, all of the GPU's tests are skipped, so that something else must show that this runs tests."""
 MOST_NOTES = 5
@@ -29,6 +33,8 @@ def main(
 ) -> None:
     results = Results(output)
     files = [(str(path.relative_to(ROOT)), ["-m", "gpu"]) for path in sorted((ROOT / "tests").glob("test_*_on_gpu.py"))]
+    if importlib.util.find_spec("xdist") and not rehearse:
+        files = [(file, [*own, "-n", str(PROCESSES)] if file.endswith(IN_PARALLEL) else own) for file, own in files]
     if rehearse:
         files += [(file, []) for file in REHEARSED]
     failed = 0
