@@ -34,6 +34,8 @@ __all__ = ["BYTES", "DeviceDecoding", "DeviceEngine", "DeviceTensor", "Graph", "
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
 """Of one number of each type that a tensor may have."""
+CAPTURES = 3
+"""How often it is tried to capture a step."""
 log = logging.getLogger(__name__)
 
 
@@ -240,7 +242,8 @@ class DeviceDecoding:
 
     A step copies the small inputs over, runs the decoder, and copies the candidates back. The first step after each
     binding is enqueued as it is, which lets the runtime and our kernels prepare what they need; the second is captured
-    as a CUDA graph, which runs nothing, and from then on that is launched. So no step runs twice.
+    as a CUDA graph, which runs nothing, and from then on that is launched. So no step runs twice. A capture that fails,
+    as where a runtime still takes memory, is tried again with the next step, a few times.
 
     A graph is of one shape. While more than half of the samples that it was made for are left, it goes on, over what
     the others left behind too, which nobody reads: to make one anew takes about as long as several launches.
@@ -288,7 +291,7 @@ class DeviceDecoding:
                 self._bind()
             if self._grown:
                 self._bind_grown()
-            if self._steps == 1:
+            if self._captured is None and 1 <= self._steps <= CAPTURES:
                 self._captured = self._capture()
             if self._captured is None:
                 self._enqueue()
@@ -318,8 +321,9 @@ class DeviceDecoding:
                 raise EngineError("the runtime says that it cannot be captured")
             return self._device.capture(self._enqueue, self._small, self._banned, self._results)
         except (EngineError, engine.failures) as error:
-            engine.makes_cuda_graphs = False
-            log.warning("steps run without a CUDA graph, slower: %s", error)
+            if self._steps == CAPTURES:
+                engine.makes_cuda_graphs = False
+                log.warning("steps run without a CUDA graph, slower: %s", error)
             return None
 
     def _bind(self) -> None:

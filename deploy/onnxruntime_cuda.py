@@ -38,9 +38,12 @@ __all__ = [
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {
     "use_tf32": "0",  # float32 is float32: its tokens are those of the CPU
-    "arena_extend_strategy": "kSameAsRequested",
     "cudnn_conv_algo_search": "HEURISTIC",
 }
+ARENA = "arena_extend_strategy"
+EXACT, DOUBLED = "kSameAsRequested", "kNextPowerOfTwo"
+"""How memory to work in is taken. Doubled, a step finds what it needs in what the step before took, which a CUDA graph
+needs; exact, it sometimes took one piece more."""
 ENCODED_TOGETHER = 16384
 """Source positions that the encoder takes at a time: work for every multiprocessor. The memory that it works in grows
 with them."""
@@ -65,9 +68,9 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCudaEngine:
     device = open_device()
     with redirect_stdout(io.StringIO()):  # what it does not find, it prints; a provider that lacks it is told below
         ort.preload_dlls()
-    encoder, decoder = (
-        _open(bundle, graph, device, library) for graph in (bundle.manifest.encoder, bundle.manifest.decoder)
-    )
+    manifest = bundle.manifest
+    encoder = _open(bundle, manifest.encoder, device, library, EXACT)
+    decoder = _open(bundle, manifest.decoder, device, library, DOUBLED)
     return OnnxRuntimeCudaEngine(bundle, device, encoder, decoder)
 
 
@@ -85,13 +88,15 @@ def _library() -> Path | None:
     return library
 
 
-def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None) -> ort.InferenceSession:
+def _open(
+    bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None, arena: str
+) -> ort.InferenceSession:
     options = session_options(threads=1)
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # A step takes its memory in the same pieces each time, so that one that is captured needs no more.
     options.enable_mem_pattern = False
     register_library(options, library)
-    own = {**OPTIONS, "user_compute_stream": str(device.stream)}
+    own = {**OPTIONS, ARENA: arena, "user_compute_stream": str(device.stream)}
     session = open_session(bundle, graph, options, [(PROVIDER, own), "CPUExecutionProvider"], {})
     if session.get_providers()[0] != PROVIDER:
         raise EngineError(

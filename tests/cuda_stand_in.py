@@ -27,16 +27,22 @@ def make_stand_in(folder: Path, users: Iterable[Path], include: Path) -> None:
     """
     wanted: dict[str, set[str]] = {}
     for user in users:
-        listed = subprocess.run(["nm", "-D", "--undefined-only", str(user)], capture_output=True, text=True, check=True)
-        for symbol, library in re.findall(r"(\w+)@(lib(?:cuda|cudart|cublas|cublasLt|curand)\.so\.\d+)", listed.stdout):
+        for library in re.findall(r"\[(libcu\w+\.so\.\d+)\]", _told_by("readelf", "-d", str(user))):
+            wanted.setdefault(library, set())
+        undefined = _told_by("nm", "-D", "--undefined-only", str(user))
+        for symbol, library in re.findall(r"(\w+)@(libcu\w+\.so\.\d+)", undefined):
             wanted.setdefault(library, set()).add(symbol)
-        for symbol in re.findall(r" (cu[A-Z]\w+)$", listed.stdout, re.MULTILINE):  # the driver's have no version
+        for symbol in re.findall(r" (cu[A-Z]\w+)$", undefined, re.MULTILINE):  # the driver's have no version
             wanted.setdefault("libcuda.so.1", set()).add(symbol)
     written = set(re.findall(r"(?<=[ *(])(_*cuda[A-Z]\w+)(?=[(,])", RUNTIME.read_text()))
     for library, symbols in wanted.items():
         is_runtime = library.startswith("libcudart")
         rest = {symbol: _body(symbol) for symbol in sorted(symbols) if not (is_runtime and symbol in written)}
         _compile(folder, library, rest, [RUNTIME] if is_runtime else [], include)
+
+
+def _told_by(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _body(symbol: str) -> str:

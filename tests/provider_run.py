@@ -93,8 +93,10 @@ def main() -> None:
         for name, interface, session in zip(("encoder", "decoder"), interfaces, engine.sessions, strict=True)
     }
     sources = sources_of(bundle)
-    # The encoder of `baseline` reads sizes that kernels have made; its numbers, zeros here, fit no run.
-    if engine.makes_cuda_graphs and not bundle.manifest.sizes.decoder_only:
+    # The encoder of `baseline` reads sizes that kernels have made; its numbers, zeros here, fit no run. That of Whisper
+    # needs cuDNN, and the prompts of decoder-only models are begun by the runner.
+    needs_cudnn = any(operator == "Conv" for _, operator, _ in found["encoder"]["nodes"])
+    if engine.makes_cuda_graphs and not needs_cudnn and not bundle.manifest.sizes.decoder_only:
         cuda.mark("encoder")
         decoding = engine.begin(sources.source, sources.mask, BEAMS, STEPS + 1, 2 * BEAMS)
         steps(cuda, decoding)

@@ -97,5 +97,5 @@ def test_a_bundle(
     assert [call.split()[0] for call in step] == ["cudaMemcpyAsync"] * len(step), "waits, or takes memory"
     back = [int(call.split()[1]) for call in step if call.endswith("DH")]
     assert back == found["candidates"]
-    assert sum(call.endswith("HD") for call in step) == 2
+    assert 1 <= sum(call.endswith("HD") for call in step) <= 2  # the small inputs, and banned tokens
     assert not any(call.endswith("HH") for call in step)
