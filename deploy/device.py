@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.engine import Array, lay_out
 from tightbeam.deploy.engines import EngineError
-from tightbeam.plugins.tensorrt.flavour import INSTALL, gpu_capability
+from tightbeam.plugins.tensorrt.flavour import gpu_capability
 
 __all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "Mirror", "open_device"]
 
@@ -30,7 +30,8 @@ def open_device() -> CudaDevice:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise EngineError(f"cuda.bindings, which reaches the GPU, is missing ({error}); {INSTALL}") from error
+        missing = f"cuda.bindings, which reaches the GPU, is missing ({error})"
+        raise EngineError(f"{missing}; pip install cuda-bindings") from error
     return CudaDevice(runtime)
 
 

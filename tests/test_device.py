@@ -165,5 +165,5 @@ def test_a_machine_without_a_gpu() -> None:
 def test_a_machine_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "gpu_capability", lambda: "80")
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
-    with pytest.raises(EngineError, match=r"cuda\.bindings, .* is missing .*pip install 'tightbeam\[tensorrt\]'"):
+    with pytest.raises(EngineError, match=r"cuda\.bindings, .* is missing .*pip install cuda-bindings"):
         open_device()

@@ -1,4 +1,4 @@
-"""tools/gpu_generate.py, rehearsed on the CPU: what it writes, that it finds a wrong token, and what ends a case."""
+"""gpu_generate.py, rehearsed on the CPU: what it writes, that it finds a wrong token, and what ends a case."""
 
 from __future__ import annotations
 
