@@ -243,8 +243,10 @@ def test_what_a_section_leaves_running_ends_with_it(tool: Any, tmp_path: Path) -
     body = f"subprocess.Popen(['sleep', '600'], cwd={str(tmp_path)!r})"
     (tmp_path / "gpu_tests.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name="tests", body=body))
     assert check(tool, tmp_path, "tests") == 0
-    left = [link for link in Path("/proc").glob("[0-9]*/cwd") if reads_as(link, tmp_path)]
-    assert not left
+    end = time.monotonic() + 20  # killed, it is gone a moment later
+    while any(reads_as(link, tmp_path) for link in Path("/proc").glob("[0-9]*/cwd")):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def reads_as(link: Path, folder: Path) -> bool:
@@ -332,6 +334,45 @@ def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
     assert not processes_of(scripts)
 
 
+SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n========= {}\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "row", "fault"),
+    [
+        ("ERROR SUMMARY: 0 errors", 0, (12, "0"), ""),
+        ("ERROR SUMMARY: 0 errors", 2, (12, "0"), ""),
+        ("ERROR SUMMARY: 1 error", 86, (12, "1"), "1 errors"),
+        ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, (12, "0"), ""),
+        ("RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)", 86, (12, "2"), "2 errors"),
+        ("RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 0, (12, "1"), "1 errors"),
+        ("Error: Device not supported", 255, (12, "-"), "it told no sum (exit code 255)"),
+        ("ERROR SUMMARY: 0 errors", 1, (12, "0"), "the tests ended with exit code 1"),
+        ("ERROR SUMMARY: 0 errors", None, (12, "0"), "it did not come to its end 12 s after its time"),
+    ],
+)
+def test_what_compute_sanitizer_says(
+    monkeypatch: pytest.MonkeyPatch, said: str, code: int | None, row: tuple[int, str], fault: str
+) -> None:
+    make_importable(monkeypatch)
+    sanitizer = importlib.import_module("gpu_sanitizer")
+    cases, errors, last = sanitizer.read_output(SANITIZED.format(said))
+    assert ((cases, errors), last) == (row, said)
+    assert sanitizer.fault_of(code, cases, errors) == fault
+    assert sanitizer.fault_of(0, 0, "0") == "no case was looked at"
+
+
+def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_importable(monkeypatch)
+    sanitizer = importlib.import_module("gpu_sanitizer")
+    tests = tmp_path / "test_slow.py"
+    tests.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
+    command = [sys.executable, "-c", sanitizer.PYTEST, "1", "-q", str(tests)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False)
+    assert done.returncode == sanitizer.INTERRUPTED
+    assert sanitizer.read_output(done.stdout)[0] == 1
+
+
 def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's profiler writes it."""
     make_importable(monkeypatch)
@@ -368,6 +409,37 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("memset", 0),
     ]
     assert step.busy_us(events) == 2 + 4 + 1.5
+
+
+def test_a_variant_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_importable(monkeypatch)
+    step, results = importlib.import_module("gpu_step"), importlib.import_module("gpu_results")
+
+    def fail() -> Any:
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(step, "_engines", lambda work, precision: iter([("el", fail), ("slim", fail)]))
+    output = tmp_path / "step.json"
+    with pytest.raises(SystemExit, match="error: el failed: RuntimeError; slim failed: RuntimeError"):
+        step.main(output)
+    notes = results.read_results(output)["notes"]
+    assert notes == ["el: RuntimeError: out of memory", "slim: RuntimeError: out of memory"]
+
+
+def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_importable(monkeypatch)
+    tests, results = importlib.import_module("gpu_tests"), importlib.import_module("gpu_results")
+    monkeypatch.setattr(tests, "SECONDS", 3)
+    hangs, warns = tmp_path / "test_hangs.py", tmp_path / "test_warns.py"
+    hangs.write_text("import time\ndef test_hangs(): time.sleep(60)\n")
+    warns.write_text("import warnings\ndef test_warns(): warnings.warn('of another version', stacklevel=1)\n")
+    found = results.Results(tmp_path / "tests.json")
+    assert tests.run_file(str(hangs), [], tmp_path / "tests.xml", found) == 1
+    monkeypatch.setattr(tests, "SECONDS", 60)
+    assert tests.run_file(str(warns), ["-c", str(ROOT / "pyproject.toml")], tmp_path / "tests.xml", found) == 0
+    content = results.read_results(tmp_path / "tests.json")
+    assert content["notes"] == [f"{hangs} did not come to its end: stopped after 3 s"]
+    assert [row[1:3] for row in content["tables"][0]["rows"]] == [["-", "-"], ["1", "0"]]
 
 
 def test_a_step_is_rehearsed(tmp_path: Path) -> None:

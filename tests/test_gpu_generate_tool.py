@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 from gpu_tools import GPU_TOOLS, environment, make_importable
 from tightbeam.deploy.search import SearchResult
@@ -235,6 +234,45 @@ def test_a_case_that_ends_badly_is_a_row_and_the_others_are_intact(
     assert again == [row for row in rows_of(first, "End to end") if row["ended"] == "done"]
 
 
+def test_what_was_found_before_stays_wherever_a_later_call_is_stopped(
+    tools: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, output = tools["gpu_generate"], tmp_path / "generate.json"
+    cases = {"el, 2": {"how": "done", "seconds": [1.0]}}
+    checks = [{"model": "bart-large", "variant": "el", "tokens": 9, "said": "equal"}]
+    earlier, broken = tmp_path / "generate.earlier.json", tmp_path / "rates.json"
+    earlier.write_text(json.dumps({"figures": {"cases": cases, "checks": checks}}))
+    broken.write_text('{"figures"')
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "run_case", stop)
+    options = {"output": output, "work": tmp_path / "work", "earlier": earlier, "rates": broken}
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(rehearse=True, seconds=60, **options)
+    assert json.loads(output.read_text())["figures"] == {"cases": cases, "checks": checks}
+    assert notes_of(output)[0].startswith("rates.json is broken")
+
+
+def test_cases_go_on_where_the_tokens_of_earlier_ones_were_left_elsewhere(
+    tools: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    """On a machine that has neither the bundles nor the tokens of an earlier call."""
+    found = {"seconds": [0.5], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []}
+    known = {"transformers, 2": {**found, "how": "done", "new_tokens": 12, "equal": None}, "slim, 2": {"how": "x"}}
+    np.save(tmp_path / "el-2.npy", np.zeros((2, 13), np.int64))
+    results = tools["gpu_results"].Results(tmp_path / "results.json")
+    done = tools["case_process"].Ended("done", found=found)
+    cases = tools["gpu_generate"].Cases(
+        results, lambda side, batch: done, lambda side, batch: tmp_path / f"{side}-{batch}.npy", known
+    )
+    assert cases.measure("transformers", 2) and cases.measure("el", 2)
+    assert [row["tokens as transformers"] for row in rows_of(tmp_path / "results.json", "End to end")] == ["", ""]
+    kept = json.loads((tmp_path / "results.json").read_text())["figures"]["cases"]
+    assert sorted(kept) == ["el, 2", "slim, 2", "transformers, 2"]
+
+
 def test_no_case_begins_when_time_is_over(tools: dict[str, ModuleType], tmp_path: Path) -> None:
     job = tools["generate_case"].GenerationJob(2, 40, 12, 4, 3, 101)
     setting = tools["gpu_generate"].Setting(tmp_path, "cpu", "fp32", job, 3, 1.0, 1.0, 1.0, until=0.0)
@@ -290,5 +328,5 @@ def test_rates_without_numbers_are_refused(tools: dict[str, ModuleType], tmp_pat
     rates = tmp_path / "rates.json"
     for figures in ({"bytes_per_s": 3e10, "flops_per_s_fp32": 1e11}, {"bytes_per_s": 3e10, "flops_per_s_fp16": None}):
         rates.write_text(json.dumps({"figures": figures}))
-        with pytest.raises(typer.BadParameter, match="flops_per_s_fp16"):
+        with pytest.raises(ValueError, match="flops_per_s_fp16"):
             tools["gpu_generate"].read_rates(rates, "fp16")

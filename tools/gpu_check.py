@@ -36,6 +36,7 @@ sys.path[:0] = [path for path in PATHS[::2] if path not in sys.path]
 from gpu_report import Section, write_report, write_section  # noqa: E402
 from gpu_results import SKIPPED  # noqa: E402
 from tightbeam.deploy.console import command_line, say  # noqa: E402
+from tightbeam.plugins.tensorrt.compiler import CACHE  # noqa: E402
 
 RESULTS = ROOT / "build" / "gpu-check"
 GRACE_SECONDS = 10.0
@@ -194,6 +195,7 @@ def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
     """Run a command; the outcome and the reason. With it end all processes that it started."""
     path = os.pathsep.join((*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
+    environment.setdefault(CACHE, str(log.parent / "cache"))  # else the tests compile the same kernels again and again
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command,
@@ -202,7 +204,7 @@ def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
             stderr=subprocess.STDOUT,
             cwd=ROOT,
             env=environment,
-            start_new_session=True,
+            process_group=0,
             preexec_fn=_end_with_parent,
         )
         try:

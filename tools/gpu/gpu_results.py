@@ -77,6 +77,7 @@ def read_results(path: Path) -> dict[str, Any]:
         return nothing_found()
     except ValueError as error:
         raise ValueError(f"{path.name} is broken: {error}") from error
+    found = nothing_found() | found if isinstance(found, dict) else found
     if not _is_results(found):
         raise ValueError(f"{path.name} is not what a section of the GPU check writes")
     return {name: found[name] for name in nothing_found()}

@@ -23,6 +23,8 @@ PROCESSES = 8
 REHEARSED = ("tests/test_device.py",)
 """Where there is no GPU, all of the GPU's tests are skipped, so that something else must show that this runs tests."""
 MOST_NOTES = 5
+SECONDS = 200
+"""For one file, so that one that hangs leaves time for the others."""
 
 
 def main(
@@ -49,10 +51,14 @@ def run_file(file: str, options: list[str], report: Path, results: Results) -> i
     """Run one file; how many failed. One that does not come to its end counts as a failure more."""
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options, file]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    command += ["-W", "default"]  # other versions of what we stand on may warn of other things
+    try:
+        ended = f"exit code {subprocess.run(command, cwd=ROOT, check=False, timeout=SECONDS).returncode}"
+    except subprocess.TimeoutExpired:
+        ended = f"stopped after {SECONDS} s"
     if not report.exists():
         results.row(TITLE, COLUMNS, (file, "-", "-", "-", "-"))
-        results.note(f"{file} did not come to its end: exit code {code}")
+        results.note(f"{file} did not come to its end: {ended}")
         return 1
     suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
