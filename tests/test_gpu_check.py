@@ -151,6 +151,13 @@ def test_what_goes_on_is_told_what_was_found_before(tool: Any, tmp_path: Path) -
     assert step == ["--output", str(results / "step.json"), "--work", str(results / "generate")]
 
 
+def test_what_was_found_before_stays_where_a_section_does_not_begin(tool: Any, tmp_path: Path) -> None:
+    check(tool, tmp_path, "tensorrt")
+    before = report(tmp_path)
+    assert check(tool, tmp_path, "tensorrt", "--minutes", "0.001") == 0
+    assert report(tmp_path) == before
+
+
 def test_no_time_left(tool: Any, tmp_path: Path) -> None:
     assert check(tool, tmp_path, "machine", "--minutes", "0.001") == 0
     assert (report(tmp_path)["machine"]["outcome"], report(tmp_path)["machine"]["reason"]) == (

@@ -155,7 +155,8 @@ def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], 
     elif limit < 1:
         section = section.ended("skipped", "no time was left", 0.0)
     if section.outcome == "skipped":
-        write_section(results, section)
+        if not (results / f"{name}.section.json").exists():  # what an earlier run came to stays
+            write_section(results, section)
         return section
     command = _command(name, results, limit)
     command += ["--rehearse"] if rehearse else []

@@ -47,6 +47,8 @@ def _install(results: Results) -> None:
     where its tool is here, which needs no network."""
     import torch
 
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch finds no GPU here, for which to compile; expected one")
     major, minor = torch.cuda.get_device_capability()
     architecture = f"{major}{minor}-real"
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "-v", "-e", str(ROOT)]
