@@ -441,12 +441,22 @@ def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.Monkey
     hangs.write_text("import time\ndef test_hangs(): time.sleep(60)\n")
     warns.write_text("import warnings\ndef test_warns(): warnings.warn('of another version', stacklevel=1)\n")
     found = results.Results(tmp_path / "tests.json")
-    assert tests.run_file(str(hangs), [], tmp_path / "tests.xml", found) == 1
+    assert tests.run_file(str(hangs), [], tmp_path / "tests.xml", found) == (0, 1)
     monkeypatch.setattr(tests, "SECONDS", 60)
-    assert tests.run_file(str(warns), ["-c", str(ROOT / "pyproject.toml")], tmp_path / "tests.xml", found) == 0
+    assert tests.run_file(str(warns), ["-c", str(ROOT / "pyproject.toml")], tmp_path / "tests.xml", found) == (1, 0)
     content = results.read_results(tmp_path / "tests.json")
     assert content["notes"] == [f"{hangs} did not come to its end: stopped after 3 s"]
     assert [row[1:3] for row in content["tables"][0]["rows"]] == [["-", "-"], ["1", "0"]]
+
+
+def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_importable(monkeypatch)
+    tests, results = importlib.import_module("gpu_tests"), importlib.import_module("gpu_results")
+    skips = tmp_path / "test_skips.py"
+    skips.write_text("import pytest\ndef test_skips(): pytest.skip('no GPU')\n")
+    found = results.Results(tmp_path / "tests.json")
+    with pytest.raises(SystemExit, match="error: every test was skipped"):
+        tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
 
 
 def test_a_step_is_rehearsed(tmp_path: Path) -> None:
