@@ -55,6 +55,7 @@ class Rehearsed:
     output: Path
     work: Path
     models: tuple[str, ...]
+    least_peak_bytes: int
 
 
 @pytest.fixture(scope="module", params=["in one process", pytest.param("as it runs", marks=pytest.mark.slow)])
@@ -70,7 +71,7 @@ def rehearsed(
         command = [sys.executable, str(GPU_TOOLS / "gpu_generate.py"), "--rehearse", "--output", str(output)]
         options = ["--work", str(work), "--rates", str(rates), "--batch", "2", "--family", "gpt2", "--rounds", "1"]
         subprocess.run([*command, *options], check=True, capture_output=True, timeout=300, env=environment())
-        return Rehearsed(output, work, ("bart-large", "gpt2"))
+        return Rehearsed(output, work, ("bart-large", "gpt2"), 1)
 
     works = {
         "generate_bundles.py": tools["generate_bundles"].make_bundles,
@@ -87,7 +88,7 @@ def rehearsed(
         warnings.simplefilter("default")  # as in processes of their own
         patch.setattr(tools["gpu_generate"], "run_case", run)
         tools["gpu_generate"].main(output, True, work, rates=rates, batch=[2], family=[], rounds=1)
-    return Rehearsed(output, work, ("bart-large",))
+    return Rehearsed(output, work, ("bart-large",), 0)  # a case takes the memory that one before it left
 
 
 def test_every_side_is_checked_predicted_and_timed(rehearsed: Rehearsed) -> None:
@@ -108,7 +109,8 @@ def test_every_side_is_checked_predicted_and_timed(rehearsed: Rehearsed) -> None
     for name in VARIANTS:
         case = figures["cases"][f"{name}, 2"]
         assert case["encoder_s"] > 0 and 0 < case["step_s"] <= case["steps_s"]
-        assert case["encoder_s"] + case["steps_s"] < case["seconds"][-1] and case["peak_bytes"] > 0
+        assert case["encoder_s"] + case["steps_s"] < case["seconds"][-1]
+        assert case["peak_bytes"] >= rehearsed.least_peak_bytes
         assert case["new_tokens"] == 12 and case["repeatable"]
     kept = {name: figures["cases"][f"{name}, 2"]["cache_bytes"] for name in VARIANTS}
     assert kept["baseline"][0] == 2 * 3 * 4 * kept["el"][0] == 4 * kept["dedup"][0]
@@ -308,6 +310,37 @@ def test_cases_go_on_where_the_tokens_of_earlier_ones_were_left_elsewhere(
     assert [row["tokens as transformers"] for row in rows_of(tmp_path / "results.json", "End to end")] == ["", ""]
     kept = json.loads((tmp_path / "results.json").read_text())["figures"]["cases"]
     assert sorted(kept) == ["el, 2", "slim, 2", "transformers, 2"]
+
+
+def test_a_checkpoint_that_was_stopped_half_way_is_made_anew(
+    tools: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles, layout = tools["generate_bundles"], importlib.import_module("generate_layout")
+    request = {"work": str(tmp_path), "variants": [], "families": [], "precision": "fp32", "tiny": True}
+
+    def half(folder: Path, model: str, tiny: bool) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "_make_checkpoint", half)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                bundles.make_bundles(request, lambda found: None)
+    checkpoint = layout.checkpoint_folder(tmp_path, layout.TIMED)
+    assert not checkpoint.exists()
+
+    class Traced(Exception):
+        pass
+
+    def trace(loaded: object) -> None:
+        raise Traced
+
+    monkeypatch.setattr(bundles, "trace", trace)
+    with pytest.raises(Traced):
+        bundles.make_bundles(request, lambda found: None)
+    assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "bart"
 
 
 def test_no_case_begins_when_time_is_over(tools: dict[str, ModuleType], tmp_path: Path) -> None:
