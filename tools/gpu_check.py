@@ -11,13 +11,15 @@ stand gpu_check.json, gpu_check.md, and a log of each section; docs/hardware.md 
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,10 +36,15 @@ sys.path[:0] = [path for path in PATHS[::2] if path not in sys.path]
 from gpu_report import Section, write_report, write_section  # noqa: E402
 from gpu_results import SKIPPED  # noqa: E402
 from tightbeam.deploy.console import command_line, say  # noqa: E402
+from tightbeam.plugins.tensorrt.compiler import CACHE  # noqa: E402
 
 RESULTS = ROOT / "build" / "gpu-check"
 GRACE_SECONDS = 10.0
 """Between asking a section to end and killing it."""
+SAID_BYTES = 2**16
+"""Of the end of a log, where the reason for a failure is looked for."""
+PR_SET_PDEATHSIG = 1
+C_LIBRARY = ctypes.CDLL(None)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -85,24 +92,51 @@ def gpu_check(
     if unknown := [name for name in wanted if name not in SECTIONS]:
         say(f"error: no section {unknown[0]!r}; expected some of {', '.join(SECTIONS)}")
         raise typer.Exit(2)
-    if minutes is not None and minutes <= 0:
+    if minutes is not None and not minutes > 0:
         say(f"error: --minutes {minutes:g} leaves no time; pass more than 0")
         raise typer.Exit(2)
     if rehearse and results == RESULTS:
         results = RESULTS.with_name("gpu-rehearsal")
-    results.mkdir(parents=True, exist_ok=True)
+    results = results.resolve()  # the sections run in another folder
     end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+    chosen = [name for name in SECTIONS if name in wanted]  # in the order of the table, whatever was typed
+    try:
+        if not rehearse:
+            hardware.read_text(encoding="utf-8")
+        with _alone_in(results):
+            passed = _run_all(chosen, results, end, None if rehearse else hardware)
+    except (OSError, UnicodeDecodeError) as error:
+        say(f"error: {error}; expected a folder to write in (--results) and a text file (--hardware)")
+        raise typer.Exit(2) from error
+    say(f"written: {results / 'gpu_check.json'}, {results / 'gpu_check.md'}")
+    if not passed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _alone_in(results: Path) -> Iterator[None]:
+    """Two checks on one GPU would measure each other. The lock ends with the process, however that ends."""
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            say(f"error: another check is writing to {results}; wait for it, or name another folder: --results")
+            raise typer.Exit(2) from error
+        yield
+
+
+def _run_all(names: Sequence[str], results: Path, end: float, hardware: Path | None) -> bool:
+    """Whether none failed. ``end``: of ``time.monotonic``; ``hardware``: None for a rehearsal."""
     outcomes: dict[str, Section] = {}
-    for name in (name for name in SECTIONS if name in wanted):  # in the order of the table, whatever was typed
+    for name in names:
         limit = min(60 * SECTIONS[name].minutes, end - time.monotonic())
         try:
-            outcomes[name] = section = _run(name, results, limit, outcomes, rehearse=rehearse)
+            outcomes[name] = section = _run(name, results, limit, outcomes, rehearse=hardware is None)
         finally:
-            write_report(results, SECTIONS, None if rehearse else hardware)
+            write_report(results, SECTIONS, hardware)
         say(f"{name:<10} {section.outcome:<10} {section.seconds:6.1f} s  {section.reason}".rstrip())
-    say(f"written: {results / 'gpu_check.json'}, {results / 'gpu_check.md'}")
-    if any(section.outcome not in ("passed", "skipped") for section in outcomes.values()):
-        raise typer.Exit(1)
+    return all(section.outcome in ("passed", "skipped") for section in outcomes.values())
 
 
 def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], *, rehearse: bool) -> Section:
@@ -121,7 +155,8 @@ def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], 
     elif limit < 1:
         section = section.ended("skipped", "no time was left", 0.0)
     if section.outcome == "skipped":
-        write_section(results, section)
+        if not (results / f"{name}.section.json").exists():  # what an earlier run came to stays
+            write_section(results, section)
         return section
     command = _command(name, results, limit)
     command += ["--rehearse"] if rehearse else []
@@ -161,37 +196,66 @@ def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
     """Run a command; the outcome and the reason. With it end all processes that it started."""
     path = os.pathsep.join((*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
+    environment.setdefault(CACHE, str(log.parent / "cache"))  # else the tests compile the same kernels again and again
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            command, stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+            process_group=0,
+            preexec_fn=_end_with_parent,
         )
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            _end(process)
+            _ask_to_end(process)
             return "timed out", f"after {limit:.0f} s; what it had found is kept"
         except KeyboardInterrupt:
-            _end(process)
+            _ask_to_end(process)
             raise
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
+        finally:
+            _signal_all(process, signal.SIGKILL)  # what it left behind would hold the GPU's memory
+            process.wait()
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - SAID_BYTES))
+        said = reason_of(stream.read().decode(errors="replace"))
     if code == 0:
         return "passed", ""
     if code == SKIPPED:
-        return "skipped", lines[-1].removeprefix("skipped: ")
+        return "skipped", said.removeprefix("skipped: ")
     if code < 0:
         return "failed", f"killed by {signal.Signals(-code).name}; see {log}"
-    return "failed", lines[-1].removeprefix("error: ")[:200]
+    return "failed", said.removeprefix("error: ")[:200] or f"exit code {code}, and nothing said"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+def reason_of(said: str) -> str:
+    """The line of what a section printed that tells why it ended: its own last word, or the first line of the last
+    traceback's error, else the last line."""
+    lines = [line for line in said.splitlines() if any(map(str.isalnum, line))]
+    if lines and not lines[-1].startswith(("error: ", "skipped: ")):
+        tracebacks = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+        errors = [line for line in lines[tracebacks[-1] + 1 :] if not line.startswith(" ")] if tracebacks else []
+        return errors[0] if errors else lines[-1].strip()
+    return lines[-1] if lines else ""
+
+
+def _end_with_parent() -> None:
+    """Nothing goes on when the check itself was killed (Linux)."""
+    C_LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+    _signal_all(process, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+
+
+def _signal_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def main() -> None:

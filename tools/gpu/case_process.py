@@ -50,7 +50,7 @@ def run_case(script: Path, request: Mapping[str, Any], folder: Path, limit_s: fl
     asked.write_text(json.dumps(request), encoding="utf-8")
     with tempfile.TemporaryFile() as said:
         command = [sys.executable, str(script), str(asked), str(written)]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, process_group=0)
         try:
             code = process.wait(limit_s)
             stopped = f"killed by {signal.Signals(-code).name}" if code < 0 else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from unittest.mock import patch
 
 from case_process import serve_case
 from generate_layout import CHECKED_IN, TIMED, bundle_folder, checkpoint_folder
+from gpu_results import write_whole
 from tightbeam.deploy.bundle import BundleError
 from tightbeam.export import exporter
 from tightbeam.export.calibration import calibrate
@@ -43,7 +45,12 @@ def make_bundles(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]],
         folder = checkpoint_folder(work, model)
         if not folder.exists():
             with _timed(seconds, f"{model}: checkpoint"):
-                _make_checkpoint(folder, model, request["tiny"])
+                draft = folder.with_name(
+                    f"{folder.name}.draft"
+                )  # whatever stops this, the folder is whole or not there
+                shutil.rmtree(draft, ignore_errors=True)
+                _make_checkpoint(draft, model, request["tiny"])
+                draft.rename(folder)
         wanted = precisions if model == TIMED else [CHECKED_IN]
         counted = work / f"{model}.weights.json"
         targets = [(v, p, bundle_folder(work, model, v, p)) for v in request["variants"] for p in wanted]
@@ -52,7 +59,7 @@ def make_bundles(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]],
             with _timed(seconds, f"{model}: loading and tracing"):
                 checkpoint = load_checkpoint(folder)
                 canonical = trace(checkpoint)
-            counted.write_text(json.dumps(vars(count_weights(canonical))), encoding="utf-8")
+            write_whole(counted, json.dumps(vars(count_weights(canonical))))
             refused |= _export(checkpoint, canonical, missing, seconds)
             del checkpoint, canonical
         if model == TIMED:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
@@ -59,6 +59,7 @@ CASE_COLUMNS = (
     *("peak GiB", "torch's GiB", "source cache GiB", "generated cache GiB", "tokens as transformers", "ended"),
 )
 Notes = dict[str, Any]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,13 @@ def main(
         raise typer.BadParameter(f"batch {batches[0]} holds no sample; expected 1 or more")
     until = time.monotonic() + seconds
     device, precision = ("cpu", "fp32") if rehearse else ("cuda", "fp16")
-    machine = None if rates is None else read_rates(rates, precision)
-    before = {} if earlier is None else read_results(earlier)["figures"]
-    results = Results(output)
+    said: list[str] = []
+    machine = _tried(said, lambda: None if rates is None else read_rates(rates, precision))
+    before = _tried(said, lambda: {} if earlier is None else read_results(earlier)["figures"]) or {}
+    # What an earlier call found stays, wherever this one is stopped.
+    results = Results(output, {name: before[name] for name in ("checks", "cases") if name in before})
+    for line in said:
+        results.note(line)
     work.mkdir(parents=True, exist_ok=True)
     shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
     made = run_case(TOOLS / "generate_bundles.py", shared, work, until - time.monotonic())
@@ -144,7 +149,7 @@ def main(
     setting = Setting(work, device, precision, job, rounds, *limits, until)
     predictions: dict[tuple[str, int], Prediction] = {}
     if machine is None:
-        results.note("No predictions: give the rates of this machine with --rates.")
+        results.note("No predictions, which need the rates of this machine (--rates).")
     else:
         predictions = predict_all(results, setting, variant, batches, WeightCounts(**made.found["weights"]), machine)
     request = {**shared, "device": device, "source": job.source, "new_tokens": job.new_tokens}
@@ -164,15 +169,24 @@ def main(
     compare_with_target(results, cases.measured)
 
 
+def _tried(said: list[str], read: Callable[[], Found]) -> Found | None:
+    """What can be read; else None, and why not is in ``said``."""
+    try:
+        return read()
+    except ValueError as error:
+        said.append(str(error))
+        return None
+
+
 def read_rates(path: Path, precision: str) -> Machine:
-    """The figures of `gpu_rates.py`."""
+    """The figures of `gpu_rates.py`. Raises ValueError where they are not there."""
     figures = read_results(path)["figures"]
     try:
         return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures[f"flops_per_s_{precision}"]))
     except (KeyError, TypeError, ValueError):
-        raise typer.BadParameter(
+        raise ValueError(
             f"{path} has no numbers bytes_per_s and flops_per_s_{precision} among its figures; measure them first "
-            "(gpu_rates.py), or leave --rates out"
+            "(gpu_rates.py)"
         ) from None
 
 
@@ -260,7 +274,7 @@ class Cases:
         self._run = run
         self._tokens = tokens
         self._known = known
-        self._figures: dict[str, Notes] = {}
+        self._figures = dict(known)
 
     def measure(self, side: str, batch: int) -> bool:
         """Whether it could be measured."""
@@ -297,11 +311,12 @@ class Cases:
 
     def _share_as_peer(self, side: str, batch: int) -> float | None:
         """Of the tokens that transformers generated for the same samples, at the largest batch up to this one that it
-        was measured at before."""
+        was measured at before; None where they were left on another machine."""
         peers = [case.batch for case in self.measured if case.side == PEER and case.batch <= batch]
-        if not peers:
+        there = [file for peer in sorted(peers) if (file := self._tokens(PEER, peer)).exists()]
+        if not there:
             return None
-        theirs = np.load(self._tokens(PEER, max(peers)))
+        theirs = np.load(there[-1])
         ours = np.load(self._tokens(side, batch))[: len(theirs)]
         return float(np.mean(ours == theirs)) if ours.shape == theirs.shape else 0.0
 

@@ -368,7 +368,7 @@ def main(
     try:
         place = place_of(rehearse)
     except RuntimeError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise SystemExit(f"error: {error}") from error
     output.parent.mkdir(parents=True, exist_ok=True)
     results = Results(output)
     if rehearse:
@@ -378,9 +378,9 @@ def main(
         bad = run(place, results)
     except TensorRTError as error:  # nothing can be planned or started
         results.note(f"No kernel ran: {error}")
-        raise typer.BadParameter(str(error)) from error
+        raise SystemExit(f"error: {error}") from error
     if bad:
-        raise typer.Exit(1)
+        raise SystemExit(f"error: {len(bad)} calls are wrong or failed: {', '.join(bad)}")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def main(
     try:
         place = place_of(rehearse)
     except RuntimeError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise SystemExit(f"error: {error}") from error
     output.parent.mkdir(parents=True, exist_ok=True)
     results = Results(output)
     if rehearse:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["SKIPPED", "Results", "read_results", "skip"]
+__all__ = ["SKIPPED", "Results", "nothing_found", "read_results", "skip", "write_whole"]
 
 SKIPPED = 75
 """Exit code of a section that this machine cannot run; its last line says why."""
@@ -22,9 +22,11 @@ class Results:
     text as it shall be printed, figures have the numbers.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, figures: Mapping[str, Any] | None = None) -> None:
+        """``figures``: that an earlier run found, and that stand in the file from its first moment on."""
         self._path = path
-        self._content: dict[str, Any] = {"figures": {}, "tables": [], "notes": []}
+        self._content = nothing_found()
+        self._content["figures"] |= figures or {}
         self._write()
 
     def figure(self, name: str, value: Any) -> None:
@@ -50,19 +52,53 @@ class Results:
         self._write()
 
     def _write(self) -> None:
-        text = json.dumps(self._content, indent=1, allow_nan=False)
-        written = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        write_whole(self._path, json.dumps(self._content, indent=1, allow_nan=False))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whoever reads ``path`` finds what it was before or all of ``text``, wherever the writing is stopped."""
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
         written.write_text(text, encoding="utf-8")
-        written.replace(self._path)
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def nothing_found() -> dict[str, Any]:
+    return {"figures": {}, "tables": [], "notes": []}
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What stands in such a file; empty where nothing was written."""
+    """What stands in such a file; empty where nothing was written. Raises ValueError where it is something else."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {"figures": {}, "tables": [], "notes": []}
-    return found
+        return nothing_found()
+    except ValueError as error:
+        raise ValueError(f"{path.name} is broken: {error}") from error
+    found = nothing_found() | found if isinstance(found, dict) else found
+    if not _is_results(found):
+        raise ValueError(f"{path.name} is not what a section of the GPU check writes")
+    return {name: found[name] for name in nothing_found()}
+
+
+def _is_results(found: object) -> bool:
+    match found:
+        case {"figures": dict(), "tables": list() as tables, "notes": list() as notes}:
+            return _are_texts(notes) and all(map(_is_table, tables))
+    return False
+
+
+def _is_table(table: object) -> bool:
+    match table:
+        case {"title": str(), "columns": list() as columns, "rows": list() as rows}:
+            return all(_are_texts(row) and len(row) == len(columns) for row in [columns, *rows])
+    return False
+
+
+def _are_texts(cells: object) -> bool:
+    return isinstance(cells, list) and all(isinstance(cell, str) for cell in cells)
 
 
 def skip(reason: str) -> NoReturn:

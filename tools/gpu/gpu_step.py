@@ -54,8 +54,8 @@ class Event:
 
 Profiler = Callable[[Callable[[], object]], list[Event]]
 """What the GPU does while something runs."""
-Subject = tuple[str, OnnxRuntimeCudaEngine, Bundle, Profiler]
-"""A variant's name, its engine, its bundle, and what profiles it."""
+Subject = tuple[OnnxRuntimeCudaEngine, Bundle, Profiler]
+"""A variant's engine, its bundle, and what profiles it."""
 
 
 def profile(work: Callable[[], object]) -> list[Event]:
@@ -107,30 +107,52 @@ def main(
     if rehearse:
         subjects, batch, source, tokens = _rehearsed(), [3], 16, 5
     faults = []
-    for variant, engine, bundle, profiler in subjects:
-        for where, graph in zip(("encoder", "decoder"), engine.sessions, strict=True):
-            _tell_placement(results, variant, where, placement(graph))
-        for B in batch:
-            measure = partial(_measure, results, variant, engine, bundle, profiler, B, source, tokens)
-            faults += measure(captured=False)
-            if engine.makes_cuda_graphs:
-                faults += measure(captured=True)
-        del engine
+    for variant, load in subjects:
+        faults += tried(results, variant, partial(_measure_variant, results, variant, load, batch, source, tokens))
     if faults:
         raise SystemExit(f"error: {'; '.join(faults)}")
 
 
-def _engines(work: Path, precision: str) -> Iterator[Subject]:
+def tried(results: Results, name: str, work: Callable[[], list[str]]) -> list[str]:
+    """The faults that ``work`` finds. One that fails is another; the others go on."""
+    try:
+        return work()
+    except Exception as error:  # a runtime's own classes among them
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        results.note(f"{name}: {type(error).__name__}: {lines[0]}")
+        return [f"{name} failed: {type(error).__name__}"]
+
+
+def _measure_variant(
+    results: Results, variant: str, load: Callable[[], Subject], batches: Sequence[int], source: int, tokens: int
+) -> list[str]:
+    engine, bundle, profiler = load()
+    for where, graph in zip(("encoder", "decoder"), engine.sessions, strict=True):
+        _tell_placement(results, variant, where, placement(graph))
+    faults = []
+    for B in batches:
+        measure = partial(_measure, results, variant, engine, bundle, profiler, B, source, tokens)
+        faults += tried(results, f"{variant}, batch {B}", partial(measure, captured=False))
+        if engine.makes_cuda_graphs:
+            faults += tried(results, f"{variant}, batch {B}, a CUDA graph", partial(measure, captured=True))
+    return faults
+
+
+def _engines(work: Path, precision: str) -> Iterator[tuple[str, Callable[[], Subject]]]:
     folders = {variant: bundle_folder(work, TIMED, variant, precision) for variant in VARIANTS}
     there = {variant: folder for variant, folder in folders.items() if folder.exists()}
     if not there:
         skip(f"no bundle in {work}: run the section generate first, which makes them")
     for variant, folder in there.items():
-        bundle = Bundle.load(folder, verify=False)
-        yield variant, load_onnxruntime_cuda(bundle), bundle, profile
+        yield variant, partial(_load, folder)
 
 
-def _rehearsed() -> Iterator[Subject]:
+def _load(folder: Path) -> Subject:
+    bundle = Bundle.load(folder, verify=False)
+    return load_onnxruntime_cuda(bundle), bundle, profile
+
+
+def _rehearsed() -> Iterator[tuple[str, Callable[[], Subject]]]:
     """The demo model, over plain memory of the tests; one event takes a microsecond."""
     sys.path.insert(0, str(ROOT / "tests"))
     tests: Any = importlib.import_module("session_in_memory")
@@ -145,7 +167,7 @@ def _rehearsed() -> Iterator[Subject]:
             found = enumerate(tests.events_in_memory(made.cuda, work))
             return [Event(kind, float(at), 1.0, nbytes) for at, (kind, nbytes) in found]
 
-        yield "dedup", made.engine, bundle, profiled
+        yield "dedup", lambda: (made.engine, bundle, profiled)
 
 
 def _tell_placement(results: Results, variant: str, graph: str, found: Counter[tuple[str, str]]) -> None:
@@ -170,29 +192,35 @@ def _measure(
 ) -> list[str]:
     """One row; what is wrong."""
     own, engine.makes_cuda_graphs = engine.makes_cuda_graphs, captured
-    C = 2 * BEAMS
-    decoding = engine.begin(*random_source(bundle, B, source), BEAMS, tokens + ROUNDS + PROFILED + 5, C)
-    step = step_at(decoding, bundle, B, BEAMS, tokens)
-    for _ in range(3):  # as it is, captured, launched
-        step()
-    if captured and not engine.makes_cuda_graphs:
-        results.note(f"{variant}, batch {B}: a step could not be captured; the log says why")
-        return [f"{variant} could not be captured"]
-    ms = 1e3 * in_turn({"step": step}, ROUNDS)["step"]
-    events = profiler(lambda: [step() for _ in range(PROFILED)])
-    engine.makes_cuda_graphs = own
+    try:
+        C = 2 * BEAMS
+        decoding = engine.begin(*random_source(bundle, B, source), BEAMS, tokens + ROUNDS + PROFILED + 5, C)
+        step = step_at(decoding, bundle, B, BEAMS, tokens)
+        for _ in range(3):  # as it is, captured, launched
+            step()
+        if captured and not engine.makes_cuda_graphs:
+            results.note(f"{variant}, batch {B}: a step could not be captured; the log says why")
+            own = False
+            return [f"{variant} could not be captured"]
+        ms = 1e3 * in_turn({"step": step}, ROUNDS)["step"]
+        events = profiler(lambda: [step() for _ in range(PROFILED)])
+    finally:
+        engine.makes_cuda_graphs = own
+    way = "a CUDA graph" if captured else "single kernels"
+    title = TITLE.format(tokens=tokens, source=source)
+    if not events:
+        results.row(title, COLUMNS, (variant, B, way, f"{ms:.3f}", *[""] * (len(COLUMNS) - 4)))
+        return [f"{variant}, batch {B}, {way}: the profiler saw nothing of the GPU"]
     busy = busy_us(events) / PROFILED / 1e3
     count, nbytes = Counter[str](), Counter[str]()
     for event in events:
         count[event.kind] += 1
         nbytes[event.kind] += event.nbytes
     candidates = B * C * CANDIDATE_BYTES
-    way = "a CUDA graph" if captured else "single kernels"
     rests = max(0.0, 1 - busy / ms)
     copies = [
         cell for kind in ("HtoD", "DtoH") for cell in (f"{count[kind] / PROFILED:g}", f"{nbytes[kind] / PROFILED:,.0f}")
     ]
-    title = TITLE.format(tokens=tokens, source=source)
     cells = (variant, B, way, f"{ms:.3f}", f"{busy:.3f}", f"{rests:.0%}", f"{count['kernel'] / PROFILED:g}", *copies)
     results.row(title, COLUMNS, (*cells, f"{candidates:,}"))
     results.figure(f"{variant} {B} {way}", {"ms": ms, "busy_ms": busy, "copies": dict(count), "bytes": dict(nbytes)})

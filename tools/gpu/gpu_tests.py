@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,8 @@ PROCESSES = 8
 REHEARSED = ("tests/test_device.py",)
 """Where there is no GPU, all of the GPU's tests are skipped, so that something else must show that this runs tests."""
 MOST_NOTES = 5
+SECONDS = 200
+"""For one file, so that one that hangs leaves time for the others."""
 
 
 def main(
@@ -37,23 +40,34 @@ def main(
         files = [(file, [*own, "-n", str(PROCESSES)] if file.endswith(IN_PARALLEL) else own) for file, own in files]
     if rehearse:
         files += [(file, []) for file in REHEARSED]
-    failed = 0
-    for file, options in files:
-        failed += run_file(file, options, output.with_suffix(".xml"), results)
+    run_files(files, output.with_suffix(".xml"), results)
+
+
+def run_files(files: Sequence[tuple[str, list[str]]], report: Path, results: Results) -> None:
+    """``files``: each with its options."""
+    counts = [run_file(file, options, report, results) for file, options in files]
+    passed, failed = (sum(column) for column in zip(*counts, strict=True))
+    results.figure("passed", passed)
     results.figure("failed", failed)
     if failed:
         raise SystemExit(f"error: {failed} failed")
+    if not passed:
+        raise SystemExit("error: every test was skipped; the notes say why")
 
 
-def run_file(file: str, options: list[str], report: Path, results: Results) -> int:
-    """Run one file; how many failed. One that does not come to its end counts as a failure more."""
+def run_file(file: str, options: list[str], report: Path, results: Results) -> tuple[int, int]:
+    """Run one file; how many passed and failed. One that does not come to its end counts as a failure."""
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options, file]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    command += ["-W", "default"]  # other versions of what we stand on may warn of other things
+    try:
+        ended = f"exit code {subprocess.run(command, cwd=ROOT, check=False, timeout=SECONDS).returncode}"
+    except subprocess.TimeoutExpired:
+        ended = f"stopped after {SECONDS} s"
     if not report.exists():
         results.row(TITLE, COLUMNS, (file, "-", "-", "-", "-"))
-        results.note(f"{file} did not come to its end: exit code {code}")
-        return 1
+        results.note(f"{file} did not come to its end: {ended}")
+        return 0, 1
     suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
     counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
@@ -74,7 +88,7 @@ def run_file(file: str, options: list[str], report: Path, results: Results) -> i
     }
     for reason in sorted(reasons)[:MOST_NOTES]:
         results.note(f"skipped in {file}: {reason[:300]}")
-    return failed
+    return passed, failed
 
 
 if __name__ == "__main__":
