@@ -125,9 +125,9 @@ class DeviceEngine:
         states: Sequence[CacheStateEntry],
         encoded_together: int,
     ) -> None:
-        self.device = device
         self.encoder_interface, self.decoder_interface = interfaces
         self.encoder, self.decoder = graphs
+        self.device = device  # after them, so that its stream goes after what computes there
         self.states = tuple(states)
         self.inputs = {tensor.name: tensor for tensor in self.decoder_interface.inputs}
         self.makes_cuda_graphs = not any(state.kind == "append" for state in self.states)
@@ -329,7 +329,7 @@ class DeviceDecoding:
     def _bind(self) -> None:
         graph = self._graph
         self._captured, self._steps = None, 0
-        self._binding = self._engine.bound = object()
+        binding = self._engine.bound = object()
         self._taken, self._made_for = self._host_values(), self._sizes["B"]
         for mirror in (self._small, self._banned):
             for name in mirror.arrays:
@@ -342,6 +342,7 @@ class DeviceDecoding:
             _set(graph.set_output, self._outputs[name], tensor)
         for name, array in self._candidates.items():
             graph.set_output(name, array.shape, self._results.address(name))
+        self._binding = binding  # not before everything is: what is refused on the way is bound anew
 
     def _bind_grown(self) -> None:
         for name, tensor in self._grown.items():
