@@ -40,11 +40,11 @@ INSTALL_CUDA = "pip install 'onnxruntime-gpu[cuda,cudnn]'; or run on the CPU: --
 OPTIONS = {
     "use_tf32": "0",  # float32 is float32: its tokens are those of the CPU
     "cudnn_conv_algo_search": "HEURISTIC",
+    # Memory to work in grows by doubling: a step finds what it needs in what the step before took, which a CUDA graph
+    # needs. Taken as it is asked for, a step sometimes took one piece more, and batches that grew by degrees left five
+    # times what the largest needs, since what is too small for the next one is never given back.
+    "arena_extend_strategy": "kNextPowerOfTwo",
 }
-ARENA = "arena_extend_strategy"
-EXACT, DOUBLED = "kSameAsRequested", "kNextPowerOfTwo"
-"""How memory to work in is taken. Doubled, a step finds what it needs in what the step before took, which a CUDA graph
-needs; exact, it sometimes took one piece more."""
 SETTINGS = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
 """Inputs that may be read on the host: a few numbers, the same for a whole batch."""
 ENCODED_TOGETHER = 16384
@@ -72,8 +72,8 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCudaEngine:
     with redirect_stdout(io.StringIO()):  # what it does not find, it prints; a provider that lacks it is told below
         ort.preload_dlls()
     manifest = bundle.manifest
-    encoder = _open(bundle, manifest.encoder, device, library, EXACT)
-    decoder = _open(bundle, manifest.decoder, device, library, DOUBLED)
+    encoder = _open(bundle, manifest.encoder, device, library)
+    decoder = _open(bundle, manifest.decoder, device, library)
     return OnnxRuntimeCudaEngine(bundle, device, encoder, decoder)
 
 
@@ -91,15 +91,13 @@ def _library() -> Path | None:
     return library
 
 
-def _open(
-    bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None, arena: str
-) -> ort.InferenceSession:
+def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None) -> ort.InferenceSession:
     options = session_options(threads=1)
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # A step takes its memory in the same pieces each time, so that one that is captured needs no more.
     options.enable_mem_pattern = False
     register_library(options, library)
-    own = {**OPTIONS, ARENA: arena, "user_compute_stream": str(device.stream)}
+    own = {**OPTIONS, "user_compute_stream": str(device.stream)}
     session = open_session(bundle, graph, options, [(PROVIDER, own), "CPUExecutionProvider"], {})
     if session.get_providers()[0] != PROVIDER:
         raise EngineError(
