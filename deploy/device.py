@@ -219,8 +219,8 @@ class CudaDevice:
             if code == error.cudaErrorMemoryAllocation:
                 name = function.__name__
                 wanted = f" for {arguments[0]} bytes" if name in ("cudaMalloc", "cudaHostAlloc") else f" ({name})"
-                where = "page-locked memory of the host" if name == "cudaHostAlloc" else "memory on the GPU"
-                raise EngineError(f"no {where}{wanted}; run fewer rows together")
+                where = "of the host, page-locked," if name == "cudaHostAlloc" else "on the GPU"
+                raise EngineError(f"no memory {where}{wanted}; run fewer rows together")
             raise EngineError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
         return results
 

@@ -67,7 +67,7 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match=r"^no memory on the GPU for 101 bytes; run fewer rows together$"):
         device.allocate(101)
     with pytest.raises(
-        EngineError, match=r"^no page-locked memory of the host for 104 bytes; run fewer rows together$"
+        EngineError, match=r"^no memory of the host, page-locked, for 104 bytes; run fewer rows together$"
     ):
         device.host_array((13,), np.int64)
 
