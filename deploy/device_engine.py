@@ -166,8 +166,8 @@ class DeviceEngine:
         sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         given = {"input_ids": source, "input_features": source, "attention_mask": attention_mask}
         given["num_beams"] = np.array([num_beams], np.int64)
-        encoded = self._encode(given, sizes)
-        return DeviceDecoding(self, encoded, sizes, candidates)
+        caches = self.caches(sizes)  # before the encoder runs: it may need what those of another size held
+        return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
 
     def _encode(self, given: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
         """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
@@ -250,13 +250,18 @@ class DeviceDecoding:
     """
 
     def __init__(
-        self, engine: DeviceEngine, source: dict[str, DeviceTensor], sizes: Mapping[str, int], candidates: int
+        self,
+        engine: DeviceEngine,
+        source: dict[str, DeviceTensor],
+        caches: dict[str, tuple[Memory, ...]],
+        sizes: Mapping[str, int],
+        candidates: int,
     ) -> None:
         self._engine, self._device, self._graph = engine, engine.device, engine.decoder
         self._sizes = dict(sizes)
         self._source = source
         self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in engine.encoder_interface.outputs)
-        self._caches = engine.caches(sizes)
+        self._caches = caches
         self._in_place: dict[str, DeviceTensor] = {}
         self._grown: dict[str, DeviceTensor] = {}
         self._outputs = {state.input: state.output for state in engine.states}

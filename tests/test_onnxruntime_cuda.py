@@ -203,6 +203,22 @@ def test_an_encoder_that_fails_late(bundles: BundleCache) -> None:
     made.engine.begin(ids, mask, 1, 9, 4)
 
 
+def test_caches_of_another_size_make_room_for_the_encoder(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    made.runner.generate(ids, mask, num_beams=8, max_new_tokens=60)
+    held = sum(memory.nbytes for memories in made.engine._spare.values() for memory in memories)
+    execute, taken = made.encoder.execute, []
+
+    def measured(stream: int) -> None:
+        taken.append(sum(nbytes for nbytes, _ in made.cuda.device.values()))
+        execute(stream)
+
+    made.encoder.execute = measured
+    made.runner.generate(ids, mask, num_beams=1, max_new_tokens=3)
+    assert taken[0] < held
+
+
 def test_sessions_go_before_their_stream(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     cuda, streams = made.cuda, []
@@ -232,6 +248,25 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same(
         "steps run without a CUDA graph, slower: what was captured holds a node of the kind cudaGraphNodeTypeHost, "
         "which may not be repeated"
     ]
+
+
+def test_a_step_that_cannot_be_captured_yet_is_captured_later(
+    bundles: BundleCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
+    answers = iter([False, False])
+    made.decoder.can_be_captured = lambda stream: next(answers, True)
+    launches = []
+    for step in range(5):
+        found, wanted = feed(decodings, step)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+        launches.append(made.cuda.launches)
+    assert launches == [0, 0, 0, 1, 2]
+    assert made.engine.makes_cuda_graphs and not caplog.records
 
 
 def test_what_the_session_refuses(bundles: BundleCache) -> None:
