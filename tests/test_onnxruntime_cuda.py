@@ -158,10 +158,12 @@ def test_beams_counted_on_the_gpu(bundles: BundleCache) -> None:
 
 @pytest.mark.parametrize("variant", ["baseline", "dedup"])
 def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
-    """Each binds the decoder anew; one that goes on alone is captured again."""
+    """Each binds the decoder anew; one that goes on alone is captured again. They are of one size, and one alone may
+    have the caches of the decoding before."""
     made = in_memory(bundles(variant, "bart"))
     expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
-    batches = [batch(made.runner.manifest.sizes.source_vocabulary, index, SOURCES[index]) for index in (0, 2)]
+    batches = [batch(made.runner.manifest.sizes.source_vocabulary, index, SOURCES[0]) for index in (0, 1)]
+    made.engine.begin(*batches[0], 1, 12, 4).close()
     begun = [[engine.begin(ids, mask, 1, 12, 4) for engine in (made.engine, expected)] for ids, mask in batches]
     turns = [0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1]
     for turn, which in enumerate(turns):
