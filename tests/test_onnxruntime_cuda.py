@@ -31,7 +31,7 @@ from tightbeam.deploy import Bundle, BundleError, Runner, onnxruntime_cuda
 from tightbeam.deploy.device import CudaDevice
 from tightbeam.deploy.engine import Decoding
 from tightbeam.deploy.engines import EngineError
-from tightbeam.deploy.onnxruntime_cuda import inputs_on_host, load_onnxruntime_cuda, placement
+from tightbeam.deploy.onnxruntime_cuda import OnnxRuntimeCudaEngine, inputs_on_host, load_onnxruntime_cuda, placement
 from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
 from tightbeam.graph_passes import PRESETS
 
@@ -219,6 +219,28 @@ def test_caches_of_another_size_make_room_for_the_encoder(bundles: BundleCache) 
     made.encoder.execute = measured
     made.runner.generate(ids, mask, num_beams=1, max_new_tokens=3)
     assert taken[0] < held
+
+
+def test_what_new_memory_holds(bundles: BundleCache) -> None:
+    """Caches are read past what was written, under a mask; banned tokens are written where there are some."""
+    made = in_memory(bundles("dedup", "bart"))
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    decoding = made.engine.begin(ids, mask, 1, 9, 4)
+    made.engine.device.synchronize()
+    for memories in decoding._caches.values():
+        for memory in memories:
+            assert not made.cuda.array(memory.address, (memory.nbytes,), np.uint8).any()
+    decoding.make_room_for_banned(3)
+    assert (decoding.inputs["banned"] == -1).all() and decoding.inputs["banned"].shape[1] >= 3
+
+
+def test_a_manifest_with_unknown_names(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    manifest = made.runner.manifest
+    decoder = manifest.decoder.model_copy(update={"outputs": manifest.decoder.outputs[1:]})
+    changed = replace(made.runner.bundle, manifest=manifest.model_copy(update={"decoder": decoder}))
+    with pytest.raises(BundleError, match="unknown or missing in its graphs: 'candidate_scores'"):
+        OnnxRuntimeCudaEngine(changed, made.engine.device, *made.engine.sessions, on_host=lambda session: ON_HOST)
 
 
 def test_sessions_go_before_their_stream(bundles: BundleCache) -> None:
