@@ -218,7 +218,10 @@ class CudaDevice:
         if code != error.cudaSuccess:
             self._runtime.cudaGetLastError()  # else whoever asks CUDA next takes it for its own
             if code == error.cudaErrorMemoryAllocation:
-                raise EngineError(f"no memory on the GPU for {arguments[0]} bytes; run fewer rows together")
+                name = function.__name__
+                wanted = f" for {arguments[0]} bytes" if name in ("cudaMalloc", "cudaHostAlloc") else f" ({name})"
+                where = "of the host, page-locked," if name == "cudaHostAlloc" else "on the GPU"
+                raise EngineError(f"no memory {where}{wanted}; run fewer rows together")
             raise EngineError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
         return results
 

@@ -125,9 +125,9 @@ class DeviceEngine:
         states: Sequence[CacheStateEntry],
         encoded_together: int,
     ) -> None:
-        self.device = device
         self.encoder_interface, self.decoder_interface = interfaces
         self.encoder, self.decoder = graphs
+        self.device = device  # after them, so that its stream goes after what computes there
         self.states = tuple(states)
         self.inputs = {tensor.name: tensor for tensor in self.decoder_interface.inputs}
         self.makes_cuda_graphs = not any(state.kind == "append" for state in self.states)
@@ -166,8 +166,8 @@ class DeviceEngine:
         sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         given = {"input_ids": source, "input_features": source, "attention_mask": attention_mask}
         given["num_beams"] = np.array([num_beams], np.int64)
-        encoded = self._encode(given, sizes)
-        return DeviceDecoding(self, encoded, sizes, candidates)
+        caches = self.caches(sizes)  # before the encoder runs: it may need what those of another size held
+        return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
 
     def _encode(self, given: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
         """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
@@ -250,13 +250,18 @@ class DeviceDecoding:
     """
 
     def __init__(
-        self, engine: DeviceEngine, source: dict[str, DeviceTensor], sizes: Mapping[str, int], candidates: int
+        self,
+        engine: DeviceEngine,
+        source: dict[str, DeviceTensor],
+        caches: dict[str, tuple[Memory, ...]],
+        sizes: Mapping[str, int],
+        candidates: int,
     ) -> None:
         self._engine, self._device, self._graph = engine, engine.device, engine.decoder
         self._sizes = dict(sizes)
         self._source = source
         self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in engine.encoder_interface.outputs)
-        self._caches = engine.caches(sizes)
+        self._caches = caches
         self._in_place: dict[str, DeviceTensor] = {}
         self._grown: dict[str, DeviceTensor] = {}
         self._outputs = {state.input: state.output for state in engine.states}
@@ -329,7 +334,7 @@ class DeviceDecoding:
     def _bind(self) -> None:
         graph = self._graph
         self._captured, self._steps = None, 0
-        self._binding = self._engine.bound = object()
+        binding = self._engine.bound = object()
         self._taken, self._made_for = self._host_values(), self._sizes["B"]
         for mirror in (self._small, self._banned):
             for name in mirror.arrays:
@@ -342,6 +347,7 @@ class DeviceDecoding:
             _set(graph.set_output, self._outputs[name], tensor)
         for name, array in self._candidates.items():
             graph.set_output(name, array.shape, self._results.address(name))
+        self._binding = binding  # not before everything is: what is refused on the way is bound anew
 
     def _bind_grown(self) -> None:
         for name, tensor in self._grown.items():

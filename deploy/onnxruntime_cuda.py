@@ -36,14 +36,17 @@ __all__ = [
 ]
 
 PROVIDER = "CUDAExecutionProvider"
+INSTALL_CUDA = "pip install 'onnxruntime-gpu[cuda,cudnn]'; or run on the CPU: --device cpu"
 OPTIONS = {
     "use_tf32": "0",  # float32 is float32: its tokens are those of the CPU
     "cudnn_conv_algo_search": "HEURISTIC",
+    # Memory to work in grows by doubling: a step finds what it needs in what the step before took, which a CUDA graph
+    # needs. Taken as it is asked for, a step sometimes took one piece more, and batches that grew by degrees left five
+    # times what the largest needs, since what is too small for the next one is never given back.
+    "arena_extend_strategy": "kNextPowerOfTwo",
 }
-ARENA = "arena_extend_strategy"
-EXACT, DOUBLED = "kSameAsRequested", "kNextPowerOfTwo"
-"""How memory to work in is taken. Doubled, a step finds what it needs in what the step before took, which a CUDA graph
-needs; exact, it sometimes took one piece more."""
+SETTINGS = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
+"""Inputs that may be read on the host: a few numbers, the same for a whole batch."""
 ENCODED_TOGETHER = 16384
 """Source positions that the encoder takes at a time: work for every multiprocessor. The memory that it works in grows
 with them."""
@@ -69,8 +72,8 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCudaEngine:
     with redirect_stdout(io.StringIO()):  # what it does not find, it prints; a provider that lacks it is told below
         ort.preload_dlls()
     manifest = bundle.manifest
-    encoder = _open(bundle, manifest.encoder, device, library, EXACT)
-    decoder = _open(bundle, manifest.decoder, device, library, DOUBLED)
+    encoder = _open(bundle, manifest.encoder, device, library)
+    decoder = _open(bundle, manifest.decoder, device, library)
     return OnnxRuntimeCudaEngine(bundle, device, encoder, decoder)
 
 
@@ -79,7 +82,7 @@ def _library() -> Path | None:
         library = cuda_library()
     except FileNotFoundError as error:
         raise EngineError(str(error)) from error
-    if library is None and ENVIRONMENT not in os.environ:
+    if library is None and not os.environ.get(ENVIRONMENT):
         raise EngineError(
             "this installation has no kernels for CUDA, since there was no nvcc when it was built; install tightbeam "
             "again where nvcc is (make cuda in a clone), or run the functions inside the model, slower: "
@@ -88,20 +91,18 @@ def _library() -> Path | None:
     return library
 
 
-def _open(
-    bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None, arena: str
-) -> ort.InferenceSession:
+def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None) -> ort.InferenceSession:
     options = session_options(threads=1)
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # A step takes its memory in the same pieces each time, so that one that is captured needs no more.
     options.enable_mem_pattern = False
     register_library(options, library)
-    own = {**OPTIONS, ARENA: arena, "user_compute_stream": str(device.stream)}
+    own = {**OPTIONS, "user_compute_stream": str(device.stream)}
     session = open_session(bundle, graph, options, [(PROVIDER, own), "CPUExecutionProvider"], {})
     if session.get_providers()[0] != PROVIDER:
         raise EngineError(
             f"ONNX Runtime {ort.__version__} could not load its CUDA provider, mostly for want of CUDA's or cuDNN's "
-            "libraries: pip install 'onnxruntime-gpu[cuda,cudnn]'; or run on the CPU: --device cpu"
+            f"libraries; {INSTALL_CUDA}"
         )
     return session
 
@@ -132,6 +133,7 @@ class OnnxRuntimeCudaEngine(DeviceEngine):
             Interface(manifest.encoder.inputs, manifest.encoder.outputs, host(encoder)),
             Interface(manifest.decoder.inputs, manifest.decoder.outputs, host(decoder)),
         )
+        _check_on_host(*interfaces)
         graphs = (
             SessionGraph(encoder, where, interfaces[0].on_host),
             SessionGraph(decoder, where, interfaces[1].on_host),
@@ -139,9 +141,22 @@ class OnnxRuntimeCudaEngine(DeviceEngine):
         super().__init__(device, interfaces, graphs, manifest.cache_states, encoded_together)
 
     def told(self, graph: str, error: Exception) -> str:
+        if "cuDNN is unavailable" in str(error):  # it is looked for when the first operator needs it
+            return f"ONNX Runtime {ort.__version__} cannot run the {graph} on the GPU: {error}; {INSTALL_CUDA}"
         return (
             f"ONNX Runtime {ort.__version__} cannot run the {graph} on the GPU: {error}; run fewer rows together if "
             "memory ran out, else export the model again"
+        )
+
+
+def _check_on_host(encoder: Interface, decoder: Interface) -> None:
+    """Raise EngineError for a session that reads in host memory what is on the GPU."""
+    others = sorted((encoder.on_host - SETTINGS) | (decoder.on_host - SETTINGS))
+    if others:
+        raise EngineError(
+            f"ONNX Runtime {ort.__version__} would read {others[0]!r} in host memory, since its library has no kernels "
+            f"for CUDA of some operators; unset {ENVIRONMENT}, or name libtightbeam_cuda.so there; or run on the CPU: "
+            "--device cpu"
         )
 
 

@@ -66,6 +66,10 @@ def open_session(
     outputs = [tensor.name for tensor in session.get_outputs()]
     if inputs != [(want.name, want.shape) for want in graph.inputs] or outputs != [want.name for want in graph.outputs]:
         raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
+    known = {name: np.dtype(dtype).name for name, dtype in dtypes_of(session).items() if dtype is not None}
+    wanted = {tensor.name: tensor.dtype for tensor in (*graph.inputs, *graph.outputs)}
+    if known != {name: wanted[name] for name in known}:
+        raise BundleError(f"{path} has inputs or outputs of other types than bundle.json says; export the model again")
     return session
 
 

@@ -59,6 +59,26 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         CudaDevice(cuda)
 
 
+def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which kind, and how much where CUDA was asked for some."""
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    cuda.room = 100
+    with pytest.raises(EngineError, match=r"^no memory on the GPU for 101 bytes; run fewer rows together$"):
+        device.allocate(101)
+    with pytest.raises(
+        EngineError, match=r"^no memory of the host, page-locked, for 104 bytes; run fewer rows together$"
+    ):
+        device.host_array((13,), np.int64)
+
+    def cudaGraphInstantiate(graph: object, flags: int) -> tuple[Code, None]:
+        return Code.cudaErrorMemoryAllocation, None
+
+    monkeypatch.setattr(cuda, "cudaGraphInstantiate", cudaGraphInstantiate)
+    with pytest.raises(EngineError, match=r"^no memory on the GPU \(cudaGraphInstantiate\); run fewer rows together$"):
+        device.capture(lambda: None)  # type: ignore[arg-type]
+
+
 def test_host_arrays_outlive_everything_but_their_users() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
