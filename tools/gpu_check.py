@@ -181,15 +181,9 @@ def _command(name: str, results: Path, limit: float) -> list[str]:
     if output.exists():
         output.replace(earlier)
     command += ["--seconds", f"{max(1.0, limit - GRACE_SECONDS):.0f}"]
-    return [
-        *command,
-        *(
-            arg
-            for flag, path in (("--earlier", earlier), ("--rates", rates))
-            if path.exists()
-            for arg in (flag, str(path))
-        ),
-    ]
+    for option, path in (("--earlier", earlier), ("--rates", rates)):
+        command += [option, str(path)] if path.exists() else []
+    return command
 
 
 def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
