@@ -26,7 +26,7 @@ ELSEWHERE = "run on the CPU: --engine onnxruntime --device cpu"
 def open_device() -> CudaDevice:
     """The GPU of this process, the first that CUDA_VISIBLE_DEVICES leaves. Raises EngineError where there is none."""
     if gpu_capability() is None:
-        raise EngineError(f"that needs an NVIDIA GPU and its driver, and this machine has none; {ELSEWHERE}")
+        raise EngineError(f"this machine has no NVIDIA GPU, or no driver for it; {ELSEWHERE}")
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -90,7 +90,7 @@ class CudaDevice:
         code, count = runtime.cudaGetDeviceCount()
         if code != runtime.cudaError_t.cudaSuccess or not count:
             reason = self._say(code) if count is None else "there is none"
-            raise EngineError(f"that needs an NVIDIA GPU ({reason}); {ELSEWHERE}")
+            raise EngineError(f"CUDA finds no GPU on this machine ({reason}); {ELSEWHERE}")
         index = self._run(runtime.cudaGetDevice)
         attribute = runtime.cudaDeviceAttr
         major, minor = (

@@ -47,7 +47,7 @@ def test_what_the_gpu_is() -> None:
 
 def test_no_gpu() -> None:
     with pytest.raises(
-        EngineError, match=r"needs an NVIDIA GPU \(there is none\); run on the CPU: --engine onnxruntime"
+        EngineError, match=r"CUDA finds no GPU on this machine \(there is none\); run on the CPU: --engine onnxruntime"
     ):
         CudaDevice(CudaInMemory(devices=0))
 
@@ -55,7 +55,9 @@ def test_no_gpu() -> None:
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = CudaInMemory()
     monkeypatch.setattr(cuda, "cudaGetDeviceCount", lambda: (Code.cudaErrorInvalidValue, None))
-    with pytest.raises(EngineError, match=r"needs an NVIDIA GPU \(cudaErrorInvalidValue\); run on the CPU"):
+    with pytest.raises(
+        EngineError, match=r"CUDA finds no GPU on this machine \(cudaErrorInvalidValue\); run on the CPU"
+    ):
         CudaDevice(cuda)
 
 
@@ -178,7 +180,7 @@ def test_memory_that_goes_while_a_stream_is_captured() -> None:
 
 @pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
 def test_a_machine_without_a_gpu() -> None:
-    with pytest.raises(EngineError, match="needs an NVIDIA GPU and its driver, and this machine has none; run on"):
+    with pytest.raises(EngineError, match="this machine has no NVIDIA GPU, or no driver for it; run on"):
         open_device()
 
 

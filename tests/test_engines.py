@@ -371,8 +371,8 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--engine", "tensorrt"), "TensorRT needs an NVIDIA GPU and its driver, and this machine has none; run with"),
-        (("--engine", "tensorrt:a"), "TensorRT needs an NVIDIA GPU and its driver"),
+        (("--engine", "tensorrt"), "this machine has no NVIDIA GPU, or no driver for it; run on the CPU"),
+        (("--engine", "tensorrt:a"), "this machine has no NVIDIA GPU, or no driver"),
         (("--engine", "tensorrt", "--threads", 2), "threads=2 does nothing with engine='tensorrt'; leave threads out"),
         (("--engine", "openvino"), "engine='openvino' is not known; pass onnxruntime, tensorrt, or tensorrt:NAME"),
         (("--engine", "tensorrt:"), "engine='tensorrt:' is not known"),

@@ -83,7 +83,7 @@ def test_without_a_gpu(section: str, tmp_path: Path) -> None:
         pytest.skip("there is a GPU")
     command = [sys.executable, str(GPU_TOOLS / f"gpu_{section}.py"), "--output", str(tmp_path / "found.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "torch finds no GPU here; expected one, or --rehearse" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 

@@ -158,7 +158,7 @@ def test_bad_threads(bundle: Path, threads: Any) -> None:
         Runner.load(bundle, threads=threads)
 
 
-@pytest.mark.parametrize("device", ["cuda", "", None, 0, ["cpu"]])
+@pytest.mark.parametrize("device", ["tpu", "", None, 0, ["cpu"]])
 def test_bad_device(bundle: Path, device: Any) -> None:
     with pytest.raises(InputError, match="is not supported; pass one of cpu"):
         Runner.load(bundle, device=device)
