@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime, on whichever device: how they are opened, run, and told about when they fail."""
+"""Sessions of ONNX Runtime, on whichever device: how they are opened, and what they say when they fail."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ import pytest
 
 from cuda_host import GuardedMemory
 from tightbeam.plugins.case import Array
+from tightbeam.plugins.library import cuda_library
 from tightbeam.plugins.tensorrt.compiler import CACHE
 from tightbeam.plugins.tensorrt.flavour import gpu_capability
 from tightbeam.plugins.tensorrt.starter import CudaStarter
 
-__all__ = ["DeviceMemory", "gpu_starter"]
+__all__ = ["DeviceMemory", "gpu_starter", "provider_library"]
 
 
 def cuda(name: str, *arguments: Any) -> Any:
@@ -48,6 +49,19 @@ class DeviceMemory(GuardedMemory):
         self.copy("cudaMemcpyDeviceToHost", self.host.ctypes.data, self.device)  # when the kernels have ended
         cuda("cudaFree", self.device)
         super().check(op, writable)
+
+
+def provider_library() -> Path:
+    """The CUDA library for ONNX Runtime's CUDA provider; the tests are skipped without a GPU or that provider."""
+    import onnxruntime
+
+    if gpu_capability() is None:
+        pytest.skip("no GPU")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has no CUDA provider: install onnxruntime-gpu in place of onnxruntime")
+    found = cuda_library()
+    assert found is not None, "the CUDA library was not built: make cuda"
+    return found
 
 
 @contextmanager

@@ -11,10 +11,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from cuda_device import provider_library
 from operator_runs import MODULES, check, model_of, outputs_of, session_of
 from tightbeam.plugins.case import Array, Case
-from tightbeam.plugins.library import cuda_library
-from tightbeam.plugins.tensorrt.flavour import gpu_capability
 from tolerance import allowed, error
 
 pytestmark = pytest.mark.gpu
@@ -25,13 +24,7 @@ IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 @pytest.fixture(scope="module")
 def library() -> Any:
-    if gpu_capability() is None:
-        pytest.skip("no GPU")
-    if PROVIDER not in ort.get_available_providers():
-        pytest.skip("this onnxruntime has no CUDA provider: install onnxruntime-gpu in place of onnxruntime")
-    found = cuda_library()
-    assert found is not None, "the CUDA library was not built: make cuda"
-    return found
+    return provider_library()
 
 
 def run(name: str, case: Case, library: Any) -> dict[str, Array]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from bundles import BundleCache
 from checkpoints import WHISPER_GENERATION
+from cuda_device import provider_library
 from test_causal import runs as causal_runs
 from test_departures import ENDING, LENGTHS, often_ended
 from test_parity import SETTINGS, batch
@@ -20,8 +20,6 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.engines import EngineError
 from tightbeam.deploy.onnxruntime_cuda import PROVIDER, OnnxRuntimeCudaEngine, placement
 from tightbeam.graph_passes import PRESETS
-from tightbeam.plugins.library import cuda_library
-from tightbeam.plugins.tensorrt.flavour import gpu_capability
 from tolerance import assert_runs_close
 
 pytestmark = pytest.mark.gpu
@@ -46,11 +44,7 @@ ON_THE_CPU = {
 
 @pytest.fixture(scope="module", autouse=True)
 def machine() -> None:
-    if gpu_capability() is None:
-        pytest.skip("no GPU")
-    if PROVIDER not in ort.get_available_providers():
-        pytest.skip("this onnxruntime has no CUDA provider: install onnxruntime-gpu in place of onnxruntime")
-    assert cuda_library() is not None, "the CUDA library was not built: make cuda"
+    provider_library()
 
 
 def engine_of(runner: Runner) -> OnnxRuntimeCudaEngine:

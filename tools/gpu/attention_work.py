@@ -30,7 +30,7 @@ def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
 
 
-def _rows(work: LatentWork | SourceWork | BeamWork | BeamLatentWork) -> int:
+def _rows(work: LatentWork | SourceWork | _HistoryWork) -> int:
     return work.B * work.M
 
 
@@ -165,7 +165,7 @@ class SourceWork(Work):
         return 4 * _rows(self) * self.H * self.N * self.K
 
 
-def _ancestry(work: BeamWork | BeamLatentWork, seed: int) -> torch.Tensor:
+def _ancestry(work: _HistoryWork, seed: int) -> torch.Tensor:
     """int32 [B, M, T]: every beam its own history, or, ``shared``, as a search makes it: at each step each beam
     continues a random one."""
     B, M, T = work.B, work.M, work.T
@@ -180,7 +180,7 @@ def _ancestry(work: BeamWork | BeamLatentWork, seed: int) -> torch.Tensor:
     return ancestry.to(work.device)
 
 
-def _lengths(work: BeamWork | BeamLatentWork, odd: bool) -> torch.Tensor:
+def _lengths(work: _HistoryWork, odd: bool) -> torch.Tensor:
     """int32 [B]: T, or T - b modulo T."""
     shorter = torch.arange(work.B, device=work.device) % work.T if odd else 0
     return (torch.full((work.B,), work.T, device=work.device) - shorter).int()
@@ -209,25 +209,22 @@ def _write(cache: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor) -> Non
     cache[torch.arange(R, device=cache.device), :, newest] = new.view(R, G, K)
 
 
-def _counted(work: BeamWork | BeamLatentWork, lengths: torch.Tensor) -> torch.Tensor:
+def _counted(work: _HistoryWork, lengths: torch.Tensor) -> torch.Tensor:
     """bool [R, 1, T]."""
     inside = torch.arange(work.T, device=work.device) < lengths[:, None]
     return inside.repeat_interleave(work.M, 0)[:, None]
 
 
-def _newest(work: BeamWork | BeamLatentWork, cache: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _newest(work: _HistoryWork, cache: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     R = len(cache)
     newest = (lengths.long() - 1).repeat_interleave(work.M)
     return cache[torch.arange(R, device=cache.device), :, newest].reshape(-1).double()
 
 
 @dataclass(frozen=True)
-class BeamWork(Work):
-    """BeamAttention: self-attention over a cache that never moves, T positions of T_max.
-
-    Bytes: the different rows of keys and values that histories name, ancestry, what is projected [R, 3 H K], the new
-    rows written and the outputs. FLOPs: 4 R H T K.
-    """
+class _HistoryWork(Work):
+    """What reads the beams' own histories, T positions of T_max. ``shared``: as a search leaves them, so that beams
+    share their beginnings; else each beam has rows of its own."""
 
     M: int
     H: int
@@ -236,17 +233,35 @@ class BeamWork(Work):
     T_max: int
     shared: bool
 
-    operator = "BeamAttention"
-    floats = ("projected", "key_cache", "value_cache")
-
     @property
     def attributes(self) -> dict[str, float]:
         return {"scale": self.K**-0.5, "window": 0}
 
     @property
+    def widths(self) -> str:
+        """Of a row, for the label."""
+        raise NotImplementedError
+
+    @property
     def label(self) -> str:
         kind = "histories of a search" if self.shared else "histories apart"
-        return f"B {self.B}, M {self.M}, H {self.H}, D {self.H * self.K:,}, T {self.T}, {kind}"
+        return f"B {self.B}, M {self.M}, H {self.H}, {self.widths}, T {self.T}, {kind}"
+
+
+@dataclass(frozen=True)
+class BeamWork(_HistoryWork):
+    """BeamAttention: self-attention over a cache that never moves, T positions of T_max.
+
+    Bytes: the different rows of keys and values that histories name, ancestry, what is projected [R, 3 H K], the new
+    rows written and the outputs. FLOPs: 4 R H T K.
+    """
+
+    operator = "BeamAttention"
+    floats = ("projected", "key_cache", "value_cache")
+
+    @property
+    def widths(self) -> str:
+        return f"D {self.H * self.K:,}"
 
     def inputs(self, seed: int, *, odd: bool = False) -> Tensors:
         generator, R = self.generator(seed), _rows(self)
@@ -301,32 +316,21 @@ _CACHES = ("key_cache", "value_cache")
 
 
 @dataclass(frozen=True)
-class BeamLatentWork(Work):
+class BeamLatentWork(_HistoryWork):
     """BeamLatentAttention, rows [G K] that are key and value at once: G = 1, the X form, or G = H, the K form.
 
     Bytes: the different rows that histories name, ancestry, queries [R, H K], new rows read and written, outputs
     [R, H, G K]. FLOPs: 2 R H T (K + G K).
     """
 
-    M: int
-    H: int
     G: int
-    K: int
-    T: int
-    T_max: int
-    shared: bool
 
     operator = "BeamLatentAttention"
     floats = ("query", "row", "cache")
 
     @property
-    def attributes(self) -> dict[str, float]:
-        return {"scale": self.K**-0.5, "window": 0}
-
-    @property
-    def label(self) -> str:
-        kind = "histories of a search" if self.shared else "histories apart"
-        return f"B {self.B}, M {self.M}, H {self.H}, G {self.G}, D {self.G * self.K:,}, T {self.T}, {kind}"
+    def widths(self) -> str:
+        return f"G {self.G}, D {self.G * self.K:,}"
 
     def inputs(self, seed: int, *, odd: bool = False) -> Tensors:
         generator, R = self.generator(seed), _rows(self)

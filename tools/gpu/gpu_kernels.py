@@ -36,7 +36,7 @@ import typer
 from attention_work import BeamLatentWork, BeamWork, LatentWork, SourceWork
 from gpu_rates import Rates, measure_rates
 from gpu_results import Results
-from graph_times import OnGpu, Place, Times, place_of
+from graph_times import OnGpu, Place, Times, begin
 from kernel_work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
 from search_work import NGramWork, TopKWork
 from tightbeam.plugins.tensorrt.errors import TensorRTError
@@ -365,14 +365,7 @@ def main(
     rehearse: Annotated[bool, typer.Option(help="At tiny sizes on the host; times mean nothing.")] = False,
 ) -> None:
     """Check and time the kernels; the exit code is 1 where a result is wrong or a call failed."""
-    try:
-        place = place_of(rehearse)
-    except RuntimeError as error:
-        raise SystemExit(f"error: {error}") from error
-    output.parent.mkdir(parents=True, exist_ok=True)
-    results = Results(output)
-    if rehearse:
-        results.note("A rehearsal on the host: no time means anything.")
+    place, results = begin(output, rehearse)
     results.note(PREDICTION)
     try:
         bad = run(place, results)

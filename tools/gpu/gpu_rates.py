@@ -17,8 +17,7 @@ from typing import Annotated
 import torch
 import typer
 
-from gpu_results import Results
-from graph_times import OnGpu, Place, Times, place_of
+from graph_times import OnGpu, Place, Times, begin
 
 __all__ = ["DTYPES", "Rates", "measure_rates"]
 
@@ -116,14 +115,7 @@ def main(
     rehearse: Annotated[bool, typer.Option(help="At tiny sizes on the host; times mean nothing.")] = False,
 ) -> None:
     """Measure and write the rates."""
-    try:
-        place = place_of(rehearse)
-    except RuntimeError as error:
-        raise SystemExit(f"error: {error}") from error
-    output.parent.mkdir(parents=True, exist_ok=True)
-    results = Results(output)
-    if rehearse:
-        results.note("A rehearsal on the host: no figure means anything.")
+    place, results = begin(output, rehearse)
     nbytes, size = _sizes(place)
     best: dict[str, float] = {}
     columns = ("what", "rate", "time, µs", "10th to 90th percentile, µs")

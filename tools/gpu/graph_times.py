@@ -16,11 +16,12 @@ from typing import Any, Protocol
 
 import torch
 
+from gpu_results import Results
 from tightbeam.plugins.tensorrt.compiler import compile_kernel
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 from tightbeam.plugins.tensorrt.starter import CudaStarter, Starter
 
-__all__ = ["Call", "OnGpu", "OnHost", "Place", "Resources", "Times", "place_of"]
+__all__ = ["Call", "OnGpu", "OnHost", "Place", "Resources", "Times", "begin", "place_of"]
 
 Call = Callable[[], object]
 MEASURED_S = 0.2
@@ -85,6 +86,19 @@ class Place(Protocol):
         ...
 
     def resources(self, folder: str, kernel: Kernel, starter: Starter) -> Resources | None: ...
+
+
+def begin(output: Path, rehearse: bool) -> tuple[Place, Results]:
+    """Where a section runs and what it writes to; ends it where there is no GPU and no rehearsal is wanted."""
+    try:
+        place = place_of(rehearse)
+    except RuntimeError as error:
+        raise SystemExit(f"error: {error}") from error
+    output.parent.mkdir(parents=True, exist_ok=True)
+    results = Results(output)
+    if rehearse:
+        results.note("A rehearsal on the host: no figure means anything.")
+    return place, results
 
 
 def place_of(rehearse: bool) -> Place:
