@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 BUILT := $(VENV)/.built
-NATIVE := $(wildcard plugins/CMakeLists.txt plugins/cmake/* plugins/*.h plugins/*.cpp plugins/*/*.h plugins/*/*.cpp)
+NATIVE := $(shell find plugins -name "*.h" -o -name "*.cpp" -o -name "*.cmake" -o -name CMakeLists.txt)
 # The CUDA library takes minutes to compile, so only `make cuda` builds it.
 INSTALL := $(BIN)/python -m pip install --quiet --no-deps --config-settings cmake.define.TIGHTBEAM_WERROR=ON
 # An editable install makes the folder around the clone importable too, and with it whatever stands there.
@@ -20,7 +20,7 @@ BESIDE := import pathlib, site, sys; path = pathlib.Path(sys.argv[1], "beside.pt
 GPU := $(VENV)/gpu
 ON_GPU := $(GPU)/.installed
 # They need no fixture, and so no torch, which conftest.py imports.
-OPERATOR_TESTS := tests/test_operators.py tests/test_operator_errors.py
+OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve-demo test lint slow cuda cuda-provider gpu-check sanitize valgrind clean
@@ -35,7 +35,7 @@ demo: $(BUILT) ## export the bundled model with --variant el, then summarise the
 serve-demo: $(BUILT) $(SERVED) ## serve the bundled model with Triton Inference Server on loopback, and print a request
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force
 	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force > /dev/null
-	$(BIN)/python tools/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
+	$(BIN)/python tools/serve/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
 
 test: lint $(BUILT) $(SERVED) ## lint, types, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu"
@@ -60,7 +60,7 @@ cuda-provider: $(READY) ## how ONNX Runtime's CUDA provider takes our graphs, se
 	  -DTIGHTBEAM_CUDA_ARCHITECTURES=90-real
 	cmake --build build/cuda-provider/library --parallel
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade -c constraints.txt --target build/cuda-provider/python onnxruntime-gpu
-	$(BIN)/python -m pytest -m slow tests/test_cuda_provider.py
+	$(BIN)/python -m pytest -m slow tests/plugins/test_cuda_provider.py
 
 sanitize: $(READY) ## the operator tests with address and undefined behaviour sanitizers in the CPU library; needs cmake
 	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
@@ -88,11 +88,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(ALONE)
 	@touch $@
 
-$(SERVED): $(READY) tools/tritonserver.txt
+$(SERVED): $(READY) tools/serve/tritonserver.txt
 	$(BIN)/python -m venv --clear --without-pip $(SERVER)
 	@$(BIN)/python -c '$(BESIDE)' "$$($(SERVER)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	@$(BIN)/python -m pip --python $(SERVER)/bin/python install --quiet --no-deps --only-binary :all: \
-	  -r tools/tritonserver.txt || echo "warning: there is no Triton Inference Server for this machine; its tests are skipped" >&2
+	  -r tools/serve/tritonserver.txt || echo "warning: there is no Triton Inference Server for this machine; its tests are skipped" >&2
 	@touch $@
 
 $(ON_GPU): $(READY)

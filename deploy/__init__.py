@@ -11,11 +11,11 @@ Errors, each a ValueError with a one-line message:
     InputError          a text, ids or a mask that cannot be run
 """
 
-from tightbeam.deploy.bundle import Bundle, BundleError
-from tightbeam.deploy.generation import GenerationError, GenerationOptions
+from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.text import InputError
+from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = [
     "Bundle",

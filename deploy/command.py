@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tightbeam.deploy.bundle import BundleError
+from tightbeam.deploy.audio.files import is_sound
+from tightbeam.deploy.audio.transcribe import run_recordings
+from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.console import command_line, console, say
-from tightbeam.deploy.generation import GenerationError
-from tightbeam.deploy.lines import LineResult, run_lines
-from tightbeam.deploy.recordings import run_recordings
+from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.sound import is_sound
-from tightbeam.deploy.text import InputError
+from tightbeam.deploy.text.input_lines import LineResult, run_lines
+from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = ["main"]
 

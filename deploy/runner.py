@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.deploy.beams import BeamStepper
-from tightbeam.deploy.bundle import Bundle, Manifest
-from tightbeam.deploy.engine import Array, Engine
-from tightbeam.deploy.generation import GenerationOptions
-from tightbeam.deploy.log_mel import LogMel
-from tightbeam.deploy.onnxruntime_engine import OnnxRuntimeEngine
-from tightbeam.deploy.options import options_for
-from tightbeam.deploy.prompt import Prompt, left_pad, mask_of_padding, unbroken
+from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.bundle.reader import Bundle, Manifest
+from tightbeam.deploy.generation.for_bundle import options_for
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.prompt import Prompt, left_pad, mask_of_padding, unbroken
+from tightbeam.deploy.runtimes.base import Array, Engine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import Listener, SearchResult, search
-from tightbeam.deploy.text import InputError, TextCodec, load_codec
+from tightbeam.deploy.text.tokenizer import InputError, TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
 
@@ -79,11 +79,11 @@ class Runner:
             )
         bundle = Bundle.load(path, verify=verify)
         if kind == TENSORRT:
-            from tightbeam.deploy.tensorrt_engine import load_tensorrt_engine
+            from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_engine
 
             return cls(bundle, load_tensorrt_engine(bundle, name or None, verify=verify), load_codec(bundle))
         if device == CUDA:
-            from tightbeam.deploy.onnxruntime_cuda import load_onnxruntime_cuda
+            from tightbeam.deploy.runtimes.onnxruntime_cuda import load_onnxruntime_cuda
 
             return cls(bundle, load_onnxruntime_cuda(bundle), load_codec(bundle))
         return cls(bundle, OnnxRuntimeEngine(bundle, threads), load_codec(bundle))
@@ -242,7 +242,7 @@ class Runner:
 
         Raises InputError, naming the file, for one that cannot be heard; and GenerationError.
         """
-        from tightbeam.deploy.recordings import hear, transcribe
+        from tightbeam.deploy.audio.transcribe import hear, transcribe
 
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")

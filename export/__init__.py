@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from tightbeam.export.errors import ExportError
 
 if TYPE_CHECKING:
-    from tightbeam.export.exporter import export_model
+    from tightbeam.export.pipeline import export_model
 
 __all__ = ["ExportError", "export_model"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "export_model":
-        from tightbeam.export.exporter import export_model
+        from tightbeam.export.pipeline import export_model
 
         return export_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

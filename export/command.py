@@ -15,7 +15,7 @@ from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.console import console as error_console
 
 if TYPE_CHECKING:
-    from tightbeam.deploy.bundle import Bundle, Manifest
+    from tightbeam.deploy.bundle.reader import Bundle, Manifest
 
 __all__ = ["main"]
 
@@ -67,13 +67,13 @@ def export_model(
 ) -> None:
     """Export MODEL as a bundle of ONNX graphs, and compare what it generates with torch."""
     # Imported here, so that --help does not wait for torch.
-    from tightbeam.deploy.bundle import BundleError
+    from tightbeam.deploy.bundle.reader import BundleError
     from tightbeam.export.errors import ExportError
 
     try:
-        from tightbeam.export.exporter import STEPS
-        from tightbeam.export.exporter import export_model as export
-        from tightbeam.export.workload import Workload, parse_bytes
+        from tightbeam.export.auto.workload import Workload, parse_bytes
+        from tightbeam.export.pipeline import STEPS
+        from tightbeam.export.pipeline import export_model as export
         from tightbeam.graph_passes import PassError
     except ModuleNotFoundError as error:
         say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
@@ -120,9 +120,9 @@ def export_model(
 
 
 def _print_summary(bundle: Bundle, *, named: bool) -> None:
-    from tightbeam.export.memory_table import guard_table, memory_table, passes_table
-    from tightbeam.export.parity import is_exact
-    from tightbeam.export.precision_error import told
+    from tightbeam.export.accuracy.parity import is_exact
+    from tightbeam.export.accuracy.precision_error import told
+    from tightbeam.export.tables import guard_table, memory_table, passes_table
 
     console = Console(highlight=False)
     if not named:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tightbeam.graph_passes.base import CacheState, Job, ModelGraphs, Pass, PassError, PassResult, Sizes
-from tightbeam.graph_passes.fold_biases import fold_biases
-from tightbeam.graph_passes.fold_residuals import fold_residuals
-from tightbeam.graph_passes.plan import (
+from tightbeam.graph_passes.caches.kinds import (
     GENERATED,
     PRESETS,
     PROMPT,
@@ -20,11 +18,13 @@ from tightbeam.graph_passes.plan import (
     require_sizes,
     same_for_all,
 )
-from tightbeam.graph_passes.prompt_outputs import prompt_outputs
-from tightbeam.graph_passes.search_head import search_head
-from tightbeam.graph_passes.skip_small_weights import skip_small_weights
-from tightbeam.graph_passes.step_rows import step_rows
-from tightbeam.graph_passes.tie_embeddings import tie_embeddings
+from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
+from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
+from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
+from tightbeam.graph_passes.cleanup.search_head import search_head
+from tightbeam.graph_passes.cleanup.step_rows import step_rows
+from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
+from tightbeam.graph_passes.precision.skip_small_weights import skip_small_weights
 
 __all__ = [
     "GENERATED",

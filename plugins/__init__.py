@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tightbeam.plugins.beam_attention import BEAM_ATTENTION
-from tightbeam.plugins.beam_latent_attention import BEAM_LATENT_ATTENTION
-from tightbeam.plugins.beam_top_k import BEAM_TOP_K
-from tightbeam.plugins.latent_attention import LATENT_ATTENTION
-from tightbeam.plugins.ngram_block import NGRAM_BLOCK
+from tightbeam.plugins.ops.beam_attention import BEAM_ATTENTION
+from tightbeam.plugins.ops.beam_latent_attention import BEAM_LATENT_ATTENTION
+from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
+from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
+from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
+from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.schema import Operator
-from tightbeam.plugins.source_attention import SOURCE_ATTENTION
 
 if TYPE_CHECKING:
     import onnx

@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bundles import BundleCache, traced
-from checkpoints import CheckpointCache
-from tightbeam.export import exporter
+from support.bundles import BundleCache, traced
+from support.checkpoints import CheckpointCache
+from tightbeam.export import pipeline as exporter
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightbeam.deploy.generation import GenerationOptions
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.beam import beam_search
 from tightbeam.deploy.search.greedy import greedy_search
 from tightbeam.deploy.search.prompt import begin

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.generation import GenerationOptions
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.step import Candidates, Floats, Ints, best
 
 

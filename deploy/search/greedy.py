@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.departure import Departure
-from tightbeam.deploy.generation import GenerationOptions
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
+from tightbeam.deploy.search.compaction import Departure
 from tightbeam.deploy.search.step import Ints, Listener, SearchResult, Step, StepInputs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.generation import CHOSEN, GenerationOptions
+from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.search.step import Ints, Step, StepInputs
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tightbeam.export.encoder_decoder import DecoderStep, EncoderStep, PositionTable, trace_encoder_decoder
 from tightbeam.export.families.base import (
     Family,
     activation_faults,
@@ -15,6 +14,7 @@ from tightbeam.export.families.base import (
     size_faults,
     square_sizes,
 )
+from tightbeam.export.tracing.encoder_decoder import DecoderStep, EncoderStep, PositionTable, trace_encoder_decoder
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 SIDES = ("encoder", "decoder")

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tightbeam.export.causal import trace_causal
 from tightbeam.export.families.base import Family, activation_faults, head_faults, size_faults
+from tightbeam.export.tracing.decoder_only import trace_causal
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 __all__ = ["Causal"]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.fsmt.modeling_fsmt import Attention
 
-from tightbeam.export.encoder_decoder import PositionTable, caches_of, present_of, trace_decoder, trace_encoder
 from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
+from tightbeam.export.tracing.encoder_decoder import PositionTable, caches_of, present_of, trace_decoder, trace_encoder
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.base import read_instead, settle_attention, tidy
 

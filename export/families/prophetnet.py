@@ -27,7 +27,6 @@ from transformers.models.prophetnet.modeling_prophetnet import (
     compute_relative_buckets,
 )
 
-from tightbeam.export.encoder_decoder import trace_encoder_decoder
 from tightbeam.export.families.base import (
     Family,
     activation_faults,
@@ -36,8 +35,9 @@ from tightbeam.export.families.base import (
     size_faults,
     square_sizes,
 )
+from tightbeam.export.tracing.encoder_decoder import trace_encoder_decoder
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.streams import settle_streams
+from tightbeam.graph_passes.caches.generated._two_streams import settle_streams
 
 SIZES = (
     "hidden_size",

@@ -14,9 +14,9 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-from tightbeam.export.encoder_decoder import EncoderStep, ModelStep, trace_encoder_decoder
 from tightbeam.export.families.base import Family, half_faults, size_faults
-from tightbeam.export.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
+from tightbeam.export.tracing.encoder_decoder import EncoderStep, ModelStep, trace_encoder_decoder
+from tightbeam.export.tracing.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 TRAINED = 512

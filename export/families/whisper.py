@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tightbeam.export.encoder_decoder import ModelStep, PositionTable, trace_decoder
 from tightbeam.export.families.bart_like import bart_faults
 from tightbeam.export.families.base import Family, square_sizes
-from tightbeam.export.tracing import trace_module
+from tightbeam.export.tracing.encoder_decoder import ModelStep, PositionTable, trace_decoder
+from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.base import settle_attention
-from tightbeam.graph_passes.fold_scales import fold_scales
+from tightbeam.graph_passes.canonical.fold_scales import fold_scales
 
 FRAMES_PER_POSITION = 2
 """The stride of the encoder's second convolution; that of the first is 1."""

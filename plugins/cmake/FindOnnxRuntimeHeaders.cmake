@@ -2,7 +2,7 @@
 #
 # In this order: ONNXRUNTIME_INCLUDE_DIR as given; the system (CMAKE_PREFIX_PATH, pkg-config, /usr/include/onnxruntime);
 # what fetch_headers.py fetches, unless TIGHTBEAM_FETCH_HEADERS is OFF. No Python package has the headers.
-set(oldest_api 18)  # ORT_API of common/onnxruntime_adapter.h
+set(oldest_api 18)  # ORT_API of onnxruntime/adapter.h
 
 # The API's version that a folder's header describes, 0 if it has none.
 function(header_api folder result)

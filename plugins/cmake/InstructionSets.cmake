@@ -1,11 +1,11 @@
 # A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline") and on x86-64
 # for AVX2 with FMA ("v3") and AVX-512 ("v4"). It is given TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the
-# number of floats in a register; common/math.h chooses among the copies when the library is loaded.
+# number of floats in a register; kernels/cpu/math.h chooses among the copies when the library is loaded.
 #
 # An inline function or a template of a common header that such a file uses, and that the compiler does not inline,
 # becomes a weak symbol that the linker keeps one copy of: an AVX-512 copy in code meant for every processor would be an
 # illegal instruction there. So these files define nothing with external linkage but what is named after its set, and
-# tests/test_build.py fails where one of their objects has a weak symbol.
+# tests/plugins/test_build.py fails where one of their objects has a weak symbol.
 set(levels baseline)
 set(baseline_options "")
 set(baseline_lanes 4)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tightbeam.plugins.tensorrt.distribution import INSTALL
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.flavour import INSTALL
 
 __all__ = ["CACHE", "CompiledKernel", "cache_folder", "compile_kernel"]
 
@@ -66,7 +66,7 @@ def _compile(nvrtc: Any, headers: Path, operator: str, name: str, capability: st
             raise TensorRTError(f"NVRTC cannot compile {name} for compute capability {capability}: {code.name}")
         return results[0] if results else None
 
-    program = run(nvrtc.nvrtcCreateProgram, f'#include "{operator}/cuda.cuh"\n'.encode(), b"kernel.cu", 0, [], [])
+    program = run(nvrtc.nvrtcCreateProgram, f'#include "ops/{operator}/cuda.cuh"\n'.encode(), b"kernel.cu", 0, [], [])
     try:
         run(nvrtc.nvrtcAddNameExpression, program, name.encode())
         options = [f"--gpu-architecture=sm_{capability}", f"-I{SOURCES}", f"-I{headers}", *OPTIONS]
@@ -117,7 +117,7 @@ def _cuda_headers() -> Path:
 def _key(operator: str, name: str, capability: str, version: str) -> str:
     """Of everything that the result depends on."""
     digest = hashlib.sha256(repr((operator, name, capability, version, OPTIONS)).encode())
-    for path in sorted(path for kind in ("*.h", "*.cuh") for path in SOURCES.glob(f"*/{kind}")):
+    for path in sorted(path for kind in ("*.h", "*.cuh") for path in SOURCES.rglob(kind)):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

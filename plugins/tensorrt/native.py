@@ -1,6 +1,6 @@
 """``libtightbeam_tensorrt.so``: the operators' tables, and which kernels a call of an operator starts.
 
-The structs are those of ``plugins/common/tensorrt.cpp``.
+The structs are those of ``plugins/tensorrt/library.cpp``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TensorRT plugins of all operators: one ``IPluginV3`` made of an operator's table.
 
-Shapes, types, attributes and what is written in place come from ``plugins/<op>/operator.h``, the kernels and how they
-are started from ``plugins/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in its attribute
+Shapes, types, attributes and what is written in place come from ``plugins/ops/<op>/operator.h``, the kernels and how they
+are started from ``plugins/ops/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in its attribute
 ``tensors``, since TensorRT passes those that are there and no names.
 """
 
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tightbeam.plugins.tensorrt.distribution import TensorRT, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.flavour import TensorRT, load_tensorrt
+from tightbeam.plugins.tensorrt.launcher import Starter, default_starter
 from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan, tables
-from tightbeam.plugins.tensorrt.starter import Starter, default_starter
 from tightbeam.plugins.tensorrt.tables import InputEntry, OutputEntry, Table
 
 __all__ = ["NAMESPACE", "TENSORS", "VERSION", "faults", "make_plugin", "register_plugins"]

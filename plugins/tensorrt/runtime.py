@@ -6,8 +6,8 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
+from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.flavour import TensorRT
 from tightbeam.plugins.tensorrt.plugin import faults
 
 __all__ = ["LoadedGraph"]

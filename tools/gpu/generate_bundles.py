@@ -21,14 +21,14 @@ from unittest.mock import patch
 from case_process import serve_case
 from generate_layout import CHECKED_IN, TIMED, bundle_folder, checkpoint_folder
 from gpu_results import write_whole
-from tightbeam.deploy.bundle import BundleError
-from tightbeam.export import exporter
-from tightbeam.export.calibration import calibrate
-from tightbeam.export.checkpoint import Checkpoint, load_checkpoint
+from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.export import pipeline as exporter
+from tightbeam.export.accuracy.calibration import calibrate
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.tracing import trace
+from tightbeam.export.tracing.torch_export import trace
 from tightbeam.graph_passes import ModelGraphs, PassError, presets_of
-from tightbeam.graph_passes.cost import count_weights
+from tightbeam.graph_passes.caches.cost import count_weights
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 

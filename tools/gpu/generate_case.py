@@ -21,8 +21,8 @@ import numpy.typing as npt
 from case_process import serve_case
 from measured_device import Device, device_of, peak_of
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.engine import Decoding, Engine, StepOutputs
-from tightbeam.deploy.text import TextCodec
+from tightbeam.deploy.runtimes.base import Decoding, Engine, StepOutputs
+from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["PEERS", "GenerationJob", "source_ids"]
 

@@ -20,8 +20,8 @@ from case_process import serve_case
 from generate_layout import CHECKED_IN, EQUAL, TIMED, bundle_folder, checkpoint_folder
 from tightbeam.deploy import Runner
 from tightbeam.deploy.search import SearchResult
-from tightbeam.export.checkpoint import Checkpoint, load_checkpoint, quiet_transformers
-from tightbeam.export.parity import TIE_TOLERANCE
+from tightbeam.export.accuracy.parity import TIE_TOLERANCE
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint, quiet_transformers
 from tightbeam.graph_passes import presets_of
 
 __all__ = ["verdict"]

@@ -10,7 +10,7 @@ from generate_case import PEERS
 from gpu_results import Results
 from tightbeam.deploy import Bundle
 from tightbeam.graph_passes import Job, LayerPlan, Sizes
-from tightbeam.graph_passes.cost import Machine, Prediction, WeightCounts, predict
+from tightbeam.graph_passes.caches.cost import Machine, Prediction, WeightCounts, predict
 
 __all__ = [
     "GIB",

@@ -44,7 +44,7 @@ from generate_tables import (
 from gpu_results import Results, read_results
 from tightbeam.deploy import Bundle
 from tightbeam.graph_passes import PRESETS, Job
-from tightbeam.graph_passes.cost import Machine, Prediction, WeightCounts
+from tightbeam.graph_passes.caches.cost import Machine, Prediction, WeightCounts
 
 TOOLS = Path(__file__).resolve().parent
 VARIANTS = ("dedup", "el", "slim", "baseline")

@@ -191,7 +191,7 @@ class Section:
     def _check_definition(self, name: str, small: Work) -> bool:
         """Against the operator's own definition, which knows nothing of torch."""
         inputs = small.inputs(1, odd=True)
-        module = importlib.import_module(f"tightbeam.plugins.{tables()[small.operator].folder}.cases")
+        module = importlib.import_module(f"tightbeam.plugins.ops.{tables()[small.operator].folder}.cases")
         case, outputs = as_case(small, inputs), small.outputs(inputs)
         if small.operator == "BeamTopK":
             case.inputs["candidates"] = np.array([outputs["scores"].shape[1]])

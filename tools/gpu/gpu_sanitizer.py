@@ -56,7 +56,7 @@ def main(
 def run_tool(results: Results, sanitizer: str, tool: str) -> str:
     """A row; what is wrong, or nothing."""
     # Without conftest.py, and so without torch, whose own kernels it would look at too.
-    tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/test_kernels_on_gpu.py"]
+    tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
     command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
     start = time.monotonic()

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from turns import in_turn
 
 from bench import random_source, step_at
 from generate_layout import TIMED, bundle_folder
 from gpu_results import Results, skip
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.onnxruntime_cuda import OnnxRuntimeCudaEngine, load_onnxruntime_cuda, placement
-from turns import in_turn
+from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCudaEngine, load_onnxruntime_cuda, placement
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("dedup", "el", "slim", "baseline")

@@ -25,7 +25,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from tightbeam.export import export_model
-from tightbeam.export.engines import build_engine
+from tightbeam.export.tensorrt.build import build_engine
 folder, precision, capability = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 if not folder.exists():
     export_model("demo", folder, variant="dedup")
@@ -35,9 +35,9 @@ RUN = """
 import json, sys
 import numpy as np
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.device import open_device
-from tightbeam.deploy.engines import load_engine
-from tightbeam.deploy.tensorrt_engine import TensorRTEngine
+from tightbeam.deploy.runtimes._cuda import open_device
+from tightbeam.deploy.bundle.engine_files import load_engine
+from tightbeam.deploy.runtimes.tensorrt import TensorRTEngine
 from tightbeam.plugins.tensorrt.plugin import register_plugins
 from tightbeam.plugins.tensorrt.runtime import LoadedGraph
 bundle = Bundle.load(sys.argv[1])
@@ -61,7 +61,7 @@ def main(
     work: Annotated[Path, typer.Option(help="Folder for the bundle and its engines.")] = ROOT / "build/gpu-tensorrt",
 ) -> None:
     results = Results(output)
-    there, said = _python("from tightbeam.plugins.tensorrt.flavour import load_tensorrt; load_tensorrt()")
+    there, said = _python("from tightbeam.plugins.tensorrt.distribution import load_tensorrt; load_tensorrt()")
     if not there:
         skip(said)
     work.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ COLUMNS = ("file", "passed", "failed", "skipped", "seconds")
 IN_PARALLEL = "test_kernels_on_gpu.py"
 """It compiles a kernel for most of its cases, seconds each, which is kept on disk for the others."""
 PROCESSES = 8
-REHEARSED = ("tests/test_device.py",)
+REHEARSED = ("tests/deploy/test_cuda.py",)
 """Where there is no GPU, all of the GPU's tests are skipped, so that something else must show that this runs tests."""
 MOST_NOTES = 5
 SECONDS = 200
@@ -35,7 +35,9 @@ def main(
     ] = False,
 ) -> None:
     results = Results(output)
-    files = [(str(path.relative_to(ROOT)), ["-m", "gpu"]) for path in sorted((ROOT / "tests").glob("test_*_on_gpu.py"))]
+    files = [
+        (str(path.relative_to(ROOT)), ["-m", "gpu"]) for path in sorted((ROOT / "tests").rglob("test_*_on_gpu.py"))
+    ]
     if importlib.util.find_spec("xdist") and not rehearse:
         files = [(file, [*own, "-n", str(PROCESSES)] if file.endswith(IN_PARALLEL) else own) for file, own in files]
     if rehearse:

@@ -18,8 +18,8 @@ import torch
 
 from gpu_results import Results
 from tightbeam.plugins.tensorrt.compiler import compile_kernel
+from tightbeam.plugins.tensorrt.launcher import CudaStarter, Starter
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
-from tightbeam.plugins.tensorrt.starter import CudaStarter, Starter
 
 __all__ = ["Call", "OnGpu", "OnHost", "Place", "Resources", "Times", "begin", "place_of"]
 
@@ -228,7 +228,7 @@ class OnHost:
         tests = str(Path(__file__).resolve().parents[2] / "tests")
         if tests not in sys.path:
             sys.path.append(tests)
-        from cuda_host import HostStarter  # type: ignore[import-not-found]
+        from support.cuda_host import HostStarter  # type: ignore[import-not-found]
 
         starter: Starter = HostStarter(Gpu(multiprocessors=4, shared_bytes=227 * 1024))
         return starter

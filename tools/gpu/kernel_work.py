@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 
 from graph_times import Place
-from tightbeam.plugins.case import Case
+from tightbeam.plugins.ops._case import Case
+from tightbeam.plugins.tensorrt.launcher import Starter
 from tightbeam.plugins.tensorrt.native import Kernel, Plan, TensorAt, plan, tables
-from tightbeam.plugins.tensorrt.starter import Starter
 
 __all__ = ["FLOAT_NAMES", "Operator", "Peer", "Tensors", "Work", "as_case", "as_doubles", "copies"]
 

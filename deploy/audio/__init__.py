@@ -1,0 +1,1 @@
+"""Audio in, text out: files, log-mel features, transcription."""

@@ -1,0 +1,118 @@
+"""Whisper's features: the logarithm of a mel spectrogram, in numpy.
+
+Source: transformers 5.23 `WhisperFeatureExtractor`, which computes in float32 with torch; this computes in float64. The
+mel scale is Slaney's: linear up to 1 kHz, logarithmic above, filters of equal area.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.bundle.reader import BundleError
+
+__all__ = ["LogMel"]
+
+Array = npt.NDArray[Any]
+
+EXTRACTOR = "WhisperFeatureExtractor"
+HIGHEST_HZ = 8000.0
+LINEAR_HZ_PER_MEL = 200 / 3
+LOGARITHMIC_FROM_HZ = 1000.0
+LOG_STEP = np.log(6.4) / 27  # of frequency, for one mel above
+SMALLEST_POWER = 1e-10
+DECADES = 8.0
+"""Of power below the loudest, that a spectrogram keeps."""
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """What preprocessor_config.json says; lengths in samples, times in seconds."""
+
+    mels: int
+    sampling_rate_hz: int
+    hop: int
+    window: int
+    chunk_s: int
+    padding: float
+
+    @classmethod
+    def read(cls, path: Path) -> LogMel:
+        """From a preprocessor_config.json. Raises BundleError for one that is no WhisperFeatureExtractor's."""
+        try:
+            settings = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BundleError(f"{path} cannot be read as JSON ({error}); export the model again") from error
+        settings = settings if isinstance(settings, dict) else {}
+        kind = settings.get("feature_extractor_type", EXTRACTOR)
+        if kind != EXTRACTOR:
+            raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")
+        names = ("feature_size", "sampling_rate", "hop_length", "n_fft", "chunk_length")
+        numbers = [settings.get(name) for name in names]
+        for name, value in zip(names, numbers, strict=True):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BundleError(
+                    f"{path}: {name} is {value!r}, expected a whole number; restore the checkpoint's file"
+                )
+        mels, rate, hop, window, chunk = (int(value or 0) for value in numbers)
+        if not 2 <= window <= chunk * rate:
+            raise BundleError(
+                f"{path}: n_fft is {window}, expected 2 to the {chunk * rate} samples of a window of sound"
+            )
+        if settings.get("dither"):
+            raise BundleError(f"{path}: dither is {settings['dither']!r}, which adds noise; set it to 0")
+        side, padding = settings.get("padding_side", "right"), settings.get("padding_value", 0.0)
+        if side != "right":
+            raise BundleError(f"{path}: padding_side is {side!r}; supported is 'right', as Whisper was trained")
+        if not isinstance(padding, int | float) or isinstance(padding, bool) or not -1 <= padding <= 1:
+            raise BundleError(f"{path}: padding_value is {padding!r}, expected a sample's, from -1 to 1, such as 0")
+        return cls(mels, rate, hop, window, chunk, float(padding))
+
+    @property
+    def samples(self) -> int:
+        """Samples of a whole window of speech."""
+        return self.chunk_s * self.sampling_rate_hz
+
+    @property
+    def frames(self) -> int:
+        return self.samples // self.hop
+
+    def features(self, sound: Array) -> npt.NDArray[np.float32]:
+        """``input_features`` [mels, frames] of at most ``samples`` samples [n] in -1..1, padded to a whole window."""
+        padded = np.full(self.samples, self.padding)
+        padded[: len(sound)] = sound
+        half = self.window // 2
+        reflected = np.pad(padded, half, mode="reflect")
+        windows = np.lib.stride_tricks.sliding_window_view(reflected, self.window)[:: self.hop][: self.frames]
+        hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)
+        power = np.abs(np.fft.rfft(windows * hann)) ** 2  # [frames, window / 2 + 1]
+        logs = np.log10(np.maximum(power @ self.filters, SMALLEST_POWER))  # [frames, mels]
+        logs = np.maximum(logs, logs.max() - DECADES)
+        return np.ascontiguousarray((logs.T + 4) / 4, dtype=np.float32)
+
+    @cached_property
+    def filters(self) -> npt.NDArray[np.float64]:
+        """Triangles [window / 2 + 1, mels] over the frequencies of the spectrum, whose feet stand ``mels`` apart."""
+        spectrum_hz = np.linspace(0, self.sampling_rate_hz // 2, self.window // 2 + 1)
+        feet_hz = _hz(np.linspace(0, _mel(HIGHEST_HZ), self.mels + 2))
+        slopes = feet_hz[None, :] - spectrum_hz[:, None]
+        widths = np.diff(feet_hz)
+        rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
+        return np.maximum(0, np.minimum(rising, falling)) * (2 / (feet_hz[2:] - feet_hz[:-2]))
+
+
+def _mel(hz: float) -> float:
+    if hz < LOGARITHMIC_FROM_HZ:
+        return hz / LINEAR_HZ_PER_MEL
+    return float(LOGARITHMIC_FROM_HZ / LINEAR_HZ_PER_MEL + np.log(hz / LOGARITHMIC_FROM_HZ) / LOG_STEP)
+
+
+def _hz(mel: Array) -> Array:
+    bend = LOGARITHMIC_FROM_HZ / LINEAR_HZ_PER_MEL
+    return np.where(mel < bend, mel * LINEAR_HZ_PER_MEL, LOGARITHMIC_FROM_HZ * np.exp((mel - bend) * LOG_STEP))

@@ -1,0 +1,1 @@
+"""The bundle folder: its manifest, its reader and writer, and the TensorRT engines inside it."""

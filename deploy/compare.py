@@ -1,0 +1,158 @@
+"""How far one form of a model is from another: log-probabilities step by step, both fed the first one's best tokens.
+
+``python -m tightbeam.deploy.compare BUNDLE OTHER ROOM`` prints it as JSON; the build of an engine asks it for the
+error of a precision, which ONNX Runtime runs as rounded float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.generation.for_bundle import options_for
+from tightbeam.deploy.generation.options import GenerationError
+from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.runner import right_pad
+from tightbeam.deploy.runtimes.base import NOT_NUMBERS, Array, Engine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.search import StepInputs
+from tightbeam.deploy.text.tokenizer import load_codec
+
+__all__ = ["Comparison", "Sources", "compare_engines", "log_probabilities", "sources_of"]
+
+STEPS = 16
+SAMPLES = 4
+TOKENS = 48
+"""Of a source, at most: what is measured is the arithmetic, not the model."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a batch is generated from: ``source`` and ``mask`` as ``Engine.begin`` takes them, and the prompt."""
+
+    source: Array
+    mask: Array
+    prompt: Prompt | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``error``: root mean square of the log-probabilities' difference, over that of their deviation from their mean;
+    infinity where one of them is no number. ``differing``: of ``steps``, those at which another token is best."""
+
+    error: float
+    steps: int
+    differing: int
+
+
+def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
+    """From ``texts``, by the bundle's tokenizer; random tokens, or a random spectrogram, where it has none."""
+    sizes, speech = bundle.manifest.sizes, bundle.manifest.speech
+    generator = np.random.default_rng(0)
+    longest = min(TOKENS, sizes.max_source)
+    if speech is not None:
+        shape = next(tensor.shape for tensor in bundle.manifest.encoder.inputs if tensor.name == "input_features")
+        features = generator.uniform(-1, 1, (SAMPLES, *(int(size) for size in shape[1:]))).astype(np.float32)
+        return Sources(features, np.ones((SAMPLES, sizes.max_source), np.int64), None)
+    codec = load_codec(bundle) if texts else None
+    rows = [codec.encode(text)[:longest] for text in texts] if codec else []
+    if not rows:
+        rows = [list(generator.integers(0, sizes.source_vocabulary, longest - i)) for i in range(min(SAMPLES, longest))]
+    ids, mask = right_pad(rows)
+    if not sizes.decoder_only:
+        return Sources(ids, mask, None)
+    prompt = Prompt.of(ids, mask)
+    return Sources(prompt.source_ids, prompt.source_mask, prompt)
+
+
+def compare_engines(
+    bundle: Bundle,
+    engine: Engine,
+    other: Engine,
+    sources: Sources,
+    *,
+    steps: int = STEPS,
+    candidates: int | None = None,
+) -> Comparison:
+    """Both engines over ``sources``, greedily, without score processors; ``bundle`` says how a sequence begins.
+
+    ``candidates``: how many of the best tokens are looked at in each step, where an engine gives no more; by default
+    all. Those that only one of the engines gives do not count.
+    """
+    C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
+    P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
+    steps = min(steps, bundle.manifest.sizes.max_target - P)
+    wanted, tokens = log_probabilities(bundle, engine, sources, steps, C, None)
+    try:
+        found, _ = log_probabilities(bundle, other, sources, steps, C, tokens)
+    except BundleError as failure:
+        if NOT_NUMBERS not in str(failure):
+            raise
+        return Comparison(math.inf, tokens.size, tokens.size)
+    differing = int((np.nanargmax(wanted, axis=2) != np.nanargmax(found, axis=2)).sum())
+    wanted = np.where(np.isnan(found), np.nan, wanted)
+    spread = wanted - np.nanmean(wanted, axis=2, keepdims=True)
+    error = float(np.sqrt(np.nanmean(np.square(found - wanted)) / np.nanmean(np.square(spread))))
+    return Comparison(error, tokens.size, differing)
+
+
+def log_probabilities(
+    bundle: Bundle, engine: Engine, sources: Sources, steps: int, candidates: int, forced: Array | None
+) -> tuple[Array, Array]:
+    """[B, steps, vocabulary] in float64, NaN but for the best ``candidates``; and the tokens [B, steps] that were fed
+    after each step: ``forced``, else the best ones."""
+    sizes, prompt = bundle.manifest.sizes, sources.prompt
+    B, vocabulary = len(sources.source), sizes.vocabulary
+    P = 1 if prompt is None else prompt.tokens.shape[1]
+    settings = {"num_beams": 1, "num_return_sequences": 1, "max_length": P + steps}
+    options = options_for(
+        {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
+        settings,
+        sizes,
+        hears=False,
+        prompt_length=P,
+    )
+    decoding = engine.begin(sources.source, sources.mask, 1, steps, candidates, P)
+    stepper = BeamStepper(decoding, options, prompt)
+    decoding.inputs["normalize"][...] = True
+    decoding.inputs["candidates"][...] = candidates
+    start = bundle.manifest.generation.get("decoder_start_token_id", 0)
+    history = stepper.history
+    history[:, 0, :P] = start if prompt is None else prompt.tokens
+    parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
+    found, chosen = np.full((B, steps, vocabulary), np.nan), np.zeros((B, steps), np.int64)
+    for step in range(steps):
+        so_far = history[:, :, : P + step]
+        best = stepper(StepInputs(so_far[:, :, -1], so_far, parents, scores, banned))
+        np.put_along_axis(found[:, step], best.tokens, best.scores.astype(np.float64), axis=1)
+        chosen[:, step] = best.tokens[:, 0] if forced is None else forced[:, step]
+        if step + 1 < steps:
+            history[:, 0, P + step] = chosen[:, step]
+    decoding.close()
+    return found, chosen
+
+
+BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
+"""All that is taken of a bundle's generation defaults."""
+
+
+def main() -> None:
+    """BUNDLE OTHER ROOM [TEXT ...]: two bundles, both run by ONNX Runtime, for as many steps as there is room for."""
+    try:
+        reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
+        sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))
+        found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources, steps=steps)
+    except (BundleError, GenerationError) as error:
+        sys.exit(str(error))
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

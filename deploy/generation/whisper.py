@@ -1,0 +1,142 @@
+"""The settings of Whisper: its prompt of language and task, and what a prompt means for lengths.
+
+Source: transformers 5.23 `WhisperGenerationMixin._retrieve_init_tokens` and `_set_max_new_tokens_and_length`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from tightbeam.deploy.generation.options import CHOSEN, GenerationError, GenerationOptions, resolve_options
+
+__all__ = ["last_text_token", "speech_options"]
+
+TASKS = ("transcribe", "translate")
+PROMPT_FIELDS = frozenset(
+    """language task is_multilingual lang_to_id task_to_id no_timestamps_token_id forced_decoder_ids""".split()
+)
+INERT = frozenset(
+    """alignment_heads median_filter_width max_initial_timestamp_index prev_sot_token_id return_segments
+    return_token_timestamps compression_ratio_threshold logprob_threshold""".split()
+)
+"""Fields about timestamps, long recordings and second attempts, of which there are none here."""
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "return_timestamps": (False,),
+    "condition_on_prev_tokens": (False,),
+    "no_speech_threshold": (),
+    "prompt_ids": (),
+    "prompt_condition_type": ("first-segment",),
+    "num_return_sequences": (1,),  # transformers returns the best one so many times
+}
+
+
+def speech_options(
+    defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, vocab_size: int, max_positions: int
+) -> GenerationOptions:
+    """As `resolve_options`, for a checkpoint of Whisper; ``language`` is a code such as "en", ``task`` one of TASKS.
+
+    Without a language, a multilingual model chooses one for each sample. Raises GenerationError.
+    """
+    given = {name: value for name, value in {**defaults, **overrides}.items() if value is not None}
+    for name, neutral in UNSUPPORTED.items():
+        if name in given and given[name] not in neutral:
+            fix = f"pass {name}={neutral[0]!r}" if neutral else f"leave {name} out"
+            raise GenerationError(f"{name}={reprlib.repr(given[name])} is not supported for speech; {fix}")
+    after_start, choices = _prompt(given, overrides, vocab_size)
+    own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys()
+    plain_defaults, plain_overrides = (
+        {name: value for name, value in settings.items() if name not in own} for settings in (defaults, overrides)
+    )
+    length = given.get("max_length")
+    if isinstance(length, int) and "max_new_tokens" not in given:
+        # The prompt comes on top, as far as the positions go.
+        prompt = min(max_positions // 2 - 1, 1 + len(after_start))
+        source = plain_overrides if plain_overrides.get("max_length") is not None else plain_defaults
+        source["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
+    return resolve_options(
+        plain_defaults,
+        plain_overrides,
+        vocab_size=vocab_size,
+        max_positions=max_positions,
+        after_start=after_start,
+        choices=choices,
+    )
+
+
+def last_text_token(generation: Mapping[str, Any], vocab_size: int) -> int:
+    """The last token that is no timestamp."""
+    token = generation.get("no_timestamps_token_id")
+    return token if isinstance(token, int) else vocab_size - 1
+
+
+def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[int]]:
+    """The prompt after its start token, and the languages that `CHOSEN` in it stands for."""
+    language, task = given.get("language"), given.get("task")
+    if given.get("is_multilingual") is False and (call.get("language") is not None or call.get("task") is not None):
+        raise GenerationError("language and task are for multilingual models, this one hears English; leave them out")
+    languages = _ids(given, "lang_to_id", vocab_size)
+    tasks = _ids(given, "task_to_id", vocab_size)
+    forced = _forced(given, vocab_size) if language is None and task is None else []
+
+    prompt: list[int | None] = [*forced]
+    choices: list[int] = []
+    if language is not None:
+        prompt[:1] = [_language(language, languages)]
+    elif languages and (not prompt or prompt[0] is None):
+        choices = sorted(set(languages.values()))
+        prompt[:1] = [CHOSEN]
+    if task is not None:
+        if task not in TASKS or task not in tasks:
+            known = ", ".join(name for name in TASKS if name in tasks) or "none, so leave it out"
+            raise GenerationError(f"task={reprlib.repr(task)} is no task of this model; it has {known}")
+        prompt.append(tasks[task])
+    elif language is not None and "transcribe" in tasks:
+        prompt.append(tasks["transcribe"])
+    ending = given.get("no_timestamps_token_id")
+    if ending is not None:
+        _check(ending, "no_timestamps_token_id", vocab_size)
+        if not prompt or prompt[-1] != ending:
+            prompt.append(ending)
+    return [token for token in prompt if token is not None], choices
+
+
+def _forced(given: Mapping[str, Any], vocab_size: int) -> list[int | None]:
+    """The old way to give a prompt: [[1, language or None], [2, task], ...]."""
+    pairs = given.get("forced_decoder_ids") or []
+    whole = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if not whole or [pair[0] for pair in pairs] != list(range(1, len(pairs) + 1)):
+        raise GenerationError(
+            f"forced_decoder_ids={reprlib.repr(pairs)} is no prompt; expected [[1, token], [2, token], ...]"
+        )
+    for _, token in pairs:
+        if token is not None:
+            _check(token, "forced_decoder_ids", vocab_size)
+    return [token for _, token in pairs]
+
+
+def _language(language: object, languages: Mapping[str, int]) -> int:
+    code = language.lower() if isinstance(language, str) else ""
+    for name in (code, f"<|{code}|>"):
+        if name in languages:
+            return languages[name]
+    known = sorted(name.strip("<|>") for name in languages)
+    shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "") if known else "none, so leave it out"
+    raise GenerationError(f"language={reprlib.repr(language)} is no language code of this model; it has {shown}")
+
+
+def _ids(given: Mapping[str, Any], name: str, vocab_size: int) -> dict[str, int]:
+    table = given.get(name) or {}
+    if not isinstance(table, dict):
+        raise GenerationError(f"{name}={reprlib.repr(table)} is no table of token ids; restore the generation config")
+    for token in table.values():
+        _check(token, name, vocab_size)
+    return table
+
+
+def _check(token: object, name: str, vocab_size: int) -> None:
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        raise GenerationError(
+            f"{name} holds {token!r}, outside the vocabulary; expected ids from 0 to {vocab_size - 1}"
+        )

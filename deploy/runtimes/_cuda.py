@@ -1,0 +1,263 @@
+"""A GPU as the engines use it: memory, copies on one stream, and CUDA graphs of what is enqueued there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.bundle.engine_files import EngineError
+from tightbeam.deploy.runtimes.base import Array, lay_out
+from tightbeam.plugins.tensorrt.distribution import gpu_capability
+
+__all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "Mirror", "open_device"]
+
+ALIGNMENT = 256
+"""Bytes; TensorRT takes no other address."""
+ELSEWHERE = "run on the CPU: --engine onnxruntime --device cpu"
+
+
+def open_device() -> CudaDevice:
+    """The GPU of this process, the first that CUDA_VISIBLE_DEVICES leaves. Raises EngineError where there is none."""
+    if gpu_capability() is None:
+        raise EngineError(f"this machine has no NVIDIA GPU, or no driver for it; {ELSEWHERE}")
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        missing = f"cuda.bindings, which reaches the GPU, is missing ({error})"
+        raise EngineError(f"{missing}; pip install cuda-bindings") from error
+    return CudaDevice(runtime)
+
+
+class Memory:
+    """Bytes of the GPU, or page-locked bytes of the host; given back as soon as nothing refers to them."""
+
+    def __init__(self, address: int, nbytes: int, free: Callable[[], None]) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        weakref.finalize(self, free)
+
+
+class _HostMemory(Memory):
+    """Arrays over it keep it alive."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1"}
+
+
+class CudaGraph:
+    """What was enqueued once, to be enqueued again at once; destroyed as soon as nothing refers to it."""
+
+    def __init__(self, launch: Callable[[], None], destroy: Callable[[], None]) -> None:
+        self.launch = launch
+        weakref.finalize(self, destroy)
+
+
+class _Waste:
+    """What goes back to CUDA: at once, but not while a stream is captured, which that would spoil. Objects go whenever
+    Python finds that nothing refers to them."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self._waiting: list[Callable[[], Any]] = []
+
+    def give_back(self, function: Callable[[Any], Any], handle: Any) -> None:
+        self._waiting.append(partial(function, handle))
+        if not self.capturing:
+            self.empty()
+
+    def empty(self) -> None:
+        while self._waiting:
+            self._waiting.pop()()
+
+
+class CudaDevice:
+    """``runtime``: the module ``cuda.bindings.runtime``. Everything is enqueued on the one stream.
+
+    Raises EngineError where there is no GPU; as does every method where CUDA fails.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._waste = _Waste()
+        code, count = runtime.cudaGetDeviceCount()
+        if code != runtime.cudaError_t.cudaSuccess or not count:
+            reason = self._say(code) if count is None else "there is none"
+            raise EngineError(f"CUDA finds no GPU on this machine ({reason}); {ELSEWHERE}")
+        index = self._run(runtime.cudaGetDevice)
+        attribute = runtime.cudaDeviceAttr
+        major, minor = (
+            self._run(runtime.cudaDeviceGetAttribute, wanted, index)
+            for wanted in (attribute.cudaDevAttrComputeCapabilityMajor, attribute.cudaDevAttrComputeCapabilityMinor)
+        )
+        self.capability = f"{major}{minor}"
+        self.name: str = self._run(runtime.cudaGetDeviceProperties, index).name.decode(errors="replace").rstrip("\0")
+        stream = self._run(runtime.cudaStreamCreateWithFlags, runtime.cudaStreamNonBlocking)
+        weakref.finalize(self, runtime.cudaStreamDestroy, stream)
+        self._stream = stream
+        self.stream = int(stream)
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Bytes of the GPU, with anything in them, aligned; even none have an address."""
+        address = int(self._run(self._runtime.cudaMalloc, max(nbytes, 1)))
+        return Memory(address, nbytes, partial(self._waste.give_back, self._runtime.cudaFree, address))
+
+    def host_array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Zeros in page-locked memory of their own, which copies reach without detour; aligned."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        address = int(self._run(self._runtime.cudaHostAlloc, max(nbytes, 1), self._runtime.cudaHostAllocDefault))
+        ctypes.memset(address, 0, nbytes)
+        memory = _HostMemory(address, nbytes, partial(self._waste.give_back, self._runtime.cudaFreeHost, address))
+        return np.asarray(memory).view(dtype).reshape(shape)
+
+    def upload(self, target: int, source: int, nbytes: int) -> None:
+        """Copy from page-locked memory to the GPU: whoever calls keeps both until ``synchronize``."""
+        self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
+
+    def download(self, target: int, source: int, nbytes: int) -> None:
+        """As ``upload``, the other way."""
+        self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+
+    def move(self, target: int, source: int, nbytes: int) -> None:
+        """Copy within the GPU, between places that do not overlap."""
+        self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
+
+    def clear(self, target: int, nbytes: int) -> None:
+        """Fill with zeros."""
+        self._run(self._runtime.cudaMemsetAsync, target, 0, nbytes, self._stream)
+
+    def synchronize(self) -> None:
+        """Wait for all that was enqueued; its failures are raised here."""
+        self._run(self._runtime.cudaStreamSynchronize, self._stream)
+
+    def capture(self, enqueue: Callable[[], None], *mirrors: Mirror) -> CudaGraph:
+        """What ``enqueue`` enqueues, which is not run by that.
+
+        Raises EngineError too for what may not be repeated: work of the host, and copies from or to memory of the host
+        other than that of ``mirrors``, which may have gone by then.
+        """
+        runtime = self._runtime
+        graph = self._record(enqueue)
+        try:
+            self._check_nodes(graph, [mirror.on_host for mirror in mirrors])
+            executable = self._run(runtime.cudaGraphInstantiate, graph, 0)
+        finally:
+            runtime.cudaGraphDestroy(graph)
+        return CudaGraph(
+            partial(self._run, runtime.cudaGraphLaunch, executable, self._stream),
+            partial(self._waste.give_back, runtime.cudaGraphExecDestroy, executable),
+        )
+
+    def _record(self, enqueue: Callable[[], None]) -> Any:
+        runtime = self._runtime
+        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._run(runtime.cudaStreamBeginCapture, self._stream, mode)
+        self._waste.capturing = True
+        try:
+            enqueue()
+        except BaseException:
+            code, graph = runtime.cudaStreamEndCapture(self._stream)
+            if code == runtime.cudaError_t.cudaSuccess and graph is not None:
+                runtime.cudaGraphDestroy(graph)
+            runtime.cudaGetLastError()
+            raise
+        else:
+            return self._run(runtime.cudaStreamEndCapture, self._stream)
+        finally:
+            self._waste.capturing = False
+            self._waste.empty()
+
+    def _check_nodes(self, graph: Any, places: Sequence[range]) -> None:
+        runtime = self._runtime
+        kinds = runtime.cudaGraphNodeType
+        repeatable = (
+            *(kinds.cudaGraphNodeTypeKernel, kinds.cudaGraphNodeTypeMemset, kinds.cudaGraphNodeTypeEmpty),
+            *(kinds.cudaGraphNodeTypeMemAlloc, kinds.cudaGraphNodeTypeMemFree),
+            *(kinds.cudaGraphNodeTypeEventRecord, kinds.cudaGraphNodeTypeWaitEvent),
+        )
+        _, count = self._call(runtime.cudaGraphGetNodes, graph)
+        nodes, _ = self._call(runtime.cudaGraphGetNodes, graph, count)
+        for node in nodes[:count]:
+            kind = self._run(runtime.cudaGraphNodeGetType, node)
+            if kind in repeatable:
+                continue
+            if kind != kinds.cudaGraphNodeTypeMemcpy:
+                raise EngineError(f"what was captured holds a node of the kind {kind.name}, which may not be repeated")
+            copy = self._run(runtime.cudaGraphMemcpyNodeGetParams, node)
+            for address in (int(copy.srcPtr.ptr), int(copy.dstPtr.ptr)):
+                if self._is_of_host(address) and not any(address in place for place in places):
+                    raise EngineError(
+                        "what was captured copies from or to memory of the host that is not the step's own"
+                    )
+
+    def _is_of_host(self, address: int) -> bool:
+        kinds = self._runtime.cudaMemoryType
+        attributes = self._run(self._runtime.cudaPointerGetAttributes, address)
+        return attributes.type in (kinds.cudaMemoryTypeHost, kinds.cudaMemoryTypeUnregistered)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
+        if nbytes:
+            self._run(self._runtime.cudaMemcpyAsync, target, source, nbytes, kind, self._stream)
+
+    def _run(self, function: Any, *arguments: Any) -> Any:
+        """The function's only result, if it has one."""
+        results = self._call(function, *arguments)
+        return results[0] if results else None
+
+    def _call(self, function: Any, *arguments: Any) -> list[Any]:
+        results: list[Any]
+        code, *results = function(*arguments)
+        error = self._runtime.cudaError_t
+        if code != error.cudaSuccess:
+            self._runtime.cudaGetLastError()  # else whoever asks CUDA next takes it for its own
+            if code == error.cudaErrorMemoryAllocation:
+                name = function.__name__
+                wanted = f" for {arguments[0]} bytes" if name in ("cudaMalloc", "cudaHostAlloc") else f" ({name})"
+                where = "of the host, page-locked," if name == "cudaHostAlloc" else "on the GPU"
+                raise EngineError(f"no memory {where}{wanted}; run fewer rows together")
+            raise EngineError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
+        return results
+
+    def _say(self, code: Any) -> str:
+        _, text = self._runtime.cudaGetErrorString(code)
+        return str(text.decode(errors="replace"))
+
+
+class Mirror:
+    """Arrays of the host, zero at first, with a place for each on the GPU. Both stand in one block, so that one copy
+    brings all of them over."""
+
+    def __init__(self, device: CudaDevice, described: Mapping[str, tuple[npt.DTypeLike, Sequence[int]]]) -> None:
+        """``described``: types and shapes by name."""
+        self._device = device
+        nbytes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in described.items()}
+        self._starts, self._nbytes = lay_out(nbytes, ALIGNMENT)
+        block = device.host_array((self._nbytes,), np.uint8)
+        self._host, self._memory = block.ctypes.data, device.allocate(self._nbytes)
+        self.arrays: dict[str, Array] = {}
+        for name, (dtype, shape) in described.items():
+            place = slice(self._starts[name], self._starts[name] + nbytes[name])
+            self.arrays[name] = block[place].view(dtype).reshape(shape)
+
+    def address(self, name: str) -> int:
+        """On the GPU."""
+        return self._memory.address + self._starts[name]
+
+    @property
+    def on_host(self) -> range:
+        """The addresses of the arrays."""
+        return range(self._host, self._host + max(self._nbytes, 1))
+
+    def upload(self) -> None:
+        self._device.upload(self._memory.address, self._host, self._nbytes)
+
+    def download(self, name: str, nbytes: int) -> None:
+        """The first bytes of one array."""
+        self._device.download(self._host + self._starts[name], self.address(name), nbytes)

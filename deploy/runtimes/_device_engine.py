@@ -1,0 +1,403 @@
+"""What all engines on a GPU share: everything stays there but [B, C] candidates for each step.
+
+An engine is two graphs of some runtime (`Graph`) that are told shapes and addresses. The memory, the copies, the order
+of them on one stream and the CUDA graphs are here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from tightbeam.deploy.bundle.engine_files import EngineError
+from tightbeam.deploy.bundle.reader import CacheStateEntry, TensorEntry
+from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, Mirror
+from tightbeam.deploy.runtimes.base import (
+    CANDIDATE_OUTPUTS,
+    SMALL_INPUTS,
+    Array,
+    StepOutputs,
+    resolve,
+    room_for_banned,
+    sizes_of,
+    small_inputs,
+)
+from tightbeam.deploy.search.compaction import Departure
+
+__all__ = ["BYTES", "DeviceDecoding", "DeviceEngine", "DeviceTensor", "Graph", "Interface"]
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
+"""Of one number of each type that a tensor may have."""
+CAPTURES = 3
+"""How often it is tried to capture a step."""
+log = logging.getLogger(__name__)
+
+
+class Graph(Protocol):
+    """A loaded graph, ready to run. What it refuses is of the class that its engine names (`DeviceEngine.failures`)."""
+
+    def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
+        """Where an input is: on the GPU, or on the host where the interface says so."""
+        ...
+
+    def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
+        """Where an output goes, on the GPU, and the room there: ``execute`` refuses another shape."""
+        ...
+
+    def can_be_captured(self, stream: int) -> bool: ...
+
+    def execute(self, stream: int) -> None:
+        """Enqueue it. Values of inputs on the host are taken as they are now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Inputs and outputs of a graph; ``on_host``: the inputs whose values the runtime reads in host memory."""
+
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+    on_host: frozenset[str]
+
+
+@dataclass(frozen=True)
+class DeviceTensor:
+    """A tensor in some memory, from ``start`` on. ``width``: bytes of a number."""
+
+    memory: Memory
+    shape: tuple[int, ...]
+    width: int
+    start: int = 0
+
+    @classmethod
+    def new(cls, device: CudaDevice, shape: Sequence[int], dtype: str) -> DeviceTensor:
+        return cls(device.allocate(math.prod(shape) * BYTES[dtype]), tuple(shape), BYTES[dtype])
+
+    @property
+    def address(self) -> int:
+        return self.memory.address + self.start
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.width
+
+    def samples(self, which: slice, B: int) -> DeviceTensor:
+        """What belongs to some of its B samples, each of which has as many rows."""
+        rows, row = self.shape[0] // B, self.nbytes // self.shape[0]
+        shape = ((which.stop - which.start) * rows, *self.shape[1:])
+        return replace(self, shape=shape, start=self.start + which.start * rows * row)
+
+    def leave(self, device: CudaDevice, departure: Departure, rows_per_sample: int) -> DeviceTensor:
+        """As ``Departure.apply``. Whoever moves comes from beyond the places that are left, so nothing overlaps."""
+        n = rows_per_sample
+        row = math.prod(self.shape[1:]) * self.width
+        for source, hole in departure.moves:
+            device.move(self.address + hole * n * row, self.address + source * n * row, n * row)
+        return replace(self, shape=(departure.left * n, *self.shape[1:]))
+
+
+def _set(function: Callable[[str, Sequence[int], int], None], name: str, tensor: DeviceTensor) -> None:
+    """``set_input`` or ``set_output`` of a graph."""
+    function(name, tensor.shape, tensor.address)
+
+
+class DeviceEngine:
+    """Two graphs on a GPU. What is a runtime's own stands in a subclass: what it refuses, and how its errors read.
+
+    ``states``: the caches. ``encoded_together``: source positions that the encoder takes at a time, at most, but for
+    samples that are longer.
+    """
+
+    failures: type[Exception]
+    """What the graphs raise."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        interfaces: tuple[Interface, Interface],
+        graphs: tuple[Graph, Graph],
+        states: Sequence[CacheStateEntry],
+        encoded_together: int,
+    ) -> None:
+        self.encoder_interface, self.decoder_interface = interfaces
+        self.encoder, self.decoder = graphs
+        self.device = device  # after them, so that its stream goes after what computes there
+        self.states = tuple(states)
+        self.inputs = {tensor.name: tensor for tensor in self.decoder_interface.inputs}
+        self.makes_cuda_graphs = not any(state.kind == "append" for state in self.states)
+        """Whether steps are captured. A cache that grows makes every step another one."""
+        self.bound: object = None
+        """What the decoder is bound to: a decoding's token."""
+        self._encoded_together = encoded_together
+        self._spare: dict[str, tuple[Memory, ...]] = {}
+
+    def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
+        """Raise EngineError for a run larger than the graphs are made for."""
+
+    def told(self, graph: str, error: Exception) -> str:
+        """A failure of "encoder" or "decoder", as a user reads it."""
+        raise NotImplementedError
+
+    @contextmanager
+    def running(self, graph: str) -> Iterator[None]:
+        """A runtime's failures as EngineError."""
+        try:
+            yield
+        except self.failures as error:
+            raise EngineError(self.told(graph, error)) from error
+
+    def begin(
+        self,
+        source: Array,
+        attention_mask: Array,
+        num_beams: int,
+        positions: int,
+        candidates: int,
+        prompt_length: int = 1,
+    ) -> DeviceDecoding:
+        B, N = attention_mask.shape
+        self.check_limits(B, num_beams, N, positions, candidates)
+        sizes = sizes_of(B, N, num_beams, positions, prompt_length)
+        given = {"input_ids": source, "input_features": source, "attention_mask": attention_mask}
+        given["num_beams"] = np.array([num_beams], np.int64)
+        caches = self.caches(sizes)  # before the encoder runs: it may need what those of another size held
+        return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
+
+    def _encode(self, given: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
+        """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
+        device, interface = self.device, self.encoder_interface
+        mask = [self.inputs[name] for name in ("attention_mask",) if name in self.inputs]
+        wanted = {tensor.name: tensor for tensor in (*mask, *interface.inputs)}
+        sent, staged = {}, {}
+        for name, tensor in wanted.items():
+            staged[name] = device.host_array(given[name].shape, tensor.dtype)
+            staged[name][...] = given[name]
+            if name not in interface.on_host:
+                sent[name] = DeviceTensor.new(device, staged[name].shape, tensor.dtype)
+                device.upload(sent[name].memory.address, staged[name].ctypes.data, staged[name].nbytes)
+        encoded = {}
+        for tensor in interface.outputs:
+            shape = resolve(self.inputs[tensor.name].shape, sizes)
+            encoded[tensor.name] = DeviceTensor.new(device, shape, tensor.dtype)
+        by_sample = [sent[tensor.name] for tensor in interface.inputs if tensor.shape[0] == "B"]
+        with self.running("encoder"):
+            for samples in self._parts(sizes, [*by_sample, *encoded.values()]):
+                for tensor in interface.inputs:
+                    if tensor.shape[0] == "B":
+                        _set(self.encoder.set_input, tensor.name, sent[tensor.name].samples(samples, sizes["B"]))
+                    elif tensor.name in sent:
+                        _set(self.encoder.set_input, tensor.name, sent[tensor.name])
+                    else:
+                        array = staged[tensor.name]
+                        self.encoder.set_input(tensor.name, array.shape, array.ctypes.data)
+                for name, output in encoded.items():
+                    _set(self.encoder.set_output, name, output.samples(samples, sizes["B"]))
+                self.encoder.execute(device.stream)
+            device.synchronize()  # its failures are told as its own, and what is staged may go
+        return encoded | {tensor.name: sent[tensor.name] for tensor in mask}
+
+    def _parts(self, sizes: Mapping[str, int], tensors: Sequence[DeviceTensor]) -> Iterator[slice]:
+        """Samples to encode together, so that each part of ``tensors`` is aligned as a whole one is."""
+        B = sizes["B"]
+        aligned = math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, tensor.nbytes // B) for tensor in tensors))
+        count = max(1, self._encoded_together // sizes["N"] // aligned) * aligned
+        for start in range(0, B, count):
+            yield slice(start, min(start + count, B))
+
+    def caches(self, sizes: Mapping[str, int]) -> dict[str, tuple[Memory, ...]]:
+        """Memory of each state by its input: what the last decoding of this size gave back, else new. A state that is
+        updated in place has one, one that grows has two, which take turns.
+
+        New memory is zero, so that what is read past the written positions, under a mask, is finite.
+        """
+        full = {**sizes, "T": sizes["T_max"]}
+        wanted = {
+            state.input: (math.prod(resolve(state.shape, full)) * BYTES[self.inputs[state.input].dtype], state.kind)
+            for state in self.states
+        }
+        spare, self._spare = self._spare, {}
+        if {name: memories[0].nbytes for name, memories in spare.items()} == {n: w[0] for n, w in wanted.items()}:
+            return spare
+        del spare  # the old ones go before the new ones come
+        caches = {}
+        for name, (nbytes, kind) in wanted.items():
+            caches[name] = tuple(self.device.allocate(nbytes) for _ in range(1 if kind == "in_place" else 2))
+            for memory in caches[name]:
+                self.device.clear(memory.address, memory.nbytes)
+        return caches
+
+    def keep(self, caches: dict[str, tuple[Memory, ...]]) -> None:
+        """Take memory back from a decoding that is over."""
+        self._spare = caches
+
+
+class DeviceDecoding:
+    """One batch on a GPU.
+
+    A step copies the small inputs over, runs the decoder, and copies the candidates back. The first step after each
+    binding is enqueued as it is, which lets the runtime and our kernels prepare what they need; the second is captured
+    as a CUDA graph, which runs nothing, and from then on that is launched. So no step runs twice. A capture that fails,
+    as where a runtime still takes memory, is tried again with the next step, a few times.
+
+    A graph is of one shape. While more than half of the samples that it was made for are left, it goes on, over what
+    the others left behind too, which nobody reads: to make one anew takes about as long as several launches.
+    """
+
+    def __init__(
+        self,
+        engine: DeviceEngine,
+        source: dict[str, DeviceTensor],
+        caches: dict[str, tuple[Memory, ...]],
+        sizes: Mapping[str, int],
+        candidates: int,
+    ) -> None:
+        self._engine, self._device, self._graph = engine, engine.device, engine.decoder
+        self._sizes = dict(sizes)
+        self._source = source
+        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in engine.encoder_interface.outputs)
+        self._caches = caches
+        self._in_place: dict[str, DeviceTensor] = {}
+        self._grown: dict[str, DeviceTensor] = {}
+        self._outputs = {state.input: state.output for state in engine.states}
+        for state in engine.states:
+            tensors = self._in_place if state.kind == "in_place" else self._grown
+            width = BYTES[engine.inputs[state.input].dtype]
+            tensors[state.input] = DeviceTensor(self._caches[state.input][0], resolve(state.shape, sizes), width)
+        self._inputs = small_inputs(sizes)
+        self._on_host = [name for name in sorted(engine.decoder_interface.on_host) if name in SMALL_INPUTS]
+        for name in self._on_host:
+            self._inputs[name] = self._device.host_array(self._inputs[name].shape, self._inputs[name].dtype)
+        self._inputs["candidates"][...] = candidates
+        sent = [name for name in SMALL_INPUTS if name in engine.inputs and name not in self._on_host]
+        self._small = self._mirror(*(name for name in sent if name != "banned"))
+        self._banned = self._mirror(*(name for name in sent if name == "banned"))
+        results = {name: (dtype, (sizes["B"], candidates)) for name, dtype in CANDIDATE_OUTPUTS.items()}
+        self._results = Mirror(self._device, results)
+        self._candidates = dict(self._results.arrays)
+        self._binding: object = None
+        self._taken: tuple[bytes, ...] = ()
+        self._made_for = sizes["B"]
+        self._steps = 0
+        self._captured: CudaGraph | None = None
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        return self._inputs
+
+    def step(self) -> StepOutputs:
+        with self._engine.running("decoder"):
+            if self._binding is None or self._binding is not self._engine.bound or self._host_values() != self._taken:
+                self._bind()
+            if self._grown:
+                self._bind_grown()
+            if self._captured is None and 1 <= self._steps <= CAPTURES:
+                self._captured = self._capture()
+            if self._captured is None:
+                self._enqueue()
+            else:
+                self._captured.launch()
+            self._device.synchronize()
+        self._steps += 1
+        for name, tensor in self._grown.items():
+            self._grown[name] = self._next(name, tensor)
+        scores, beams, tokens = self._candidates.values()
+        return scores, beams, tokens
+
+    def _enqueue(self) -> None:
+        self._small.upload()
+        self._banned.upload()
+        self._graph.execute(self._device.stream)
+        for name, array in self._candidates.items():
+            self._results.download(name, array.nbytes)
+
+    def _capture(self) -> CudaGraph | None:
+        """None where a step cannot be captured: it is then enqueued piece by piece, which is slower."""
+        engine = self._engine
+        if not engine.makes_cuda_graphs:
+            return None
+        try:
+            if not self._graph.can_be_captured(self._device.stream):
+                raise EngineError("the runtime says that it cannot be captured")
+            return self._device.capture(self._enqueue, self._small, self._banned, self._results)
+        except (EngineError, engine.failures) as error:
+            if self._steps == CAPTURES:
+                engine.makes_cuda_graphs = False
+                log.warning("steps run without a CUDA graph, slower: %s", error)
+            return None
+
+    def _bind(self) -> None:
+        graph = self._graph
+        self._captured, self._steps = None, 0
+        binding = self._engine.bound = object()
+        self._taken, self._made_for = self._host_values(), self._sizes["B"]
+        for mirror in (self._small, self._banned):
+            for name in mirror.arrays:
+                graph.set_input(name, self._inputs[name].shape, mirror.address(name))
+        for name in self._on_host:
+            graph.set_input(name, self._inputs[name].shape, self._inputs[name].ctypes.data)
+        for name, tensor in (*self._source.items(), *self._in_place.items()):
+            _set(graph.set_input, name, tensor)
+        for name, tensor in self._in_place.items():
+            _set(graph.set_output, self._outputs[name], tensor)
+        for name, array in self._candidates.items():
+            graph.set_output(name, array.shape, self._results.address(name))
+        self._binding = binding  # not before everything is: what is refused on the way is bound anew
+
+    def _bind_grown(self) -> None:
+        for name, tensor in self._grown.items():
+            _set(self._graph.set_input, name, tensor)
+            _set(self._graph.set_output, self._outputs[name], self._next(name, tensor))
+
+    def _host_values(self) -> tuple[bytes, ...]:
+        """What a captured step would not see change."""
+        return tuple(self._inputs[name].tobytes() for name in self._on_host)
+
+    def _next(self, name: str, tensor: DeviceTensor) -> DeviceTensor:
+        """The state after a step: one position longer, in the other memory."""
+        first, second = self._caches[name]
+        T = self._engine.inputs[name].shape.index("T")
+        shape = (*tensor.shape[:T], tensor.shape[T] + 1, *tensor.shape[T + 1 :])
+        return replace(tensor, memory=second if tensor.memory is first else first, shape=shape)
+
+    def leave(self, departure: Departure) -> None:
+        M = self._sizes["M"]
+        for name, (_, shape) in SMALL_INPUTS.items():
+            if shape[:1] in (("B",), ("R",)):
+                self._inputs[name] = departure.apply(self._inputs[name], M if shape[0] == "R" else 1)
+        self._candidates = {name: departure.apply(array) for name, array in self._candidates.items()}
+        for tensors in (self._source, self._in_place, self._grown):
+            for name, tensor in tensors.items():
+                rows = M if self._engine.inputs[name].shape[0] == "R" else 1
+                tensors[name] = tensor.leave(self._device, departure, rows)
+        self._sizes |= {"B": departure.left, "R": departure.left * M}
+        if self._captured is None or 2 * departure.left <= self._made_for:
+            self._binding = None
+
+    def make_room_for_banned(self, count: int) -> None:
+        rows, room = self._inputs["banned"].shape
+        wanted = room_for_banned(count, room)
+        if wanted != room:
+            self._inputs["banned"] = np.full((rows, wanted), -1, np.int64)
+            self._banned = self._mirror(*self._banned.arrays)
+            self._binding = None
+
+    def _mirror(self, *names: str) -> Mirror:
+        """These inputs, with what is in them, in memory that copies reach; ``inputs`` has them there from now on."""
+        mirror = Mirror(self._device, {name: (self._inputs[name].dtype, self._inputs[name].shape) for name in names})
+        for name, array in mirror.arrays.items():
+            array[...] = self._inputs[name]
+            self._inputs[name] = array
+        return mirror
+
+    def close(self) -> None:
+        self._engine.keep(self._caches)
+
+    @property
+    def cache_bytes(self) -> tuple[int, int]:
+        return self._fixed_bytes, sum(memory.nbytes for memories in self._caches.values() for memory in memories)

@@ -1,0 +1,117 @@
+"""Sessions of ONNX Runtime, on whichever device: how they are opened, and what they say when they fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from tightbeam.deploy.bundle.reader import Bundle, BundleError, GraphEntry
+from tightbeam.deploy.runtimes.base import (
+    CANDIDATE_OUTPUTS,
+    ENCODER_INPUTS,
+    SMALL_INPUTS,
+    SOURCE_DIMENSIONS,
+)
+from tightbeam.plugins.library import ENVIRONMENT
+
+__all__ = ["check_names", "dtypes_of", "open_session", "reason_of", "register_library", "session_options"]
+
+QUIET = 4
+"""Log severity: fatal only, since every error is raised and told in one line."""
+CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
+TYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+
+
+def session_options(threads: int | None) -> ort.SessionOptions:
+    """Options of every session. A session's threads stop spinning when its run is over: else they take the cores from
+    the next session's run (a step took twice as long beside a second session, on 2 cores)."""
+    options = ort.SessionOptions()
+    options.log_severity_level = QUIET
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `placement`
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return options
+
+
+def open_session(
+    bundle: Bundle,
+    graph: GraphEntry,
+    options: ort.SessionOptions,
+    providers: Sequence[str | tuple[str, dict[str, str]]],
+    weights: Mapping[str, ort.OrtValue],
+) -> ort.InferenceSession:
+    """A session of a graph of the bundle. ``weights``: initializers by name in place of the file's; they must live as
+    long. Raises BundleError where ONNX Runtime refuses it, or the manifest does not describe it."""
+    path = bundle.file(graph)
+    try:
+        for name, value in weights.items():
+            options.add_initializer(name, value)
+        session = ort.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot load {path}: {reason_of(error)}; export the model again"
+        ) from error
+    inputs = [(tensor.name, tuple(tensor.shape)) for tensor in session.get_inputs()]
+    outputs = [tensor.name for tensor in session.get_outputs()]
+    if inputs != [(want.name, want.shape) for want in graph.inputs] or outputs != [want.name for want in graph.outputs]:
+        raise BundleError(f"{path} has other inputs or outputs than bundle.json says; export the model again")
+    known = {name: np.dtype(dtype).name for name, dtype in dtypes_of(session).items() if dtype is not None}
+    wanted = {tensor.name: tensor.dtype for tensor in (*graph.inputs, *graph.outputs)}
+    if known != {name: wanted[name] for name in known}:
+        raise BundleError(f"{path} has inputs or outputs of other types than bundle.json says; export the model again")
+    return session
+
+
+def reason_of(error: Exception) -> str:
+    """What ONNX Runtime says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rpartition("Status Message: ")[2]
+
+
+def dtypes_of(session: ort.InferenceSession) -> dict[str, type[np.generic] | None]:
+    """Of the inputs and outputs, by name; None for a type without numbers in numpy."""
+    return {tensor.name: TYPES.get(tensor.type) for tensor in (*session.get_inputs(), *session.get_outputs())}
+
+
+def register_library(options: ort.SessionOptions, library: Path | None) -> None:
+    """Let its kernels run in place of the functions inside a model. Raises BundleError where it cannot be loaded."""
+    if library is None:
+        return
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:  # classes of its own, as above
+        chosen = f"name another in {ENVIRONMENT}" if os.environ.get(ENVIRONMENT) else "install tightbeam again"
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot load the operators' library {library}: {reason_of(error)}; "
+            f"{chosen}, or run the functions inside the model, slower: {ENVIRONMENT}=none"
+        ) from error
+
+
+def check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:
+    """Raise BundleError for inputs that nothing fills, dimensions without a size, types without numbers in numpy
+    (``dtypes``, of the decoder's inputs), or missing candidates."""
+    manifest = bundle.manifest
+    unknown = {tensor.name for tensor in manifest.encoder.inputs} - ENCODER_INPUTS
+    source, states = manifest.encoder.outputs, manifest.cache_states
+    unknown |= {name for name, dtype in dtypes.items() if dtype is None}
+    shapes = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
+    produced = {tensor.name for tensor in source}
+    unknown |= shapes.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)} ^ produced
+    for name in produced & shapes.keys():
+        unknown |= {size for size in shapes[name] if isinstance(size, str)} - SOURCE_DIMENSIONS
+    for state in states:
+        unknown |= {size for size in state.shape if isinstance(size, str)} - CACHE_DIMENSIONS
+    missing = set(CANDIDATE_OUTPUTS) - {tensor.name for tensor in manifest.decoder.outputs}
+    if unknown or missing:
+        names = ", ".join(sorted(map(repr, unknown | missing)))
+        raise BundleError(f"{bundle.path}: unknown or missing in its graphs: {names}; export the model again")

@@ -1,0 +1,140 @@
+"""The weights that both graphs of a bundle read, mapped into memory once for both; a tied embedding above all.
+
+A runtime packs the weights of a product into memory of its own, and unmaps them. A tied embedding stays mapped, since
+tokens are looked up in it: once by each graph, beside the packed copy. Here it is mapped once, and its pages can be
+let go.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.bundle.reader import Bundle, GraphEntry
+from tightbeam.deploy.runtimes.base import Array
+
+__all__ = ["TiedWeights"]
+
+MODEL_GRAPH, GRAPH_INITIALIZER = 7, 5
+TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+TYPES: dict[int, type[np.generic]] = {1: np.float32, 10: np.float16, 7: np.int64, 6: np.int32}
+"""Of onnx.proto: the numbers of the fields read here, and of the element types."""
+
+
+class TiedWeights:
+    """Tied weights by graph file and name, arrays over the mapped weights file. A graph that cannot be read has none:
+    the runtime says better what is wrong with it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        manifest = bundle.manifest
+        with bundle.file(manifest.weights).open("rb") as stream:
+            self._file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if manifest.weights.bytes else None
+        found = {graph.file: _weights(bundle, graph) for graph in (manifest.encoder, manifest.decoder)}
+        encoder, decoder = ({weight.offset for weight in weights} for weights in found.values())
+        self.by_graph = {
+            file: {weight.name: self._array(weight) for weight in weights if weight.offset in encoder & decoder}
+            for file, weights in found.items()
+        }
+
+    def _array(self, weight: _Weight) -> Array:
+        assert self._file is not None  # an empty file holds no weight
+        return np.frombuffer(self._file, weight.dtype, weight.size, weight.offset).reshape(weight.shape)
+
+    def let_go(self) -> None:
+        """Take the pages that were read out of this process; the system's file cache brings back what is read again."""
+        if self._file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._file.madvise(mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    name: str
+    dtype: type[np.generic]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def lies_within(self, file_bytes: int) -> bool:
+        itemsize = np.dtype(self.dtype).itemsize
+        return 0 <= self.offset <= file_bytes - self.size * itemsize and self.offset % itemsize == 0
+
+
+def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
+    """The initializers of a graph that lie in the bundle's weights file."""
+    entry = bundle.manifest.weights
+    try:
+        model = memoryview(bundle.file(graph).read_bytes())
+        tensors = [
+            _weight(tensor, entry.file)
+            for number, body in _fields(model)
+            if number == MODEL_GRAPH
+            for inner, tensor in _fields(body)
+            if inner == GRAPH_INITIALIZER
+        ]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return []
+    return [weight for weight in tensors if weight is not None and weight.lies_within(entry.bytes)]
+
+
+def _weight(tensor: memoryview, file: str) -> _Weight | None:
+    fields = list(_fields(tensor))
+    entries = [dict(_fields(body)) for number, body in fields if number == TENSOR_EXTERNAL]
+    where = {_text(entry[ENTRY_KEY]): _text(entry[ENTRY_VALUE]) for entry in entries}
+    one = dict(fields)
+    if where.get("location") != file or one[TENSOR_TYPE] not in TYPES:
+        return None
+    shape: tuple[int, ...] = ()
+    for number, value in fields:
+        if number == TENSOR_DIMS:
+            shape += (value,) if isinstance(value, int) else tuple(_varints(value))
+    return _Weight(_text(one[TENSOR_NAME]), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
+
+
+def _text(value: int | memoryview) -> str:
+    if isinstance(value, int):
+        raise TypeError("a number, expected text")
+    return value.tobytes().decode()
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """The fields of a protobuf message: number, and an integer or the bytes."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        kind = key & 7
+        if kind == 0:
+            value, position = _varint(data, position)
+            yield key >> 3, value
+            continue
+        length, position = _varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
+        if position + length > len(data):
+            raise ValueError("a field ends beyond its message")
+        yield key >> 3, data[position : position + length]
+        position += length
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """An integer in protobuf's seven bits a byte, and where the next thing begins."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position
+
+
+def _varints(data: memoryview) -> Iterator[int]:
+    position = 0
+    while position < len(data):
+        value, position = _varint(data, position)
+        yield value

@@ -1,0 +1,113 @@
+"""From the search's view of a step to the decoder's small inputs; it keeps the beams' ancestry."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
+from tightbeam.deploy.runtimes.base import NOT_NUMBERS, Array, Decoding
+from tightbeam.deploy.search import Candidates, StepInputs
+from tightbeam.deploy.search.compaction import Departure
+
+__all__ = ["BeamStepper"]
+
+
+class BeamStepper:
+    """The search's ``Step`` over a decoding in progress. A step changes numbers in the decoding's own buffers.
+
+    ``prompt``: what the rows begin with in place of a start token.
+
+    The buffer ``ancestry`` int32 [B, M, T_max] says which beam slot wrote position t of each beam's own history. It is
+    all that moves when beams are reordered.
+    """
+
+    def __init__(self, decoding: Decoding, options: GenerationOptions, prompt: Prompt | None = None) -> None:
+        self._decoding = decoding
+        self._beams = options.num_beams
+        self._prompt_length = 1 if prompt is None else prompt.tokens.shape[1]
+        inputs = decoding.inputs
+        self._padding: Array | None = None  # [B] of the samples still there
+        self._padded: Array | None = None  # the search's history [B, M, T_history], where the decoder's has no padding
+        self._ngram_size = options.no_repeat_ngram_size
+        if prompt is not None:
+            inputs["first_positions"][:] = prompt.first_positions
+            if prompt.padding.any():
+                self._padding = prompt.padding.copy()
+                rows = len(inputs["tokens"]) // self._beams, self._beams
+                self._padded = np.zeros((*rows, inputs["history"].shape[1]), np.int64)
+        inputs["normalize"][...] = options.normalize
+        inputs["repetition_penalty"][...] = options.repetition_penalty
+        # A longer n-gram fits into no row.
+        inputs["no_repeat_ngram_size"][...] = min(options.no_repeat_ngram_size, options.max_length)
+        inputs["candidates"][...] = options.candidates
+        self._samples = np.arange(len(inputs["lengths"]))  # [B], by place: which sample of the batch stands there
+        self._look()
+
+    def _look(self) -> None:
+        """Take the decoding's buffers as they are now."""
+        inputs = self._decoding.inputs
+        rows, M = len(inputs["tokens"]), self._beams
+        self._first_rows = np.arange(0, rows, M)[:, None]  # [B, 1]
+        self._beam_index = inputs["beam_index"].reshape(-1, M)
+        self._rows_history = inputs["history"].reshape(rows // M, M, -1)
+        self.history = self._rows_history if self._padded is None else self._padded
+        self._ancestry = inputs["ancestry"]
+        self._row_positions = inputs["first_positions"].repeat(M)[:, None].astype(np.int64)  # [R, 1]
+
+    def __call__(self, inputs: StepInputs) -> Candidates:
+        _, M, tokens_so_far = inputs.history.shape
+        T = tokens_so_far + 1 - self._prompt_length  # of which the decoder has been fed, or will be now
+        if M > 1 and T > 1:
+            past = self._ancestry[:, :, : T - 1]
+            past[:] = np.take_along_axis(past, inputs.parents[:, :, None], axis=1)
+        self._ancestry[:, :, T - 1] = np.arange(M)
+        np.add(inputs.parents, self._first_rows, out=self._beam_index)
+        buffers = self._decoding.inputs
+        buffers["tokens"][:] = inputs.tokens.reshape(-1, 1)
+        np.add(self._row_positions, T - 1, out=buffers["positions"])
+        buffers["lengths"].fill(T)
+        buffers["history_lengths"].fill(tokens_so_far)
+        banned = inputs.banned
+        if self._padding is not None:
+            banned = self._leave_padding_out(inputs.history, banned)
+        buffers["beam_scores"][:] = inputs.beam_scores
+        self._ban(banned)
+        scores, beams, tokens = self._decoding.step()
+        self._check(scores, tokens, tokens_so_far)
+        return Candidates(scores=scores, beams=beams, tokens=tokens)
+
+    def _leave_padding_out(self, history: Array, banned: Array) -> Array:
+        """Write what counts of ``history`` [B, M, T] for the decoder; returns what may not follow, [B, M, X]."""
+        assert self._padding is not None
+        T = history.shape[2]
+        for sample, padding in enumerate(self._padding):
+            self._rows_history[sample, :, : T - padding] = history[sample, :, padding:]
+        np.subtract(T, self._padding, out=self._decoding.inputs["history_lengths"], casting="unsafe")
+        return np.concatenate([banned, banned_by_padding(history, self._padding, self._ngram_size)], axis=2)
+
+    def _ban(self, banned: Array) -> None:
+        """Write banned tokens [B, M, P] into their buffer, which has room for more."""
+        P = banned.shape[2]
+        self._decoding.make_room_for_banned(P)
+        buffer = self._decoding.inputs["banned"]
+        buffer[:, :P] = banned.reshape(len(buffer), P)
+        buffer[:, P:] = -1
+
+    def _check(self, scores: Array, tokens: Array, length: int) -> None:
+        """Raise BundleError for a sample whose scores are no numbers."""
+        invalid = np.isnan(scores).any(axis=1) | (tokens < 0).any(axis=1)
+        if invalid.any():
+            sample = int(self._samples[invalid].min())
+            raise BundleError(
+                f"the model's scores of sample {sample} are not numbers after {length} tokens: {NOT_NUMBERS}"
+            )
+
+    def leave(self, departure: Departure) -> None:
+        self._decoding.leave(departure)
+        self._samples = departure.apply(self._samples)
+        if self._padding is not None and self._padded is not None:
+            self._padding = departure.apply(self._padding)
+            self._padded = departure.apply(self._padded)
+        self._look()

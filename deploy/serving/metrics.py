@@ -1,0 +1,66 @@
+"""Metrics of a model, beside those that Triton has of every model (queue, requests, failures). Counters, for Prometheus
+to take rates of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tightbeam.deploy.serving.messages import Figures
+from tightbeam.deploy.serving.responses import Outcome
+
+__all__ = ["COUNTERS", "GAUGES", "Metrics"]
+
+COUNTERS = {
+    "tightbeam_tokens_total": "Tokens in the sequences returned",
+    "tightbeam_batches_total": "Batches run",
+    "tightbeam_samples_total": "Samples in the batches run; by tightbeam_batches_total, the batch fill",
+    "tightbeam_steps_total": "Decoder steps",
+    "tightbeam_prefill_seconds_total": "Seconds to the end of a batch's first step: the encoder, or prompts",
+    "tightbeam_step_seconds_total": "Seconds in the steps after a batch's first",
+    "tightbeam_refused_total": "Requests that could not be run by a fault of their own",
+    "tightbeam_failed_total": "Requests that failed by no fault of their own",
+    "tightbeam_cancelled_total": "Requests that were cancelled while they ran",
+    "tightbeam_restarts_total": "Times that the process which generates ended and was started again",
+}
+GAUGES = {
+    "tightbeam_tokens_per_second": "Tokens in the sequences returned, by second, when the model ran last",
+    "tightbeam_batch_fill": "Samples in a batch, by the largest batch that Triton makes, when the model ran last",
+}
+
+
+class Metrics:
+    """``triton``: the module ``triton_python_backend_utils``; ``labels``: of every metric."""
+
+    def __init__(self, triton: Any, labels: dict[str, str], max_batch_size: int) -> None:
+        self._largest = max(1, max_batch_size)
+        kinds = {name: triton.MetricFamily.COUNTER for name in COUNTERS}
+        kinds |= {name: triton.MetricFamily.GAUGE for name in GAUGES}
+        self._families = {  # a family has to live as long as its metrics
+            name: triton.MetricFamily(name=name, description=text, kind=kinds[name])
+            for name, text in (COUNTERS | GAUGES).items()
+        }
+        self._metrics = {name: family.Metric(labels=labels) for name, family in self._families.items()}
+
+    def add(self, figures: Figures, outcomes: Sequence[Outcome | None]) -> None:
+        """What a call has done, and what became of its requests."""
+        seconds = figures.prefill_seconds + figures.step_seconds
+        self._count("tokens", figures.tokens)
+        self._count("batches", figures.batches)
+        self._count("samples", figures.samples)
+        self._count("steps", figures.steps)
+        self._count("prefill_seconds", figures.prefill_seconds)
+        self._count("step_seconds", figures.step_seconds)
+        for outcome in ("refused", "failed", "cancelled"):
+            self._count(outcome, outcomes.count(outcome))
+        if seconds:
+            self._metrics["tightbeam_tokens_per_second"].set(figures.tokens / seconds)
+            self._metrics["tightbeam_batch_fill"].set(figures.samples / figures.batches / self._largest)
+
+    def restarted(self) -> None:
+        """The worker was started again."""
+        self._count("restarts", 1)
+
+    def _count(self, name: str, amount: float) -> None:
+        if amount:  # each is a message to the server
+            self._metrics[f"tightbeam_{name}_total"].increment(amount)

@@ -1,0 +1,174 @@
+"""A bundle -> a model in Triton's repository:
+
+REPOSITORY/NAME/config.pbtxt
+REPOSITORY/NAME/README.md          the server's command, and a request
+REPOSITORY/NAME/warmup/            the request that is run before the model is ready
+REPOSITORY/NAME/VERSION/model.py   Triton's Python backend loads it
+REPOSITORY/NAME/VERSION/bundle/    a copy
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from tightbeam.deploy.bundle.atomic_dir import write_folder
+from tightbeam.deploy.bundle.engine_files import ENGINES, build_command, engine_names, load_engine
+from tightbeam.deploy.bundle.reader import MANIFEST, Bundle
+from tightbeam.deploy.serving.backend import BUNDLE
+from tightbeam.deploy.serving.config import (
+    MADE_BY,
+    WARM_UP,
+    WARM_UP_IDS,
+    RepositoryError,
+    ServingSettings,
+    model_config,
+    settings_of,
+)
+from tightbeam.deploy.serving.readme import manual
+
+__all__ = ["settings_there", "write_model"]
+
+CONFIG, MANUAL, MODEL = "config.pbtxt", "README.md", "model.py"
+
+
+def settings_there(repository: str | os.PathLike[str], name: str, *, force: bool = False) -> ServingSettings:
+    """Of the model of that name, to which a version is to be added. Raises RepositoryError where there is none."""
+    model = Path(repository) / name
+    _check_target(model, force=force, next_version=True)
+    return _read_settings(model)
+
+
+def _read_settings(model: Path) -> ServingSettings:
+    try:
+        return settings_of((model / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RepositoryError(f"cannot read {model / CONFIG}: {error.strerror or error}; check it") from error
+
+
+def write_model(
+    bundle: Bundle,
+    repository: str | os.PathLike[str],
+    settings: ServingSettings,
+    *,
+    force: bool = False,
+    next_version: bool = False,
+) -> Path:
+    """Write a model that serves ``bundle``, whole or not at all; returns the folder of its version.
+
+    ``force`` replaces a model of that name, with all its versions; ``next_version`` adds a version to it, and the
+    settings hold for the whole model from then on. Raises RepositoryError for settings that no server could run, a
+    repository that cannot be written, or a name that is taken; EngineError for an engine that the bundle lacks.
+    """
+    settings.check()
+    engine, _, engine_name = settings.engine.partition(":")
+    if engine_name:
+        load_engine(bundle, engine_name, verify=False)
+    elif engine == "tensorrt" and not engine_names(bundle.path):
+        raise RepositoryError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
+    made_by = f"tightbeam {version('tightbeam')}"
+    config = model_config(bundle.manifest, settings, made_by)
+    model = Path(repository) / settings.name
+    number = _check_target(model, force=force, next_version=next_version)
+    if next_version and _read_settings(model).stream != settings.stream:
+        raise RepositoryError(
+            f"a version cannot change whether {model} streams, which its clients would not expect; "
+            "choose another --name, or replace the model with --force"
+        )
+
+    def fill_version(folder: Path) -> None:
+        shutil.copyfile(Path(__file__).with_name(MODEL), folder / MODEL)
+        _copy(bundle, folder / BUNDLE, engines=settings.engine != "onnxruntime")
+
+    def fill_settings(folder: Path) -> None:
+        (folder / "warmup").mkdir(exist_ok=True)
+        (folder / "warmup" / WARM_UP).write_bytes(np.array(WARM_UP_IDS, np.int64).tobytes())
+        (folder / MANUAL).write_text(manual(bundle.manifest, settings, Path(repository)), encoding="utf-8")
+        (folder / CONFIG).write_text(f"# Made by triton-repo of {made_by}\n{config}", encoding="utf-8")
+
+    def fill(folder: Path) -> None:
+        (folder / str(number)).mkdir()
+        fill_version(folder / str(number))
+        fill_settings(folder)
+
+    try:
+        model.parent.mkdir(parents=True, exist_ok=True)
+        if next_version:
+            _add_version(model, number, fill_version, fill_settings)
+        else:
+            write_folder(model, fill, force=force, workplace=_workplace(model.parent))
+    except OSError as error:
+        raise RepositoryError(f"cannot write {model}: {error.strerror or error}; nothing was left behind") from error
+    return model / str(number)
+
+
+def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
+    """The number of the version that may be written; cheap, for use before the work is done."""
+    try:
+        taken = model.exists() or model.is_symlink()
+        file = model.parent.exists() and not model.parent.is_dir()
+    except OSError as error:
+        raise RepositoryError(f"cannot write {model}: {error.strerror or error}; choose another folder") from error
+    if file:
+        raise RepositoryError(f"{model.parent} is a file; expected a folder, or a name for one")
+    try:
+        ours = taken and f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        ours = False
+    if force and next_version:
+        raise RepositoryError("--force replaces the versions that --next-version keeps; pass one of them")
+    if taken and not ours:
+        raise RepositoryError(f"{model} exists, and was not made by triton-repo; choose another --name")
+    if taken and not force and not next_version:
+        raise RepositoryError(
+            f"{model} exists; pass --next-version to add a version, --force to replace it, or another --name"
+        )
+    if next_version and not taken:
+        raise RepositoryError(f"{model} does not exist, so it has no next version; leave --next-version out")
+    if not next_version:
+        return 1
+    return 1 + max((int(path.name) for path in model.iterdir() if path.name.isdecimal()), default=0)
+
+
+def _workplace(repository: Path) -> Path:
+    """Where a model is written before it has its name: not in the repository, if that can be, since a server that is
+    told to load all of it does not start where one folder cannot be loaded."""
+    repository = repository.resolve()
+    parent = repository.parent
+    one_disk = parent.stat().st_dev == repository.stat().st_dev
+    return parent if one_disk and os.access(parent, os.W_OK | os.X_OK) else repository
+
+
+def _add_version(
+    model: Path, number: int, fill_version: Callable[[Path], None], fill_settings: Callable[[Path], None]
+) -> None:
+    """Beside the others, and new settings in place of the old ones: both, or neither."""
+    version = model / str(number)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=model) as name:
+        partial = Path(name)
+        fill_settings(partial)
+        write_folder(version, fill_version)
+        try:
+            files = [path for path in partial.rglob("*") if path.is_file()]
+            for path in sorted(files, key=lambda path: path.name == CONFIG):  # last, since Triton reads that alone
+                target = model / path.relative_to(partial)
+                target.parent.mkdir(exist_ok=True)
+                path.replace(target)
+        except BaseException:
+            shutil.rmtree(version)
+            raise
+
+
+def _copy(bundle: Bundle, target: Path, *, engines: bool) -> None:
+    """The files that the manifest names, and no others."""
+    for name in (MANIFEST, *(entry.file for entry in bundle.manifest.files())):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle.path / name, target / name)
+    if engines:
+        shutil.copytree(bundle.path / ENGINES, target / ENGINES)

@@ -1,0 +1,133 @@
+"""One request of Triton's, from its inputs to its last response."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Token
+from tightbeam.deploy.text.output import Output
+
+__all__ = ["FINISHED", "INDEX", "OUTPUT_IDS", "OUTPUT_LENGTHS", "SCORES", "TEXT", "Answer", "tensors_of"]
+
+TEXT, SCORES, OUTPUT_IDS, OUTPUT_LENGTHS = "TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS"
+INDEX, FINISHED = "INDEX", "FINISHED"
+"""Of a model that streams: which row of the request a response is about, and whether it is the row's last."""
+Outcome = Literal["answered", "refused", "failed", "cancelled"]
+"""Refused by a fault of its own, failed by one of ours."""
+NUMPY = (
+    f"this Triton's Python backend cannot read numpy {np.__version__}; pip install 'numpy<2' for the Python that it "
+    "runs, or take Triton 24.11 or newer"
+)
+"""Before 24.11 numpy 2 is read as if it were numpy 1: every element of an array is the first one. The first request,
+which warms a model up, has to have numbers, since a text ends the process then."""
+
+
+class Answer:
+    """``request``: Triton's. ``triton``: the module ``triton_python_backend_utils``. ``stream``: each row, and each
+    token of greedy search, is a response of its own; otherwise there is one, when all rows are there."""
+
+    def __init__(self, request: Any, triton: Any, *, stream: bool) -> None:
+        self._request = request
+        self._triton = triton
+        self._stream = stream
+        self._sender = request.get_response_sender()
+        self._wanted = frozenset(request.requested_output_names())
+        self._rows: dict[int, Row] = {}
+        self._size = 1
+        self.outcome: Outcome | None = None
+        """None while nothing final was sent"""
+
+    @property
+    def open(self) -> bool:
+        return self.outcome is None
+
+    def read(self, number: int) -> Request | None:
+        """The request as the worker takes it; None where it cannot be read, which its user is told."""
+        try:
+            inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+            if any(0 in array.strides and array.size > 1 for array in inputs.values()):
+                self.fail(NUMPY, own=False)
+                return None
+            self._size = max((len(array) for array in inputs.values()), default=1)
+            return Request(number, inputs, self._request.parameters())
+        except Exception as error:  # of Triton's decoding
+            self.fail(f"the inputs cannot be read ({error})", own=True)
+            return None
+
+    def was_cancelled(self) -> bool:
+        """Whether it was cancelled since this was asked last."""
+        if not self.open or not self._request.is_cancelled():
+            return False
+        self._end("cancelled", "the request was cancelled", self._triton.TritonError.CANCELLED)
+        return True
+
+    def take(self, event: Event) -> None:
+        """Send what the worker found, or keep it until all is there. Where Triton cannot take it, the user is told."""
+        if not self.open:
+            return  # cancelled
+        try:
+            self._take(event)
+        except Exception as error:  # of Triton's encoding, such as shared memory that is full
+            self.fail(f"the answer cannot be sent ({error})", own=False)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Refused):
+            self.fail(event.message, own=event.own)
+        elif isinstance(event, Token):
+            output = Output([[event.token]], None, [event.text])
+            self._send({**tensors_of([output], 0), **_place(event.row, finished=False)}, last=False)
+        else:
+            self._rows[event.row] = event
+            last = len(self._rows) == self._size
+            if self._stream:
+                self._send({**tensors_of([event.output], event.fill), **_place(event.row, finished=True)}, last=last)
+            elif last:
+                outputs = [self._rows[row].output for row in range(self._size)]
+                self._send(tensors_of(outputs, event.fill), last=True)
+
+    def fail(self, reason: str, *, own: bool) -> None:
+        """Send an error as the last response. ``own``: the request is at fault."""
+        if not self.open:
+            return
+        if own:
+            self._end("refused", reason, self._triton.TritonError.INVALID_ARG)
+        else:
+            self._end("failed", reason, self._triton.TritonError.UNAVAILABLE)
+
+    def _send(self, arrays: dict[str, Array], *, last: bool) -> None:
+        tensors = [self._triton.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
+        flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        self._sender.send(self._triton.InferenceResponse(tensors), flags=flags)
+        self.outcome = "answered" if last else None
+
+    def _end(self, outcome: Outcome, reason: str, code: int) -> None:
+        self.outcome = outcome
+        error = self._triton.TritonError(reason, code)
+        final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        try:
+            self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
+        except Exception:  # nothing can be told any more; the other requests go on
+            traceback.print_exc()
+
+
+def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
+    """The outputs of b rows, S sequences each: TEXT bytes [b, S], SCORES float32 [b, S], of greedy search [b, 0],
+    OUTPUT_IDS int64 [b, S, T], padded with ``fill``, and their OUTPUT_LENGTHS int32 [b, S]."""
+    b, S = len(outputs), len(outputs[0].sequences)
+    lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
+    ids = np.full((b, S, int(lengths.max())), fill, np.int64)
+    for place, output in enumerate(outputs):
+        for index, row in enumerate(output.sequences):
+            ids[place, index, : len(row)] = row
+    texts = [[text.encode() for text in output.texts or [""] * S] for output in outputs]
+    scores = np.array([output.scores or [] for output in outputs], np.float32)
+    return {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+
+
+def _place(row: int, *, finished: bool) -> dict[str, Array]:
+    return {INDEX: np.array([[row]], np.int32), FINISHED: np.array([[finished]], np.bool_)}

@@ -1,0 +1,1 @@
+"""Text in, text out: tokenizer, incremental detokenizer, padding, and batches of input lines."""

@@ -1,0 +1,137 @@
+"""Real activations: what every attention of the decoder was given while the model generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tightbeam.export.checkpoint.load import Checkpoint, quiet_transformers
+from tightbeam.export.errors import ExportError
+
+__all__ = ["Seen", "decoder_activations"]
+
+IMPLEMENTATION = "sdpa"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One attention on real inputs, B samples of T queries, float32.
+
+    ``inputs`` [B, N, D]: what keys and values were projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
+    ``value`` [B, G, N, V]: biases included. ``mask`` [B, 1 or H, T, N]: what is added to the scores.
+    """
+
+    inputs: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+    scale: float
+
+
+def decoder_activations(
+    checkpoint: Checkpoint, source: Mapping[str, Any], targets: Sequence[Sequence[int]]
+) -> tuple[list[Seen], list[Seen]]:
+    """Of each decoder layer, its attention over the source and over the generated part, while the model reads
+    ``source``, what ``model.generate`` was given, and the ``targets`` that it generated from that, start token or
+    prompt included. In a decoder-only model both are one attention, over prompt and generated part together.
+
+    Raises ExportError for a model whose attention does not go through transformers' attention interface.
+    """
+    model, sizes = checkpoint.model, checkpoint.sizes
+    target, target_mask = _pad([list(row)[: sizes.max_target] for row in targets])
+    with torch.no_grad(), quiet_transformers(), checkpoint.family.measurable(model):
+        if sizes.decoder_only:
+            with _recorded(model) as seen:
+                model(input_ids=target, attention_mask=target_mask, use_cache=False)
+            both = [_checked(seen, sizes.L)] * 2
+            return both[0], both[1]
+        mask = source.get("attention_mask")
+        tensors = {name: given for name, given in source.items() if isinstance(given, Tensor)}
+        given = {"input_ids" if name == "inputs" else name: tensor for name, tensor in tensors.items()}
+        states = model.get_encoder()(**given).last_hidden_state
+        with _recorded(model.get_decoder()) as seen:
+            model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                attention_mask=mask,
+                decoder_input_ids=target,
+                decoder_attention_mask=target_mask,
+                use_cache=False,
+            )
+    _checked(seen, 2 * sizes.L)
+    return seen[1::2], seen[::2]
+
+
+def _checked(seen: list[Seen], expected: int) -> list[Seen]:
+    if len(seen) != expected:
+        raise ExportError(
+            f"saw {len(seen)} attentions in the decoder, expected {expected}; "
+            "please report this with the checkpoint's config.json"
+        )
+    return seen
+
+
+def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+        mask[index, : len(row)] = 1
+    return ids, mask
+
+
+@contextmanager
+def _recorded(part: nn.Module) -> Iterator[list[Seen]]:
+    """What the attentions of a part of the model are given meanwhile, in order."""
+    seen: list[Seen] = []
+    inputs: list[Tensor] = []
+
+    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = [kwargs.get(name) for name in ("key_value_states", "encoder_hidden_states")]
+        states = next((tensor for tensor in (*named, *args, kwargs.get("hidden_states")) if tensor is not None), None)
+        if states is not None:
+            inputs.append(states)
+
+    original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        scale = kwargs.get("scaling")
+        mask = _added(query, key, attention_mask, kwargs.get("position_bias"))
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        given = kwargs.pop("attended_inputs", None)
+        seen.append(Seen(inputs[-1] if given is None else given, query, key, value, mask, scale))
+        result: tuple[Tensor, Tensor | None] = original(module, query, key, value, attention_mask, **kwargs)
+        return result
+
+    hooks = [
+        module.register_forward_pre_hook(remember, with_kwargs=True)
+        for module in part.modules()
+        if type(module).__name__.endswith("Attention")
+    ]
+    ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = attend
+    try:
+        yield seen
+    finally:
+        ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = original
+        for hook in hooks:
+            hook.remove()
+
+
+def _added(query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    """What is added to the scores [B, 1 or H, T, N]; without a mask, queries of as many positions see the past."""
+    B, T, N = query.shape[0], query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones((T, N), dtype=torch.bool).tril()[None, None] if T == N else torch.ones(1, 1, T, N).bool()
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    added = mask[..., :N].expand(B, -1, -1, -1)
+    return added if bias is None else added + bias

@@ -1,0 +1,1 @@
+"""``--variant auto``: this machine measured, and the variants ranked by predicted time."""

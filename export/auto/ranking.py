@@ -1,0 +1,114 @@
+"""``--variant auto``: the variants that a model and a memory limit allow, by the time that the cost model predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from tightbeam.export.errors import ExportError
+from tightbeam.graph_passes import (
+    GENERATED,
+    PRESETS,
+    PROMPT,
+    SOURCE,
+    Job,
+    ModelGraphs,
+    PassError,
+    Preset,
+    plan_bytes,
+    same_for_all,
+)
+from tightbeam.graph_passes.caches.cost import Machine, Prediction, count_weights, predict
+from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
+
+__all__ = ["Ranked", "best_of", "rank", "ranking_table"]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A variant for a job on a machine. ``refused``: why it cannot be, empty where it can."""
+
+    variant: str
+    refused: str
+    cache_bytes: int
+    memory_bytes: int
+    """weights and caches"""
+    prediction: Prediction
+
+
+def rank(
+    canonical: ModelGraphs, job: Job, machine: Machine, weight_bytes: int, memory_limit: int | None
+) -> tuple[list[Ranked], dict[str, str]]:
+    """The presets that the model can have, all but ``baseline``, which is there to compare with: those that fit the
+    memory limit first, then by predicted time. And why the algebra does not allow the others, by name."""
+    sizes, counts = canonical.sizes, count_weights(canonical)
+    folded = canonical.copy()
+    fold_biases(folded)
+    ranked, impossible = [], {}
+    for name, preset in PRESETS.items():
+        if name == "baseline":
+            continue
+        if refusal := _refusal(folded, preset):
+            impossible[name] = refusal
+            continue
+        plan = same_for_all(preset, sizes.L, "")
+        cache = sum(plan_bytes(plan, sizes, job))
+        memory = weight_bytes + cache
+        refused = "over the memory limit" if memory_limit is not None and memory > memory_limit else ""
+        ranked.append(Ranked(name, refused, cache, memory, predict(plan, sizes, job, counts, machine)))
+    ranked.sort(key=lambda variant: (bool(variant.refused), variant.prediction.total, variant.cache_bytes))
+    return ranked, impossible
+
+
+def _refusal(folded: ModelGraphs, preset: Preset) -> str:
+    """Why the algebra does not allow a preset for a model, tried on its first layer; the biases are folded already."""
+    graphs = folded.copy()
+    try:
+        (PROMPT if graphs.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
+        GENERATED[preset.generated](graphs, layers=[0])
+    except PassError as error:
+        return str(error)
+    except KeyError:
+        return f"a decoder-only model keeps no {preset.source} of its prompt"
+    return ""
+
+
+def best_of(ranked: Sequence[Ranked]) -> Ranked:
+    """The first. Raises ExportError where none fits the memory limit."""
+    if ranked[0].refused:
+        smallest = min(ranked, key=lambda variant: variant.memory_bytes)
+        raise ExportError(
+            f"no variant fits the memory limit; {smallest.variant} needs the least, {smallest.memory_bytes:,} bytes "
+            "with the weights: raise --memory-limit, or lower --batch-size, --num-beams or the lengths"
+        )
+    return ranked[0]
+
+
+def ranking_table(
+    ranked: Sequence[Ranked], impossible: Mapping[str, str], job: Job, machine: Machine
+) -> RenderableType:
+    """The ranking, best first, with predicted times and bytes by formula; below, what cannot be, and why."""
+    table = Table(
+        title=(
+            f"Predicted for batch {job.B}, {job.M} beams, source of {job.N}, output of {job.T} tokens, at "
+            f"{machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s"
+        ),
+        title_justify="left",
+        box=box.SIMPLE,
+    )
+    for heading in ("variant", "encoder s", "step ms", "total s", "caches MB", "with weights MB", ""):
+        table.add_column(heading, justify="right" if heading not in ("variant", "") else "left")
+    for index, variant in enumerate(ranked):
+        predicted = variant.prediction
+        times = (f"{predicted.encoder:.3g}", f"{predicted.step * 1e3:.3g}", f"{predicted.total:.3g}")
+        memory = (f"{variant.cache_bytes / 1e6:,.1f}", f"{variant.memory_bytes / 1e6:,.1f}")
+        verdict = variant.refused or ("chosen" if index == 0 else "")
+        table.add_row(variant.variant, *times, *memory, verdict, style="bold" if verdict == "chosen" else None)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in impossible.items():
+        reasons.setdefault(reason.partition(": ")[2] or reason, []).append(name)
+    return Group(table, *(f"not for this model: {', '.join(names)} ({reason})" for reason, names in reasons.items()))

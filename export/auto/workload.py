@@ -1,0 +1,80 @@
+"""What a bundle is for: how many samples, beams and tokens at a time, and what memory and machine there are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tightbeam.export.auto.machine import this_machine
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.errors import ExportError
+from tightbeam.export.tables import BEAMS, longest_output
+from tightbeam.graph_passes import Job
+from tightbeam.graph_passes.caches.cost import Machine
+
+__all__ = ["Workload", "parse_bytes"]
+
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+TYPICAL_SOURCE = 512
+MOST_BYTES = 10**15
+
+
+@dataclass(frozen=True)
+class Workload:
+    """None stands for what the checkpoint or this machine says. Lengths in tokens; ``memory_limit`` in bytes, for
+    weights and caches; ``bandwidth_gb_s`` and ``gflop_s`` of the machine that will run the bundle."""
+
+    batch_size: int = 8
+    num_beams: int | None = None
+    source_length: int | None = None
+    new_tokens: int | None = None
+    memory_limit: int | None = None
+    bandwidth_gb_s: float | None = None
+    gflop_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_beams", "source_length", "new_tokens", "bandwidth_gb_s", "gflop_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 2**31:
+                raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
+
+    def job(self, checkpoint: Checkpoint, itemsize: int = 4) -> Job:
+        """The sizes of a run, with numbers of ``itemsize`` bytes.
+
+        Raises ExportError for lengths that the model does not have.
+        """
+        sizes, defaults = checkpoint.sizes, checkpoint.generation_config
+        for name, length, limit in (
+            ("source_length", self.source_length, sizes.max_source),
+            ("new_tokens", self.new_tokens, sizes.max_target),
+        ):
+            if length is not None and length > limit:
+                raise ExportError(f"{name}={length} exceeds the model's {limit} positions")
+        return Job(
+            B=self.batch_size,
+            M=self.num_beams or int(defaults.get("num_beams") or BEAMS),
+            N=self.source_length or min(TYPICAL_SOURCE, sizes.max_source),
+            T=self.new_tokens or longest_output(defaults, sizes.max_target),
+            itemsize=itemsize,
+        )
+
+    def machine(self) -> Machine:
+        """Its two numbers, measured here where they are not given."""
+        if self.bandwidth_gb_s is not None and self.gflop_s is not None:
+            return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9)
+        here = this_machine()
+        bandwidth = here.bandwidth if self.bandwidth_gb_s is None else self.bandwidth_gb_s * 1e9
+        return Machine(bandwidth, here.rate if self.gflop_s is None else self.gflop_s * 1e9)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``2GB``, ``1.5 GiB`` or ``7b``. Raises ExportError for anything else."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b?|b)\s*", text.lower())
+    unit = found.group(2) if found else ""
+    unit += "b" if unit and not unit.endswith("b") else ""
+    if found is None or (unit not in UNITS and unit != "b"):
+        raise ExportError(f"{text!r} is no amount of memory; expected a number with a unit, such as 2GB or 512MiB")
+    count = float(found.group(1)) * UNITS.get(unit, 1)
+    if not 1 <= count < MOST_BYTES:
+        raise ExportError(f"{text[:40]!r} is no memory of any machine; expected more than 0 and less than 1,000 TB")
+    return int(count)

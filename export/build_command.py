@@ -1,0 +1,133 @@
+"""The command ``build-engine``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tightbeam.deploy.console import command_line, console, say
+
+if TYPE_CHECKING:
+    from tightbeam.deploy.bundle.engine_files import BuiltEngine
+
+__all__ = ["main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Entry point; every error is one line."""
+    command_line(app, "build-engine")
+
+
+@app.command()
+def build_engine(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
+    compute_capability: Annotated[
+        str, typer.Option(help="Of the GPUs to build for, such as 80,89,120; current: the GPU of this machine.")
+    ] = "current",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16; softmax and norms stay float32.")] = "fp32",
+    max_batch_size: Annotated[int, typer.Option(help="Most samples of a run.")] = 8,
+    max_num_beams: Annotated[int | None, typer.Option(help="Most beams; the bundle's default, at least 4.")] = None,
+    max_source_length: Annotated[int | None, typer.Option(help="Most source tokens; the model's most.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens; the bundle's default.")] = None,
+    max_candidates: Annotated[
+        int | None, typer.Option(help="Most candidates of a sample in a step; 8 a beam, for up to 7 end tokens.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the engine; made of capability and precision by default.")
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not measure the error of fp16 or bf16.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an engine of that name.")] = False,
+) -> None:
+    """Build a TensorRT engine of BUNDLE into it, to be run by run-model --engine tensorrt."""
+    # Imported here, so that --help does not wait for onnx.
+    from tightbeam.deploy.bundle.reader import Bundle, BundleError
+    from tightbeam.export.errors import ExportError
+
+    try:
+        from tightbeam.export.tensorrt.build import build_engine as build
+        from tightbeam.export.tensorrt.limits import engine_limits
+        from tightbeam.graph_passes import PassError
+        from tightbeam.plugins.tensorrt.errors import TensorRTError
+    except ModuleNotFoundError as error:
+        say(f"error: building needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
+        raise typer.Exit(1) from None
+
+    try:
+        limits = engine_limits(
+            Bundle.load(bundle, verify=False).manifest,
+            max_batch_size=max_batch_size,
+            max_num_beams=max_num_beams,
+            max_source_length=max_source_length,
+            max_new_tokens=max_new_tokens,
+            max_candidates=max_candidates,
+        )
+        with _progress() as show:
+            built = build(
+                bundle,
+                capabilities=[part.strip() for part in compute_capability.split(",") if part.strip()],
+                precision=precision,
+                limits=limits,
+                name=name,
+                check=not no_check,
+                force=force,
+                on_progress=show,
+            )
+    except (ExportError, BundleError, PassError, TensorRTError) as error:
+        say(f"error: {error}")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say("error: interrupted; there is no new engine")
+        raise typer.Exit(130) from None
+    try:
+        _print_summary(built)
+    except OSError as error:
+        say(f"error: cannot print the summary: {error.strerror}; the engine {built.path} is whole")
+        raise typer.Exit(1) from None
+
+
+def _print_summary(built: BuiltEngine) -> None:
+    from tightbeam.export.accuracy.precision_error import told
+
+    entry, limits = built.entry, built.entry.limits
+    print(f"built for: {entry.flavour} {entry.tensorrt_version}, compute capability {', '.join(entry.capabilities)}")
+    print(
+        f"largest run: {limits.max_batch_size} samples x {limits.max_num_beams} beams, "
+        f"{limits.max_source_length} source and {limits.max_new_tokens} new tokens, {limits.max_candidates} candidates"
+    )
+    for part, graph in (("encoder", entry.encoder), ("decoder", entry.decoder)):
+        plugins = ", ".join(f"{count} {name}" for name, count in sorted(graph.plugins.items())) or "none"
+        print(f"{part}: {graph.bytes:,} bytes, plugins: {plugins}")
+    if entry.precision != "fp32":
+        print(told(entry.precision, entry.precision_error))
+    print(f"engine: {built.path}", flush=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal; elsewhere a line for each thing that is done."""
+    out = console()
+    columns = (TextColumn("{task.description:48}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=out, disable=not out.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=1)
+        told = ""
+
+        def show(what: str, done: int, steps: int) -> None:
+            nonlocal told
+            progress.update(task, description=what, completed=done, total=steps)
+            step = what.partition(":")[0]
+            if not out.is_terminal and step != told:
+                out.print(step)
+                told = step
+
+        yield show
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a model that hears needs beside a text model: the file about its features, and sounds to compare it on."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.bundle.reader import BundleError, FileEntry, file_entry
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.errors import ExportError
+
+__all__ = ["SpeechSamples", "check_speech", "speech_samples", "write_speech"]
+
+SHARES = (0.2, 0.45, 0.8, 1.0)
+"""Of a whole window, that each sample fills."""
+PCM_STEPS = 1 << 15
+
+
+def check_speech(checkpoint: Checkpoint) -> None:
+    """Raise ExportError where the file that says how features are made does not fit a model that hears."""
+    if checkpoint.family.source_files:
+        _window(checkpoint)
+
+
+def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
+    """Copy the file that says how features are made; None for a model that reads."""
+    if not checkpoint.family.source_files:
+        return None
+    (name,) = checkpoint.family.source_files
+    shutil.copyfile(checkpoint.path / name, folder / name)
+    return file_entry(folder, name)
+
+
+def _window(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Samples of a whole window, and of a second, by the checkpoint's file."""
+    path, config = checkpoint.path / checkpoint.family.source_files[0], checkpoint.config
+    try:
+        log_mel = LogMel.read(path)
+    except BundleError as error:
+        raise ExportError(str(error)) from None
+    expected = (config.num_mel_bins, 2 * config.max_source_positions)
+    if (log_mel.mels, log_mel.frames) != expected:
+        raise ExportError(
+            f"{path}: makes features of {log_mel.mels} mels and {log_mel.frames} frames, config.json expects "
+            f"{expected[0]} and {expected[1]}; give the file that belongs to these weights"
+        )
+    return log_mel.samples, log_mel.sampling_rate_hz
+
+
+@dataclass(frozen=True)
+class SpeechSamples:
+    """Sounds, int16 [n] each, and what transformers' own extractor makes of them, float32 [B, mels, frames]."""
+
+    rows: tuple[npt.NDArray[np.int16], ...]
+    rate_hz: int
+    features: torch.Tensor
+    as_ids = False
+
+    def lines(self, folder: Path) -> tuple[str, ...]:
+        """The names of sound files, which are written into ``folder``. Raises ExportError without soundfile."""
+        try:
+            import soundfile
+        except (ImportError, OSError):
+            raise ExportError(
+                "comparing a model that hears needs the package soundfile; pip install 'tightbeam[audio]', or export "
+                "with --no-check"
+            ) from None
+        paths = [folder / f"{index}.wav" for index in range(len(self.rows))]
+        for path, row in zip(paths, self.rows, strict=True):
+            soundfile.write(path, row, self.rate_hz)
+        return tuple(str(path) for path in paths)
+
+    def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """The same input for ``model.generate``."""
+        # Without timestamps a window is one call; else transformers would cut at those that a model writes unasked.
+        return {"input_features": self.features.to(dtype), "force_unique_generate_call": True}
+
+    def shown(self, text: str) -> str:
+        """A decoded text as the command shows it."""
+        return text.strip()
+
+
+def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
+    """Rising tones with harmonics and pauses, and some noise: nothing said, but much to hear."""
+    samples, rate_hz = _window(checkpoint)
+    generator = np.random.default_rng(0)
+    rows = []
+    for share in SHARES:
+        time_s = np.arange(int(share * samples)) / rate_hz
+        pitch_hz = generator.uniform(90, 240) * (1 + 0.4 * np.sin(2 * np.pi * generator.uniform(0.5, 3) * time_s))
+        phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
+        voice = sum(np.sin(k * phase) * generator.uniform(0.2, 1) / k for k in range(1, 20))
+        loud = np.maximum(0, np.sin(2 * np.pi * generator.uniform(1, 5) * time_s + generator.uniform(0, 6)))
+        sound = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
+        rows.append(np.clip(np.round(sound * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
+    sounds = [row.astype(np.float32) / PCM_STEPS for row in rows]
+    features = extractor(sounds, sampling_rate=rate_hz, return_tensors="pt").input_features
+    return SpeechSamples(tuple(rows), rate_hz, features)

@@ -1,0 +1,78 @@
+"""The tables that end an export: what its passes did, and what each variant keeps, for the model's own sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes, plan_bytes, presets_of, same_for_all
+from tightbeam.graph_passes.precision.lower_precision import itemsize
+
+BEAMS = 4
+BATCHES = (1, 32)
+
+
+def memory_table(bundle: Bundle) -> Table:
+    """Bytes of the source and the generated cache by variant, batch 1 and 32, beam 4, at the model's full lengths; in
+    bold the bundle's own, in a row of its own where its layers are no preset's."""
+    manifest = bundle.manifest
+    sizes = Sizes(**manifest.sizes.model_dump())
+    T = longest_output(manifest.generation, sizes.max_target)
+    plans = {name: same_for_all(preset, sizes.L, "") for name, preset in presets_of(sizes).items()}
+    own = tuple(LayerPlan(layer.source, layer.generated, "") for layer in manifest.layers)
+    if plans.get(manifest.variant) != own:
+        plans["this bundle"] = own
+    table = Table(
+        title=(
+            f"Cache in bytes: {manifest.precision}, {BEAMS} beams, source of {sizes.max_source}, output of {T} tokens"
+        ),
+        title_justify="left",
+        box=box.SIMPLE,
+    )
+    for heading in ("variant", "batch", "source", "generated", "total", "share"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
+    for batch in BATCHES:
+        job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T, itemsize=itemsize(manifest.precision))
+        whole = sum(PRESETS["baseline"].cache_bytes(sizes, job))
+        for name, plan in plans.items():
+            source, generated = plan_bytes(plan, sizes, job)
+            total = source + generated
+            style = "bold" if plan == own else None
+            row = (name, str(batch), f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
+            table.add_row(*row, style=style, end_section=name == list(plans)[-1])
+    return table
+
+
+def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
+    """T, the most positions a generation with these defaults keeps in its cache."""
+    new_tokens = generation.get("max_new_tokens") or (generation.get("max_length") or 21) - 1
+    return int(min(new_tokens, max_target))
+
+
+def passes_table(bundle: Bundle) -> Table:
+    """What each pass did: places rewritten, and bytes saved at batch 1 and the model's full lengths."""
+    table = Table(title=f"Passes of {bundle.manifest.variant}, batch 1", title_justify="left", box=box.SIMPLE)
+    for heading in ("pass", "places", "bytes saved", ""):
+        table.add_column(heading, justify="right" if heading in ("places", "bytes saved") else "left")
+    for entry in bundle.manifest.passes:
+        table.add_row(entry.name, str(entry.matched), f"{entry.bytes_saved:,}", entry.reason)
+    return table
+
+
+def guard_table(bundle: Bundle) -> Table:
+    """The error of each layer's rewritten attention on real activations, and what the layer keeps for it."""
+    title = f"Error of attention in {bundle.manifest.precision}, on real activations"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for heading in ("layer", "part", "wanted", "error", "allowed", "cond(W_K)", "kept"):
+        table.add_column(heading, justify="left" if heading in ("part", "wanted", "kept") else "right", no_wrap=True)
+    for entry in bundle.manifest.guard:
+        error = "no number" if entry.error is None else f"{entry.error:.1e}"
+        condition = "no inverse" if entry.condition is None else f"{entry.condition:.0e}" if entry.condition else ""
+        style = None if entry.kept == entry.wanted else "bold"
+        figures = (error, f"{entry.allowed:.1e}", condition)
+        table.add_row(str(entry.layer), entry.part, entry.wanted, *figures, entry.kept, style=style)
+    return table

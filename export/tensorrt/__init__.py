@@ -1,0 +1,1 @@
+"""Bundle to TensorRT engine, built in a process of its own."""

@@ -1,0 +1,232 @@
+"""Bundle -> TensorRT engine inside the bundle: graphs in TensorRT's form, built in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from tightbeam.deploy.bundle.engine_files import (
+    ENGINE_VERSION,
+    BuiltEngine,
+    EngineEntry,
+    EngineGraph,
+    EngineLimits,
+    built_from,
+    check_engine_target,
+    write_engine,
+)
+from tightbeam.deploy.bundle.reader import Bundle, Manifest, TensorEntry, file_entry
+from tightbeam.export.accuracy.precision_error import precision_error
+from tightbeam.export.errors import ExportError
+from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
+from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
+from tightbeam.export.writing.graphs import read_graphs, state_entries, tensor_entries, write_graphs
+from tightbeam.graph_passes import ModelGraphs
+from tightbeam.graph_passes.precision.lower_precision import LOW_TYPES
+from tightbeam.graph_passes.tensorrt.form import tensorrt_form
+from tightbeam.graph_passes.tensorrt.plugin_nodes import to_plugin_nodes
+from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
+
+__all__ = ["PRECISIONS", "build_engine", "run_builds", "write_tensorrt_graphs"]
+
+PRECISIONS = ("fp32", *LOW_TYPES)
+KEYS_FOR_VALUES = frozenset({"k", "first-k"})
+Progress = Callable[[str, int, int], None]
+
+
+def build_engine(
+    path: str | os.PathLike[str],
+    *,
+    capabilities: Sequence[str] = (CURRENT,),
+    precision: str = "fp32",
+    limits: EngineLimits | None = None,
+    name: str | None = None,
+    check: bool = True,
+    force: bool = False,
+    on_progress: Progress = lambda what, done, steps: None,
+) -> BuiltEngine:
+    """Build an engine of the bundle at ``path`` into it, for the largest run that ``limits`` allow.
+
+    ``capabilities``: compute capabilities such as "80", or "current" for the GPU of this machine. ``precision``: of
+    weights, caches and products; softmax, norms and log-softmax stay float32. ``name``: of the engine, by default made
+    of these. ``check``: measure the error of a half precision. ``on_progress``: called with what is being done, and how
+    many of how many steps are.
+    Raises ExportError, PassError, TensorRTError or BundleError (EngineError); after an error the bundle is as it was.
+    """
+    if precision not in PRECISIONS:
+        raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
+    found = load_tensorrt()
+    capabilities = in_order(capabilities)
+    targets = found.settle_capabilities(capabilities)
+    found.check_precision(targets, precision)
+    bundle = Bundle.load(path)
+    manifest = bundle.manifest
+    if manifest.precision != "fp32":
+        raise ExportError(
+            f"bundle {bundle.path} is in {manifest.precision}, which is for ONNX Runtime; engines of any precision are "
+            f"built from an fp32 bundle: export-model --precision fp32, then build-engine --precision {precision}"
+        )
+    limits = limits or engine_limits(manifest)
+    _check_exact(manifest, precision)
+    chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])
+    check_engine_target(bundle, chosen, force=force)
+    work = _Build(bundle, found, tuple(capabilities), targets, precision, limits, check, on_progress)
+    return write_engine(bundle, chosen, work.fill, force=force)
+
+
+def _check_exact(manifest: Manifest, precision: str) -> None:
+    """Raise ExportError for values made of keys in a precision at which nobody measured how exact they are."""
+    layers = [
+        layer.layer
+        for layer in manifest.layers
+        if precision != "fp32" and {layer.source, layer.generated} & KEYS_FOR_VALUES
+    ]
+    if layers:
+        raise ExportError(
+            f"layers {', '.join(map(str, layers))} make values of keys, which was measured in float32 alone and seldom "
+            f"holds in {precision}; take --precision fp32, or export the model with --variant el or dedup"
+        )
+
+
+@dataclass(frozen=True)
+class _Build:
+    """``capabilities`` as TensorRT is told them, ``targets`` as the engine has them."""
+
+    bundle: Bundle
+    found: TensorRT
+    capabilities: tuple[str, ...]
+    targets: tuple[str, ...]
+    precision: str
+    limits: EngineLimits
+    check: bool
+    on_progress: Progress
+
+    def fill(self, folder: Path) -> EngineEntry:
+        """Write the engine's files and describe them."""
+        with tempfile.TemporaryDirectory(prefix="tightbeam-") as scratch:
+            self.on_progress("preparing the graphs", 0, 1)
+            graphs = write_tensorrt_graphs(self.bundle, self.limits, self.precision, Path(scratch))
+            error = None
+            if self.precision != "fp32" and self.check:
+                self.on_progress(f"measuring the error of {self.precision}", 0, 1)
+                error = precision_error(self.bundle, graphs, self.limits.max_new_tokens)
+            engines = self._build({"encoder": graphs.encoder, "decoder": graphs.decoder}, Path(scratch), folder)
+        return EngineEntry(
+            engine_version=ENGINE_VERSION,
+            made_by=f"tightbeam {version('tightbeam')}",
+            flavour=self.found.flavour,
+            tensorrt_version=self.found.version,
+            capabilities=self.targets,
+            precision=self.precision,  # type: ignore[arg-type]  # one of PRECISIONS
+            limits=self.limits,
+            built_from=built_from(self.bundle),
+            encoder=engines["encoder"],
+            decoder=engines["decoder"],
+            cache_states=state_entries(graphs),
+            precision_error=error,
+        )
+
+    def _build(self, graphs: Mapping[str, gs.Graph], scratch: Path, folder: Path) -> dict[str, EngineGraph]:
+        manifest = self.bundle.manifest
+        requests = tuple(
+            GraphRequest(
+                part=part,
+                model=scratch / f"{part}.onnx",
+                target=folder / f"{part}.engine",
+                ranges=shape_ranges(graph, manifest, self.limits),
+                on_host=values_on_host(manifest, self.limits),
+            )
+            for part, graph in graphs.items()
+        )
+        built = run_builds(Request(capabilities=self.capabilities, graphs=requests), self.on_progress)
+        return {
+            part: EngineGraph(
+                **file_entry(folder, f"{part}.engine").model_dump(),
+                inputs=_named(graph.inputs, built[part]["inputs"]),
+                outputs=_named(graph.outputs, built[part]["outputs"]),
+                on_host=tuple(tensor["name"] for tensor in built[part]["inputs"] if tensor["on_host"]),
+                plugins=built[part]["plugins"],
+            )
+            for part, graph in graphs.items()
+        }
+
+
+def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, folder: Path) -> ModelGraphs:
+    """Write ``encoder.onnx``, ``decoder.onnx`` and their weights as TensorRT's parser takes them; the graphs, with our
+    operators still as such. Raises PassError."""
+    graphs, _ = tensorrt_form(read_graphs(bundle), limits.max_new_tokens, precision)
+    write_graphs(graphs, folder)
+    for part in ("encoder", "decoder"):
+        path = folder / f"{part}.onnx"
+        model = onnx.load(path, load_external_data=False)
+        to_plugin_nodes(model)
+        onnx.save(model, path)
+    return graphs
+
+
+def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> tuple[TensorEntry, ...]:
+    """The graph's inputs or outputs, if the engine has the same ones."""
+    entries = tensor_entries(list(tensors))
+    if [entry.name for entry in entries] != [tensor["name"] for tensor in built]:
+        raise ExportError(
+            f"TensorRT made {', '.join(tensor['name'] for tensor in built)} of the graph's "
+            f"{', '.join(entry.name for entry in entries)}; please report this with the bundle.json"
+        )
+    return entries
+
+
+def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, Any]]:
+    """Build in a process of its own; what it says of each part. Raises ExportError where it fails, or dies."""
+    command = [sys.executable, "-m", "tightbeam.export.tensorrt.builder_process"]
+    built: dict[str, dict[str, Any]] = {}
+    what, failure = "starting TensorRT", None
+    on_progress(what, 0, 1)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):  # it ended at once; its exit says why
+                process.stdin.write(json.dumps(request.model_dump(), default=os.fspath).encode())
+                process.stdin.close()
+            part = ""
+            for line in map(json.loads, process.stdout):
+                if "part" in line:
+                    part, what = line["part"], f"building the {line['part']}"
+                    on_progress(what, 0, 1)
+                elif "phase" in line:
+                    on_progress(f"{what}: {line['phase'].lower()}", line["done"], line["steps"])
+                elif "plugins" in line:
+                    built[part] = line
+                failure = line.get("error")
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        errors.seek(0)
+        told = errors.read().decode(errors="replace").strip().splitlines()
+    if failure is not None:
+        raise ExportError(f"{what} failed: {failure}")
+    if code != 0 or len(built) < len(request.graphs):
+        reason = f"; it said: {told[-1]}" if told else ""
+        raise ExportError(
+            f"{what} failed: TensorRT ended its process ({_ending(code)}){reason}; please report this with the "
+            "bundle.json"
+        )
+    return built
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

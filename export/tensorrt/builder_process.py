@@ -1,0 +1,166 @@
+"""TensorRT's builds, in a process of their own: ``python -m tightbeam.export.tensorrt.builder_process``.
+
+TensorRT can end a process that gives it something it does not expect; here that ends this one, and whoever started it
+says so. Takes a ``Request`` as JSON on standard input, and writes a JSON object a line on standard output: ``part``;
+``phase`` and ``done`` of ``steps`` while it works on it; at its end ``plugins`` (nodes of each operator in the engine),
+``inputs`` and ``outputs``, or ``error``, which ends all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tightbeam.plugins.tensorrt.distribution import TensorRT
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
+
+__all__ = ["GraphRequest", "Range", "Request", "build"]
+
+Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Smallest, usual and largest shape of an input; or its values, where TensorRT has it on the host."""
+FIRST_REASONS = 3
+
+
+class GraphRequest(BaseModel):
+    """``part``: what the graph is called. ``model``: its file, with plugin nodes, beside its weights. ``ranges``: of
+    every input with a dynamic shape. ``on_host``: of inputs whose values TensorRT may need on the host."""
+
+    model_config = ConfigDict(frozen=True)
+
+    part: str
+    model: Path
+    target: Path
+    ranges: dict[str, Range]
+    on_host: dict[str, Range]
+
+
+class Request(BaseModel):
+    """Graphs to build one after the other."""
+
+    model_config = ConfigDict(frozen=True)
+
+    capabilities: tuple[str, ...]
+    graphs: tuple[GraphRequest, ...]
+
+
+def build(
+    request: GraphRequest, capabilities: Sequence[str], report: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """Build and write the engine; what it has. Raises TensorRTError with TensorRT's own reasons."""
+    found = register_plugins()
+    trt = found.trt
+    faults.clear()
+    found.errors.clear()
+    builder = trt.Builder(found.logger)
+    network = found.network(builder)
+    parser = trt.OnnxParser(network, found.logger)
+    if not parser.parse_from_file(str(request.model)):
+        told = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+        raise TensorRTError(_reason(found, "parse", [*faults, *told]))
+    config = found.configure(builder, capabilities)
+    config.add_optimization_profile(_profile(builder, network, request))
+    monitor = _monitor(trt, report)
+    config.progress_monitor = monitor
+    engine = builder.build_serialized_network(network, config)
+    if engine is None or faults:
+        raise TensorRTError(_reason(found, "build", [*faults, *found.errors]))
+    with request.target.open("wb") as stream:
+        stream.write(engine)
+    return {
+        "plugins": _plugins(trt, network),
+        "inputs": [_described(network.get_input(i)) for i in range(network.num_inputs)],
+        "outputs": [_described(network.get_output(i)) for i in range(network.num_outputs)],
+    }
+
+
+def _reason(found: TensorRT, what: str, reasons: list[str]) -> str:
+    reasons = [reason for reason in reasons if "checkMacros" not in reason]  # of the driver that is not there
+    told = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
+    return f"{found.flavour} {found.version} cannot {what} the graph: {told}"
+
+
+def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:
+    profile = builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        if tensor.is_shape_tensor:
+            if tensor.name not in request.on_host:
+                raise TensorRTError(
+                    f"TensorRT needs the values of input {tensor.name} on the host, which nothing gives it"
+                )
+            profile.set_shape_input(tensor.name, *map(list, request.on_host[tensor.name]))
+        elif any(size < 0 for size in tensor.shape):
+            profile.set_shape(tensor.name, *request.ranges[tensor.name])
+    return profile
+
+
+def _plugins(trt: Any, network: Any) -> dict[str, int]:
+    """How many layers are plugins, by operator."""
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    found: Counter[str] = Counter()
+    for layer in layers:
+        if layer.type == trt.LayerType.PLUGIN_V3:
+            layer.__class__ = trt.IPluginV3Layer
+            found[layer.plugin.plugin_name] += 1
+    return dict(found)
+
+
+def _described(tensor: Any) -> dict[str, Any]:
+    return {"name": tensor.name, "on_host": bool(tensor.is_shape_tensor)}
+
+
+def _monitor(trt: Any, report: Callable[[Mapping[str, Any]], None]) -> Any:
+    """Tells of every phase, and of those inside it."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self.steps[phase] = steps
+            report({"phase": phase, "done": 0, "steps": steps})
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            report({"phase": phase, "done": step + 1, "steps": self.steps.get(phase, 0)})
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            steps = self.steps.pop(phase, 0)
+            report({"phase": phase, "done": steps, "steps": steps})
+
+    return Monitor()
+
+
+def main() -> None:
+    logging.disable()
+    reports = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # TensorRT writes to standard output itself
+
+    def report(line: Mapping[str, Any]) -> None:
+        print(json.dumps(line), file=reports, flush=True)
+
+    try:
+        request = Request.model_validate(json.load(sys.stdin.buffer))
+        for graph in request.graphs:
+            report({"part": graph.part})
+            report(build(graph, request.capabilities, report))
+    except TensorRTError as error:
+        report({"error": str(error)})
+    except OSError as error:
+        report({"error": f"cannot write the engine: {error.strerror or error}"})
+    reports.flush()
+    os._exit(0)  # what TensorRT does when the interpreter ends is of no use, and can abort
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""How large the runs of an engine may be, and what follows for the shapes of its inputs."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from tightbeam.deploy.bundle.engine_files import EngineLimits
+from tightbeam.deploy.bundle.reader import Manifest
+from tightbeam.deploy.runtimes.base import room_for_banned
+from tightbeam.export.errors import ExportError
+from tightbeam.export.tables import BEAMS, longest_output
+from tightbeam.export.tensorrt.builder_process import Range
+
+__all__ = ["engine_limits", "shape_ranges", "values_on_host"]
+
+CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
+"""A step has as many candidates a beam as there are end-of-sequence tokens, and one more; at least two."""
+
+DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
+"""Settings of a bundle that limits are made of."""
+
+
+def engine_limits(
+    manifest: Manifest,
+    *,
+    max_batch_size: int = 8,
+    max_num_beams: int | None = None,
+    max_source_length: int | None = None,
+    max_new_tokens: int | None = None,
+    max_candidates: int | None = None,
+) -> EngineLimits:
+    """The largest run of an engine; what is not given comes from the bundle's sizes and generation defaults.
+
+    Raises ExportError for what the model cannot do.
+    """
+    sizes = manifest.sizes
+    for setting in DEFAULTS:
+        default = manifest.generation.get(setting)
+        if default is not None and (type(default) is not int or default < 1):
+            raise ExportError(f"{setting} of the bundle is {default!r}, expected 1 or more; export the model again")
+    beams = max_num_beams if max_num_beams is not None else max(BEAMS, manifest.generation.get("num_beams") or 1)
+    source = max_source_length if max_source_length is not None else sizes.max_source
+    new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)
+    candidates = max_candidates if max_candidates is not None else min(CANDIDATES_A_BEAM * beams, sizes.vocabulary)
+    given = {
+        "max-batch-size": (max_batch_size, 1, 2**16),
+        "max-num-beams": (beams, 1, sizes.vocabulary // FEWEST_CANDIDATES_A_BEAM),
+        "max-source-length": (source, 1, sizes.max_source),
+        "max-new-tokens": (new, 1, sizes.max_target - 1),
+        "max-candidates": (candidates, FEWEST_CANDIDATES_A_BEAM * beams, sizes.vocabulary),
+    }
+    for name, (value, fewest, most) in given.items():
+        if not fewest <= value <= most:
+            raise ExportError(f"--{name} {value} cannot be run by this model; pass {fewest} to {most}")
+    return EngineLimits(
+        max_batch_size=max_batch_size,
+        max_num_beams=beams,
+        max_source_length=source,
+        max_new_tokens=new,
+        max_candidates=candidates,
+    )
+
+
+def shape_ranges(graph: gs.Graph, manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
+    """The smallest, usual and largest shape of every input."""
+    sizes = _sizes(manifest, limits)
+
+    def shape(tensor: gs.Tensor, place: int) -> tuple[int, ...]:
+        return tuple(sizes[size][place] if isinstance(size, str) else int(size) for size in tensor.shape)
+
+    return {tensor.name: (shape(tensor, 0), shape(tensor, 1), shape(tensor, 2)) for tensor in graph.inputs}
+
+
+def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int, int]]:
+    """Of each letter: the smallest, usual and largest size."""
+    B, M, T = limits.max_batch_size, limits.max_num_beams, limits.max_new_tokens
+    usual = min(manifest.generation.get("num_beams") or 1, M)
+    history = T + (limits.max_source_length if manifest.sizes.decoder_only else 0)
+    return {
+        "B": (1, B, B),
+        "M": (1, usual, M),
+        "R": (1, B * usual, B * M),
+        "N": (1, limits.max_source_length, limits.max_source_length),
+        "T": (0, max(1, T // 2), T),
+        "T_ancestry": (1, max(1, T // 2), T),
+        "T_history": (1, max(1, history // 2), history),
+        "P": (0, 0, room_for_banned(manifest.sizes.vocabulary, 0)),
+    }
+
+
+def values_on_host(manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
+    """Of inputs whose values are sizes: the smallest, usual and largest value."""
+    usual = _sizes(manifest, limits)["M"][1]
+    return {
+        "num_beams": ((1,), (usual,), (limits.max_num_beams,)),
+        "candidates": ((1,), (min(2 * usual, limits.max_candidates),), (limits.max_candidates,)),
+    }

@@ -1,0 +1,187 @@
+"""The two steps of a decoder-only model, traced: what its layers make of a prompt, and one new token.
+
+The canonical graphs:
+
+- prompt: ``input_ids`` int64 [B, N], padded on the right -> ``prompt_hidden_states`` [B, N, D], ``source.<l>.key``
+  [B, G, N, K] and ``source.<l>.value`` [B, G, N, V]. Causal attention alone keeps padding out: it stands behind all
+  that counts.
+- decoder, one new token a row: ``tokens`` int64 [R, 1], ``positions`` int64 [R, 1], ``past.<l>.key`` [R, G, T, K] and
+  ``past.<l>.value`` [R, G, T, V] -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value``, one
+  longer.
+
+Attention is the standard ``Attention`` operator of opset 23, with G key heads for H query heads, and keys are turned by
+the standard ``RotaryEmbedding``. A layer's window stands in the prompt graph's mask; the decoder, whose past may end
+anywhere, has none: ``ModelGraphs.windows`` says it to the passes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import onnx_graphsurgeon as gs
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from tightbeam.export.tracing.encoder_decoder import cache_of, keys_and_values
+from tightbeam.export.tracing.torch_export import trace_module
+from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.canonical.split_projections import settle_causal_attention
+
+ATTENTION = "tightbeam_trace"
+"""Name of the attention that stands in the place of a model's own while it is traced."""
+ROTATION = "apply_rotary_pos_emb"
+"""Name of the function by which transformers' models turn queries and keys."""
+
+
+class PromptStep(nn.Module):
+    """All positions of a prompt, each seeing those before it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model.base_model
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        B, N = input_ids.shape
+        cache = DynamicCache()
+        states = self.model(
+            input_ids=input_ids,
+            position_ids=torch.arange(N)[None].expand(B, N),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state  # [B, N, D]
+        return (states, *keys_and_values(cache))
+
+
+class TokenStep(nn.Module):
+    """One new token a row over an explicit past."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model.base_model
+        self.lm_head = model.lm_head
+
+    def forward(self, tokens: Tensor, positions: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        cache = cache_of(past)
+        states = self.model(
+            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state  # [R, 1, D]
+        return (self.lm_head(states), *keys_and_values(cache))
+
+
+def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
+    """The canonical graphs of a decoder-only model whose attention goes through transformers' attention interface."""
+    with _traceable(model) as windows:
+        prompt = _trace_prompt(model, sizes)
+        decoder = _trace_decoder(model, sizes)
+    seen = tuple(windows.get(layer, 0) for layer in range(sizes.L))
+    rotation = _rotation(model, sizes) if sizes.rotary else None
+    graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotation=rotation)
+    settle_causal_attention(graphs)
+    return graphs
+
+
+def _rotation(model: Any, sizes: Sizes) -> tuple[Any, Any]:
+    """Cosines and sines [positions, X] of all positions, as the model itself makes them."""
+    with torch.no_grad():
+        tables = model.base_model.rotary_emb(torch.zeros(1), torch.arange(sizes.max_target)[None])
+    cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
+    return cosines, sines
+
+
+def _trace_prompt(model: Any, sizes: Sizes) -> gs.Graph:
+    B, N = 3, min(7, sizes.max_source)
+    outputs: dict[str, Sequence[int | str]] = {"prompt_hidden_states": ("B", "N", sizes.D)}
+    for layer in range(sizes.L):
+        outputs[f"source.{layer}.key"] = ("B", sizes.G, "N", sizes.K)
+        outputs[f"source.{layer}.value"] = ("B", sizes.G, "N", sizes.V)
+    return trace_module(
+        PromptStep(model),
+        (torch.arange(B * N).reshape(B, N) % sizes.vocabulary,),
+        ({0: Dim("B", min=1), 1: Dim("N", min=1, max=sizes.max_source)},),
+        {"input_ids": ("B", "N")},
+        outputs,
+    )
+
+
+def _trace_decoder(model: Any, sizes: Sizes) -> gs.Graph:
+    R, T = 3, 5
+    generator = torch.Generator().manual_seed(0)
+    widths = (sizes.K, sizes.V) * sizes.L
+    past = [torch.randn((R, sizes.G, T, width), generator=generator) for width in widths]
+    rows, steps = Dim("R", min=1), Dim("T", min=1)
+    inputs: dict[str, Sequence[int | str]] = {"tokens": ("R", 1), "positions": ("R", 1)}
+    outputs: dict[str, Sequence[int | str]] = {"logits": ("R", 1, sizes.vocabulary)}
+    for layer in range(sizes.L):
+        for part, width in (("key", sizes.K), ("value", sizes.V)):
+            inputs[f"past.{layer}.{part}"] = ("R", sizes.G, "T", width)
+            outputs[f"present.{layer}.{part}"] = ("R", sizes.G, "T + 1", width)
+    args = (torch.arange(R).reshape(R, 1) % sizes.vocabulary, torch.full((R, 1), T), *past)
+    dynamic = ({0: rows}, {0: rows}, ({0: rows, 2: steps},) * len(past))
+    return trace_module(TokenStep(model), args, dynamic, inputs, outputs)
+
+
+@contextmanager
+def _traceable(model: Any) -> Iterator[dict[int, int]]:
+    """While it lasts, attention and rotation of the model are traced as one standard operator each, and its Conv1D as a
+    product. Yields the layers' windows, by layer, as far as they have been traced."""
+    windows: dict[int, int] = {}
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        windows[module.layer_idx] = sliding_window or 0
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        mask = None
+        prompt = query.shape[2] != 1
+        if prompt and sliding_window:
+            places = torch.arange(query.shape[2])
+            ages = places[:, None] - places
+            mask = ((ages >= 0) & (ages < sliding_window))[None, None].expand(query.shape[0], 1, -1, -1)
+        causal = prompt and mask is None
+        attended = torch.onnx.ops.attention(query, key, value, mask, is_causal=causal, scale=scale)[0]
+        return attended.transpose(1, 2), None
+
+    module = sys.modules[type(model).__module__]
+    own = model.config._attn_implementation
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Conv1D, "forward", _multiply))
+        if hasattr(module, ROTATION):
+            stack.enter_context(patch.object(module, ROTATION, _rotate))
+        ALL_ATTENTION_FUNCTIONS[ATTENTION] = attend
+        model.config._attn_implementation = ATTENTION
+        try:
+            yield windows
+        finally:
+            model.config._attn_implementation = own
+            del ALL_ATTENTION_FUNCTIONS[ATTENTION]
+
+
+def _rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """``ROTATION`` of queries and keys [B, heads, N, K], of which the first X numbers turn, by angles [B, N, X] whose
+    second half repeats the first."""
+    X = cosines.shape[-1]
+    tables = cosines[..., : X // 2], sines[..., : X // 2]
+    width = 0 if query.shape[-1] == X else X
+    return (
+        torch.onnx.ops.rotary_embedding(query, *tables, rotary_embedding_dim=width),
+        torch.onnx.ops.rotary_embedding(key, *tables, rotary_embedding_dim=width),
+    )
+
+
+def _multiply(self: Conv1D, states: Tensor) -> Tensor:
+    return torch.matmul(states, self.weight) + self.bias

@@ -1,0 +1,197 @@
+"""The two steps of an encoder-decoder, traced: what the encoder makes of a source, and one new token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import onnx_graphsurgeon as gs
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from tightbeam.export.tracing.torch_export import trace_module
+from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.base import settle_attention
+
+
+class EncoderStep(nn.Module):
+    """The encoder with the mask as a plain input."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        B, N = attention_mask.shape
+        # [B, 1, N, N] is taken as it is by transformers; ONNX Runtime's Attention wants the query axis in full.
+        mask = attention_mask[:, None, None, :].to(torch.bool).expand(B, 1, N, N)
+        states: Tensor = self.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state  # [B, N, D]
+        return states
+
+
+class PositionTable(nn.Module):
+    """Position embedding looked up by a graph input, so that rows at different steps can share a batch."""
+
+    def __init__(self, table: nn.Embedding, offset: int) -> None:
+        super().__init__()
+        self.weight = table.weight
+        self.offset = offset
+        self.positions: Tensor | None = None
+
+    @contextmanager
+    def in_place_of(self, decoder: Any) -> Iterator[PositionTable]:
+        """Stands where the decoder embeds its positions, until the block is left."""
+        original = decoder.embed_positions
+        decoder.embed_positions = self
+        try:
+            yield self
+        finally:
+            decoder.embed_positions = original
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        assert self.positions is not None
+        return nn.functional.embedding(self.positions + self.offset, self.weight)  # [R, 1, D]
+
+
+class DecoderStep(nn.Module):
+    """One decoder step over an explicit past, without any cache of cross-attention."""
+
+    def __init__(self, model: Any, positions: PositionTable) -> None:
+        super().__init__()
+        self.decoder = model.get_decoder()
+        self.lm_head = model.lm_head
+        self.logits_bias = model.final_logits_bias
+        self.positions = positions
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        caches = caches_of(past)
+        R, T = past[0].shape[0], past[0].shape[2]
+        everything = torch.ones((R, 1, 1, T + 1), dtype=torch.bool)  # one query at the end sees all positions
+        self.positions.positions = positions
+        states = self.decoder(
+            input_ids=tokens,
+            attention_mask=everything,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=attention_mask[:, None, None, :].to(torch.bool),
+            past_key_values=caches,
+            use_cache=True,
+        ).last_hidden_state  # [R, 1, D]
+        return (self.lm_head(states) + self.logits_bias, *present_of(caches))
+
+
+class Placed(Protocol):
+    """A module that looks up what belongs to a position."""
+
+    positions: Tensor | None
+    """[R, 1]"""
+
+
+class ModelStep(nn.Module):
+    """One decoder step over an explicit past, through the whole model, where more than a product stands between the
+    decoder and its logits. ``placed``: the modules that look up a graph input's positions."""
+
+    def __init__(self, model: Any, placed: Sequence[Placed]) -> None:
+        super().__init__()
+        self.model = model
+        self.placed = placed
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        for module in self.placed:
+            module.positions = positions
+        caches = caches_of(past)
+        R, T = past[0].shape[0], past[0].shape[2]
+        logits = self.model(
+            encoder_outputs=(encoder_hidden_states,),
+            attention_mask=attention_mask[:, None, None, :].bool(),
+            decoder_input_ids=tokens,
+            decoder_attention_mask=tokens.new_ones((R, 1, 1, T + 1)).bool(),  # one query at the end sees all positions
+            past_key_values=caches,
+            use_cache=True,
+        ).logits
+        return (logits, *present_of(caches))
+
+
+def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
+    """transformers' caches out of keys and values [R, H, T, K] by layer; that of cross-attention is empty."""
+    return EncoderDecoderCache(cache_of(past), DynamicCache())
+
+
+def cache_of(past: Sequence[Tensor]) -> DynamicCache:
+    """The cache of self-attention alone."""
+    cache = DynamicCache()
+    for layer in range(len(past) // 2):
+        cache.update(past[2 * layer], past[2 * layer + 1], layer)
+    return cache
+
+
+def present_of(caches: EncoderDecoderCache) -> list[Tensor]:
+    """The keys and values of self-attention after a step, by layer, as :func:`caches_of` takes them."""
+    return keys_and_values(caches.self_attention_cache)
+
+
+def keys_and_values(cache: DynamicCache) -> list[Tensor]:
+    """What a cache holds, by layer: keys, values."""
+    layers: list[Any] = cache.layers
+    return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+
+
+def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) -> ModelGraphs:
+    """The canonical graphs of two steps: ``encoder`` takes and gives what :class:`EncoderStep` does, ``decoder`` what
+    :class:`DecoderStep` does."""
+    graphs = ModelGraphs(trace_encoder(encoder, sizes), trace_decoder(decoder, sizes), sizes)
+    settle_attention(graphs)
+    return graphs
+
+
+def trace_encoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
+    """``step(input_ids, attention_mask)``, both int64 [B, N], gives [B, N, D]."""
+    B, N = 3, min(7, sizes.max_source)
+    mask = torch.ones((B, N), dtype=torch.long)
+    mask[1, N // 2 :] = 0
+    args = (torch.arange(B * N).reshape(B, N) % sizes.source_vocabulary, mask)
+    batch, source = Dim("B", min=1), Dim("N", min=1, max=sizes.max_source)
+    return trace_module(
+        step,
+        args,
+        ({0: batch, 1: source}, {0: batch, 1: source}),
+        {"input_ids": ("B", "N"), "attention_mask": ("B", "N")},
+        {"encoder_hidden_states": ("B", "N", sizes.D)},
+    )
+
+
+def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
+    """``step(tokens, positions, encoder_hidden_states, attention_mask, *past)`` gives the logits and the new past."""
+    R, N, T = 3, min(7, sizes.max_source), 5
+    mask = torch.ones((R, N), dtype=torch.long)
+    mask[1, N // 2 :] = 0
+    generator = torch.Generator().manual_seed(0)
+    # Distinct tensors: one object given twice would be traced as one input.
+    past = [torch.randn((R, sizes.H, T, sizes.K), generator=generator) for _ in range(2 * sizes.L)]
+    args = (
+        torch.arange(R).reshape(R, 1) % sizes.vocabulary,
+        torch.full((R, 1), T),
+        torch.randn((R, N, sizes.D), generator=generator),
+        mask,
+        *past,
+    )
+    rows, source, steps = Dim("R", min=1), Dim("N", min=1, max=sizes.max_source), Dim("T", min=1)
+    dynamic = ({0: rows}, {0: rows}, {0: rows, 1: source}, {0: rows, 1: source}, ({0: rows, 2: steps},) * len(past))
+    names = [f"{layer}.{part}" for layer in range(sizes.L) for part in ("key", "value")]
+    inputs: dict[str, Sequence[int | str]] = {
+        "tokens": ("R", 1),
+        "positions": ("R", 1),
+        "encoder_hidden_states": ("R", "N", sizes.D),
+        "attention_mask": ("R", "N"),
+    }
+    outputs: dict[str, Sequence[int | str]] = {"logits": ("R", 1, sizes.vocabulary)}
+    for name in names:
+        inputs[f"past.{name}"] = ("R", sizes.H, "T", sizes.K)
+        outputs[f"present.{name}"] = ("R", sizes.H, "T + 1", sizes.K)
+    return trace_module(step, args, dynamic, inputs, outputs)

@@ -1,0 +1,1 @@
+"""The files of a bundle: graphs, and one file with every weight once."""

@@ -1,0 +1,171 @@
+"""Graphs -> ONNX messages whose weights stand in one file, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from tightbeam.deploy.bundle.reader import (
+    WEIGHTS,
+    Bundle,
+    BundleError,
+    CacheStateEntry,
+    GraphEntry,
+    TensorEntry,
+    file_entry,
+)
+from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
+from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
+
+G_LOGGER.severity = G_LOGGER.ERROR  # it writes to standard output, that numpy has no bfloat16 for instance
+Array = npt.NDArray[Any]
+INLINE_BYTES = 256
+"""Constants up to this size stay in the graph, where shape inference can read them."""
+
+
+def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
+    """Write ``encoder.onnx``, ``decoder.onnx`` and the weights that both point into. Raises OSError."""
+    named = {"encoder": graphs.encoder, "decoder": graphs.decoder}
+    constants = {f"{name}.{tensor.name}": tensor for name, graph in named.items() for tensor in _weights(graph)}
+    plan = plan_weights({name: tensor.values for name, tensor in constants.items()})
+    write_weights(folder / WEIGHTS, plan)
+    for name, graph in named.items():
+        onnx.save_model(_to_model(graph, name, plan), folder / f"{name}.onnx")
+
+
+def graph_entries(graphs: ModelGraphs, folder: Path) -> dict[str, GraphEntry]:
+    """Encoder and decoder, written to ``folder``, for ``bundle.json``."""
+    return {
+        name: GraphEntry(
+            **file_entry(folder, f"{name}.onnx").model_dump(),
+            inputs=tensor_entries(graph.inputs),
+            outputs=tensor_entries(graph.outputs),
+        )
+        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
+    }
+
+
+def state_entries(graphs: ModelGraphs) -> tuple[CacheStateEntry, ...]:
+    """The caches of the generated part, for ``bundle.json``."""
+    return tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states)
+
+
+def tensor_entries(tensors: list[gs.Tensor]) -> tuple[TensorEntry, ...]:
+    """Graph inputs or outputs for ``bundle.json``."""
+    return tuple(
+        TensorEntry(name=tensor.name, dtype=np.dtype(tensor.dtype).name, shape=tuple(tensor.shape))
+        for tensor in tensors
+    )
+
+
+def _weights(graph: gs.Graph) -> list[gs.Constant]:
+    return [
+        tensor
+        for tensor in graph.tensors().values()
+        if isinstance(tensor, gs.Constant) and tensor.values.nbytes > INLINE_BYTES
+    ]
+
+
+def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:
+    """The message without weights; the graph itself keeps its arrays."""
+    graph = graph.copy()
+    graph.name = name
+    graph.opset = OPSET
+    graph.import_domains = None
+    graph.functions = []  # of a graph that was read from a file; they are made anew below
+    graph.producer_name = "tightbeam"
+    for tensor in _weights(graph):
+        tensor.values = LazyValues(_external(tensor, plan.offsets[f"{name}.{tensor.name}"]))
+    model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=True)
+    model.ir_version = IR_VERSION
+    model.functions.extend(functions(model.graph.node))
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    if model.functions:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
+    onnx.checker.check_model(_without_external_data(model))
+    return model
+
+
+def _external(tensor: gs.Constant, offset: int) -> onnx.TensorProto:
+    values = tensor.values
+    proto = onnx.TensorProto(
+        name=tensor.name,
+        data_type=onnx.helper.np_dtype_to_tensor_dtype(values.dtype),
+        dims=values.shape,
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    where: Mapping[str, object] = {"location": WEIGHTS, "offset": offset, "length": values.nbytes}
+    for key, value in where.items():
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
+def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy for the checker, which would look for the weights beside the current folder."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            declared = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            copy.graph.input.append(declared)
+    kept = [t for t in copy.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy
+
+
+def read_graphs(bundle: Bundle) -> ModelGraphs:
+    """The graphs of a bundle, with the types of all tensors; weights are mapped, not read.
+
+    Raises BundleError where a file is no ONNX graph over the bundle's weights.
+    """
+    manifest = bundle.manifest
+    weights = np.memmap(bundle.file(manifest.weights), np.uint8, mode="r") if manifest.weights.bytes else None
+    encoder, decoder = (_read_graph(bundle, entry, weights) for entry in (manifest.encoder, manifest.decoder))
+    states = tuple(CacheState(**state.model_dump()) for state in manifest.cache_states)
+    return ModelGraphs(encoder, decoder, Sizes(**manifest.sizes.model_dump()), states)
+
+
+def _read_graph(bundle: Bundle, entry: GraphEntry, weights: Array | None) -> gs.Graph:
+    path = bundle.file(entry)
+    try:
+        model = onnx.load(path, load_external_data=False)
+        made_for = next((opset.version for opset in model.opset_import if opset.domain == DOMAIN), VERSION)
+        if made_for != VERSION:
+            raise ValueError(f"its operators are of version {made_for}, expected {VERSION}")
+        unknown = {node.op_type for node in model.graph.node if node.domain == DOMAIN} - OPERATORS.keys()
+        if unknown:
+            raise ValueError(f"it has unknown operators: {', '.join(sorted(unknown))}")
+        onnx.checker.check_model(_without_external_data(model))
+        where = {tensor.name: _place(tensor) for tensor in model.graph.initializer if tensor.external_data}
+        model = onnx.shape_inference.infer_shapes(model)
+        del model.functions[:]
+        graph = gs.import_onnx(model)
+        tensors = graph.tensors()
+        for name, (offset, dtype, shape) in where.items():
+            if weights is None:
+                raise ValueError(f"{name} is missing, {WEIGHTS} is empty")
+            size = int(np.prod(shape)) * dtype.itemsize
+            tensors[name].values = weights[offset : offset + size].view(dtype).reshape(shape)
+    except Exception as error:  # protobuf, onnx and graphsurgeon raise all kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BundleError(f"{path} cannot be read as a graph ({reason}); export the model again") from error
+    return graph
+
+
+def _place(tensor: onnx.TensorProto) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
+    """Offset, type and shape of a weight in the weights file."""
+    fields = {field.key: field.value for field in tensor.external_data}
+    if fields["location"] != WEIGHTS:
+        raise ValueError(f"{tensor.name} lies in {fields['location']!r}, expected {WEIGHTS}")
+    return int(fields["offset"]), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)

@@ -1,0 +1,139 @@
+"""The cost model: what a variant reads and multiplies, and how long a machine of two numbers takes for it.
+
+Every matrix product or attention takes as long as the slower of two things: moving its numbers at the machine's memory
+bandwidth, and its operations at its matrix rate (the roofline of Williams et al. 2009). Times add up. What is left out:
+activations, element-wise operators, launches, and that small products reach neither number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.base import Job, ModelGraphs, Sizes, cross_attention
+from tightbeam.graph_passes.caches.kinds import LayerPlan
+
+__all__ = ["Machine", "Prediction", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``bandwidth``: bytes a second read from memory. ``rate``: operations a second of large matrix products."""
+
+    bandwidth: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """One product or attention: bytes read and written, and operations (a multiplication and an addition are two)."""
+
+    what: str
+    bytes: int
+    operations: int
+
+    def seconds(self, machine: Machine) -> float:
+        return max(self.bytes / machine.bandwidth, self.operations / machine.rate)
+
+
+@dataclass(frozen=True)
+class WeightCounts:
+    """Numbers in weight matrices that are multiplied. ``decoder``: without the keys and values of cross-attention,
+    which each variant treats in its own way."""
+
+    encoder: int
+    decoder: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds for a whole job: encoding its batch, and one step at half of its length."""
+
+    encoder: float
+    step: float
+    steps: int
+
+    @property
+    def total(self) -> float:
+        return self.encoder + self.steps * self.step
+
+
+def count_weights(canonical: ModelGraphs) -> WeightCounts:
+    """From the canonical graphs."""
+    blocks = () if canonical.sizes.decoder_only else cross_attention(canonical, "cost").values()
+    cross = sum(part.weight.values.size for block in blocks for part in (block.key, block.value))
+    return WeightCounts(_multiplied(canonical.encoder), _multiplied(canonical.decoder) - cross)
+
+
+def _multiplied(graph: gs.Graph) -> int:
+    total = 0
+    for node in graph.nodes:
+        if node.op in ("MatMul", "Gemm"):
+            weight = node.inputs[1]
+            if weight.inputs and weight.inputs[0].op == "Transpose":
+                weight = weight.inputs[0].inputs[0]
+            total += int(weight.values.size) if isinstance(weight, gs.Constant) else 0
+    return total
+
+
+def predict(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts, machine: Machine) -> Prediction:
+    """Times of a job of B samples, M beams, N source and T generated positions."""
+    halfway = replace(job, T=max(1, job.T // 2))
+    encoder = sum(work.seconds(machine) for work in encoder_work(plan, sizes, job, weights))
+    step = sum(work.seconds(machine) for work in step_work(plan, sizes, halfway, weights))
+    return Prediction(encoder, step, job.T)
+
+
+def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts) -> list[Work]:
+    """Encoding a batch, and projecting what the plan keeps of it; a prompt's keys and values are projected anyway."""
+    positions = job.B * job.N
+    if sizes.decoder_only:
+        return [Work("prompt", weights.encoder * job.itemsize, 2 * positions * weights.encoder)]
+    GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.D
+    each = {"kv-per-beam": D * (GK + GV), "kv": D * (GK + GV), "k": D * GK, "states": 0, "first-k": 0}
+    projected = sum(each[layer.source] for layer in plan)
+    projected += D * GK if any(layer.source == "first-k" for layer in plan) else 0
+    return [
+        Work("encoder", weights.encoder * job.itemsize, 2 * positions * weights.encoder),
+        Work("source projections", projected * job.itemsize, 2 * positions * projected),
+    ]
+
+
+def step_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts) -> list[Work]:
+    """One step with T generated positions behind it."""
+    works = [Work("products", weights.decoder * job.itemsize, 2 * sizes.streams * job.R * weights.decoder)]
+    first = True
+    for layer in plan:
+        is_first = layer.source == "first-k" and first
+        first = first and not is_first
+        works.append(_source_attention("k" if is_first else layer.source, sizes, job))
+        works.append(_generated_attention(layer.generated, sizes, job))
+    return works
+
+
+def _source_attention(kind: str, sizes: Sizes, job: Job) -> Work:
+    """Attention over the source, with the products by head that its kind needs."""
+    K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
+    read = {"kv-per-beam": job.M * (GK + GV), "kv": GK + GV, "k": GK, "states": D, "first-k": GK}[kind]
+    by_score = {"k": K + GK, "states": 2 * D, "first-k": 2 * GK}.get(kind, K + V)
+    by_row = {"k": GK * V, "states": D * (K + V), "first-k": GK * (K + V)}.get(kind, 0)
+    return _attention("source attention", job, sizes, job.B * job.N * read, job.N, by_score, by_row)
+
+
+def _generated_attention(kind: str, sizes: Sizes, job: Job) -> Work:
+    """Attention over the generated part, likewise. The beams of a sample parted only a few tokens ago, so that a cache
+    read through ancestry is read about once a sample; one that is reordered is copied twice in every step."""
+    K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
+    read = {"kv-reordered": 5 * job.M * (GK + GV), "kv": GK + GV, "k": GK, "x": D}[kind]
+    by_score = {"k": K + GK, "x": 2 * D}.get(kind, K + V)
+    # Beyond what the canonical step projects: per query head, where that has one projection a key head.
+    by_row = {"k": GK * V - D * V * sizes.G // sizes.H, "x": D * (K + V) * (sizes.H - sizes.G) // sizes.H}.get(kind, 0)
+    return _attention("generated attention", job, sizes, job.B * job.T * read, job.T, by_score, by_row)
+
+
+def _attention(what: str, job: Job, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
+    numbers += sizes.H * by_row
+    operations = 2 * sizes.streams * job.R * sizes.H * (positions * by_score + by_row)
+    return Work(what, numbers * job.itemsize, operations)

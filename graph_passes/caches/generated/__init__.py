@@ -1,0 +1,1 @@
+"""Self-attention KV caches, one pass for each kind of ``--generated-cache``."""

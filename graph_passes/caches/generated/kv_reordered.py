@@ -1,0 +1,47 @@
+"""Generated cache ``kv-reordered``: keys and values kept the naive way: concatenated each step, reordered by copying.
+
+Kept for honest comparison. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each step gathers
+every past row of the surviving beams, appends the new one, and returns a cache one position longer. Saves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tightbeam.graph_passes.base import (
+    Builder,
+    CacheState,
+    ModelGraphs,
+    PassResult,
+    graph_input,
+    own_concat,
+    self_attention,
+    tidy,
+)
+from tightbeam.graph_passes.caches.prompt._prefix import require_prompt_per_beam
+
+NAME = "self_reordered"
+
+
+def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
+    """Decoder: a new input ``beam_index`` int64 [R], the row of the last step that each row continues."""
+    sizes = graphs.sizes
+    decoder = graphs.decoder
+    blocks = self_attention(graphs, NAME, layers)
+    beam_index = graph_input(decoder, "beam_index", np.int64, ["R"])
+    build = Builder(decoder, NAME)
+    states = []
+    for layer, block in blocks.items():
+        assert block.past is not None
+        require_prompt_per_beam(graphs, NAME, layer, block)
+        for past, concat in zip(block.past, map(own_concat, block.node.inputs[1:3]), strict=True):
+            assert concat is not None
+            concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})
+        for part, width in (("key", sizes.K), ("value", sizes.V)):
+            shape = ("R", sizes.G, "T", width)
+            states.append(CacheState(f"past.{layer}.{part}", f"present.{layer}.{part}", "append", shape))
+    tidy(decoder)
+    graphs.states += tuple(states)
+    return PassResult(NAME, len(blocks))

@@ -1,0 +1,1 @@
+"""Prompt caches of decoder-only models, one pass for each kind of ``--source-cache``."""

@@ -1,0 +1,39 @@
+"""Source cache ``kv`` of a decoder-only model: the prompt's keys and values of every layer once a sample, shared by its
+beams (FastSeq, section 4.1).
+
+Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Keys are kept as the scores read them, turned by
+their positions where the model does that. M times smaller than ``kv-per-beam``: 2 L N E numbers a sample.
+Operator: ``plugins/source_attention``; the generated part joins its softmax (``prior``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, graph_input, self_attention
+from tightbeam.graph_passes.caches.prompt._prefix import VALUES, PromptFlags, give_prior, query_rows
+from tightbeam.graph_passes.caches.source._cross_attention import source_saved
+
+NAME = "prompt_shared"
+
+
+def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
+    """Decoder: inputs ``source.<l>.key`` [B, G, N, K] and ``.value`` [B, G, N, V], outputs of the prompt graph."""
+    sizes = graphs.sizes
+    blocks = self_attention(graphs, NAME, layers)
+    build = Builder(graphs.decoder, NAME)
+    flags = PromptFlags(graphs, build)
+    for layer, block in blocks.items():
+        widths = {"key": sizes.K, "value": sizes.V}
+        sources = [
+            graph_input(graphs.decoder, f"source.{layer}.{part}", np.float32, ["B", sizes.G, "N", width])
+            for part, width in widths.items()
+        ]
+        attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
+        lse = build.variable(f"lse_{layer}", ["R", sizes.H])
+        inputs = [query_rows(build, block, sizes), *sources, flags.of(layer)]
+        build.operator("SourceAttention", inputs, {"scale": block.scale}, [attended, lse])
+        give_prior(block, VALUES, attended, lse)
+    return PassResult(NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))

@@ -1,0 +1,37 @@
+"""Source cache ``states`` of a decoder-only model: the inputs of each layer's attention over the prompt, once a sample
+(EL-attention, section 3.1).
+
+scores_i = (q_i W_K,i^T) S^T and out_i = (P_i S) W_V,i, with a matrix S [N, D] of each layer's own, where the layers of
+an encoder-decoder read one together. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value`` whose key and
+value biases are folded (``fold_biases``), and nothing between keys and scores. L N D numbers a sample: half of ``kv``
+where the key heads are together as wide as the model.
+Operator: ``plugins/latent_attention``; the generated part joins its softmax (``prior``). Algebra: ``key_algebra``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
+from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads
+from tightbeam.graph_passes.caches.cached_keys import require_own_space
+from tightbeam.graph_passes.caches.prompt._latent import PromptLatents
+from tightbeam.graph_passes.caches.prompt._prefix import INPUTS, query_rows
+from tightbeam.graph_passes.caches.source._cross_attention import source_saved
+
+NAME = "prompt_inputs"
+
+
+def prompt_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
+    """Decoder: inputs ``source.<l>.input`` [B, N, D], new outputs of the prompt graph."""
+    sizes = graphs.sizes
+    blocks = self_attention(graphs, NAME, layers)
+    require_own_space(blocks, NAME)
+    prompt = prompt_attention(graphs, NAME, layers)
+    build = Builder(graphs.decoder, NAME)
+    latents = PromptLatents(graphs, build, INPUTS)
+    for layer, block in blocks.items():
+        W_K = key_heads(block.key.weight.values, sizes.H, sizes.K)  # [H, K, D]
+        queries = multiply_heads(build, query_rows(build, block, sizes), W_K, block.key.weight.dtype)  # [R, H, D]
+        latents.attend(layer, block, queries, prompt[layer].key.source, f"source.{layer}.input", sizes.D)
+    return PassResult(NAME, len(blocks), bytes_saved=source_saved("states", len(blocks), sizes))

@@ -1,0 +1,1 @@
+"""Cross-attention caches, one pass for each kind of ``--source-cache``."""

@@ -1,0 +1,1 @@
+"""Passes that give a traced graph its canonical form."""

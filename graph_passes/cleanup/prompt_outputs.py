@@ -1,0 +1,44 @@
+"""The prompt graph, down to what the decoder reads: the last layer's own attention goes, with all that follows it.
+
+Needs: a decoder-only model whose layers keep what they keep of the prompt. Queries, keys and values of a layer, which
+the decoder projects in one product, are projected in one here too, so that both graphs share the weight.
+"""
+
+from __future__ import annotations
+
+from tightbeam.graph_passes.base import OWN, Builder, ModelGraphs, PassResult, prompt_attention, read_instead, tidy
+from tightbeam.graph_passes.caches.generated._self_attention import project_together
+
+NAME = "prompt_outputs"
+
+
+def prompt_outputs(graphs: ModelGraphs) -> PassResult:
+    """Prompt graph: outputs that no decoder input has the name of are gone."""
+    encoder, decoder = graphs.encoder, graphs.decoder
+    build = Builder(encoder, NAME)
+    for layer in _projected_together(graphs):
+        (block,) = prompt_attention(graphs, NAME, [layer]).values()
+        parts = (block.query, block.key, block.value)
+        widths = [part.weight.shape[1] for part in parts]
+        together = project_together(build, parts, block.node.name)
+        pieces = [build.variable(f"part_{layer}.{i}", ["B", "N", width]) for i, width in enumerate(widths)]
+        build.add("Split", [together, build.constant(widths)], {"axis": 2}, pieces)
+        for part, piece in zip(parts, pieces, strict=True):
+            read_instead(part.output, piece)
+    needed = {tensor.name for tensor in decoder.inputs}
+    gone = [tensor for tensor in encoder.outputs if tensor.name not in needed]
+    encoder.outputs = [tensor for tensor in encoder.outputs if tensor.name in needed]
+    tidy(encoder)
+    return PassResult(NAME, len(gone))
+
+
+def _projected_together(graphs: ModelGraphs) -> list[int]:
+    """The layers whose projections the decoder has made one, and whose products are no outputs of the prompt graph."""
+    outputs = {tensor.name for tensor in graphs.encoder.outputs}
+    as_traced = {node.name for node in graphs.decoder.nodes if node.op == "Attention"}
+    layers = []
+    for layer, block in prompt_attention(graphs, NAME).items():
+        made = {part.output.name for part in (block.query, block.key, block.value)}
+        if not block.between and not made & outputs and f"{OWN}.{layer}" not in as_traced:
+            layers.append(layer)
+    return layers

@@ -1,0 +1,1 @@
+"""Passes that are not exact: lower precision, its simulation, and skipped source positions."""

@@ -1,0 +1,1 @@
+"""Passes that give a finished variant the form that TensorRT takes."""

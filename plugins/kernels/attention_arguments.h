@@ -1,0 +1,78 @@
+// What the attention operators' arguments have in common, out of a call.
+#pragma once
+
+#include <string>
+
+#include "kernels/operator.h"
+
+namespace tightbeam {
+
+inline void check_heads(const Call& call, int H, int G) {
+  if (H % G != 0)
+    call.fail("has H = " + std::to_string(H) + " query heads, expected a multiple of its G = " + std::to_string(G) +
+              " key heads");
+}
+
+inline void check_pair(const Call& call, const char* one, const char* other) {
+  if (call.has(one) != call.has(other))
+    call.fail(std::string("has one of ") + one + " and " + other + ", expected both or none");
+}
+
+// The attribute of the source attentions; see plugins/ops/source_attention/__init__.py.
+inline float weight_threshold(const Call& call) {
+  const float threshold = call.float_attribute("weight_threshold");
+  if (!(threshold >= 0 && threshold < 1))
+    call.fail("attribute weight_threshold is " + std::to_string(threshold) + ", expected 0 or more, and less than 1");
+  return threshold;
+}
+
+// How many numbers of a key head, K wide, the rotation turns: 0 without one.
+inline int rotated_numbers(const Call& call, int K) {
+  const int numbers = 2 * call.size("X");
+  if (numbers > K)
+    call.fail("cosines turn " + std::to_string(numbers) + " numbers, a key head has " + std::to_string(K));
+  return numbers;
+}
+
+// Sizes, beams, positions, rotation, bias and prior of BeamAttention and BeamLatentAttention.
+template <class Float, class Arguments>
+void fill_history(const Call& call, Arguments& arguments) {
+  check_pair(call, "cosines", "sines");
+  check_pair(call, "prior_output", "prior_lse");
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.T = call.size("T");
+  arguments.T_max = call.size("T_max");
+  check_heads(call, arguments.H, arguments.G);
+  if (arguments.T > arguments.T_max)
+    call.fail("ancestry has " + std::to_string(arguments.T) + " positions, expected at most " +
+              std::to_string(arguments.T_max) + ", the room of the cache");
+  arguments.rotary = rotated_numbers(call, arguments.K);
+  arguments.rotary_positions = call.size("P");
+  if (call.has("distance_bias") && call.has("row_bias"))
+    call.fail("has distance_bias and row_bias, expected one of them");
+  const bool by_row = call.has("row_bias");
+  arguments.bias_heads = by_row || call.has("distance_bias") ? arguments.H : 0;
+  arguments.bias_distances = call.size("Y");
+  if (static_cast<int64_t>(arguments.bias_heads) * arguments.bias_distances > INT_MAX)
+    call.fail("has more biases for a row than an int counts");
+  arguments.bias_row_stride = by_row ? arguments.bias_heads * arguments.bias_distances : 0;
+  arguments.scale = call.float_attribute("scale");
+  arguments.window = call.int_attribute("window");
+  if (arguments.window < 0)
+    call.fail("attribute window is " + std::to_string(arguments.window) + ", expected 0 or more");
+  arguments.ancestry = call.input<int>("ancestry");
+  arguments.lengths = call.input<int>("lengths");
+  arguments.cosines = call.input<float>("cosines");
+  arguments.sines = call.input<float>("sines");
+  arguments.first_positions = call.input<int>("first_positions");
+  arguments.distance_bias = call.input<float>(by_row ? "row_bias" : "distance_bias");
+  arguments.prior_output = call.input<Float>("prior_output");
+  arguments.prior_lse = call.input<float>("prior_lse");
+  arguments.output = call.output<Float>("output");
+}
+
+}  // namespace tightbeam

@@ -1,0 +1,321 @@
+// Compiled once for each instruction set (CMakeLists.txt): TIGHTBEAM_ISA names it, TIGHTBEAM_LANES is the number of
+// floats in a register. Nothing here may have external linkage but the table: a function that the linker shares
+// between the copies would bring wide instructions to machines without them. So no header with inline code is used.
+#include "kernels/cpu/math.h"
+
+namespace tightbeam {
+namespace {
+
+constexpr int LANES = TIGHTBEAM_LANES;
+typedef float Vector __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+typedef int Integers __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+typedef unsigned Bits __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+
+inline Vector load(const float* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+inline void store(float* to, Vector vector) { __builtin_memcpy(to, &vector, sizeof vector); }
+
+// The first `count` numbers, then zeros.
+inline Vector load_some(const float* from, int count) {
+  Vector vector = {};
+  __builtin_memcpy(&vector, from, count * sizeof(float));
+  return vector;
+}
+
+inline void store_some(float* to, Vector vector, int count) { __builtin_memcpy(to, &vector, count * sizeof(float)); }
+
+inline Vector broadcast(float number) { return number - Vector{}; }
+
+// Small arrays of registers stay in registers only where the loops over them are gone before the compiler places them.
+#define TIGHTBEAM_UNROLL _Pragma("GCC unroll 16")
+
+// Lane i is the sum of the lanes of vectors[i]: LANES sums for LANES - 1 additions, two shuffles each.
+inline Vector sums_of(Vector* v) {
+#if TIGHTBEAM_LANES == 16
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < 8; ++i)
+    v[i] = __builtin_shufflevector(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < 4; ++i)
+    v[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < 2; ++i)
+    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           __builtin_shufflevector(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  return __builtin_shufflevector(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+         __builtin_shufflevector(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+#elif TIGHTBEAM_LANES == 8
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < 4; ++i)
+    v[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < 2; ++i)
+    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) +
+           __builtin_shufflevector(v[i], v[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+  return __builtin_shufflevector(v[0], v[1], 0, 8, 2, 10, 4, 12, 6, 14) +
+         __builtin_shufflevector(v[0], v[1], 1, 9, 3, 11, 5, 13, 7, 15);
+#else
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < 2; ++i)
+    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 4, 5) + __builtin_shufflevector(v[i], v[i + 2], 2, 3, 6, 7);
+  return __builtin_shufflevector(v[0], v[1], 0, 4, 2, 6) + __builtin_shufflevector(v[0], v[1], 1, 5, 3, 7);
+#endif
+}
+
+constexpr Upcoming FETCHED{nullptr, 0, 0};
+
+inline void fetch(Upcoming next, int row) {
+  if (row >= next.count) return;
+  const char* begin = reinterpret_cast<const char*>(next.rows[row]);
+  for (long byte = 0; byte < next.width * long{sizeof(float)}; byte += 64) __builtin_prefetch(begin + byte, 0, 2);
+}
+
+// QUERIES x KEYS = LANES dot products at a time, so that one tree of shuffles sums them all.
+template <int QUERIES>
+void dot_block(const float* queries, const float* const* keys, int count, int K, float* scores, int stride,
+               Upcoming next) {
+  constexpr int KEYS = LANES / QUERIES;
+  const int whole = K / LANES * LANES;
+  for (int t = 0; t < count; t += KEYS) {
+    const float* rows[KEYS];
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < KEYS; ++i) rows[i] = keys[t + i < count ? t + i : count - 1];
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < KEYS; ++i) fetch(next, t + i);
+    Vector sums[LANES] = {};
+    for (int k = 0; k < whole; k += LANES) {
+      Vector query[QUERIES];
+      TIGHTBEAM_UNROLL
+      for (int q = 0; q < QUERIES; ++q) query[q] = load(queries + q * long{K} + k);
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < KEYS; ++i) {
+        const Vector key = load(rows[i] + k);
+        TIGHTBEAM_UNROLL
+        for (int q = 0; q < QUERIES; ++q) sums[q * KEYS + i] += query[q] * key;
+      }
+    }
+    if (whole < K) {
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < KEYS; ++i) {
+        const Vector key = load_some(rows[i] + whole, K - whole);
+        TIGHTBEAM_UNROLL
+        for (int q = 0; q < QUERIES; ++q)
+          sums[q * KEYS + i] += load_some(queries + q * long{K} + whole, K - whole) * key;
+      }
+    }
+    float results[LANES];
+    store(results, sums_of(sums));
+    const int left = count - t < KEYS ? count - t : KEYS;
+    TIGHTBEAM_UNROLL
+    for (int q = 0; q < QUERIES; ++q)
+      for (int i = 0; i < left; ++i) scores[q * stride + t + i] = results[q * KEYS + i];
+  }
+}
+
+void dot(const float* queries, int Q, const float* const* keys, int count, int K, float* scores, int stride,
+         Upcoming next) {
+  for (int q = 0; q < Q; next = FETCHED) {
+    const float* own = queries + q * long{K};
+    if (Q - q >= 4) {
+      dot_block<4>(own, keys, count, K, scores + q * stride, stride, next);
+      q += 4;
+    } else if (Q - q >= 2) {
+      dot_block<2>(own, keys, count, K, scores + q * stride, stride, next);
+      q += 2;
+    } else {
+      dot_block<1>(own, keys, count, K, scores + q * stride, stride, next);
+      q += 1;
+    }
+  }
+}
+
+// QUERIES x VECTORS registers of sums, filled over all positions before they are stored.
+template <int QUERIES, int VECTORS>
+void weighted_block(const float* weights, int stride, const float* const* values, int count, int v, float* sums,
+                    long sums_stride, Upcoming next) {
+  Vector totals[QUERIES][VECTORS];
+  TIGHTBEAM_UNROLL
+  for (int q = 0; q < QUERIES; ++q)
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < VECTORS; ++i) totals[q][i] = load(sums + q * sums_stride + v + i * LANES);
+  for (int t = 0; t < count; ++t) {
+    fetch(next, t);
+    Vector value[VECTORS];
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < VECTORS; ++i) value[i] = load(values[t] + v + i * LANES);
+    TIGHTBEAM_UNROLL
+    for (int q = 0; q < QUERIES; ++q) {
+      const Vector weight = broadcast(weights[q * stride + t]);
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < VECTORS; ++i) totals[q][i] += weight * value[i];
+    }
+  }
+  TIGHTBEAM_UNROLL
+  for (int q = 0; q < QUERIES; ++q)
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < VECTORS; ++i) store(sums + q * sums_stride + v + i * LANES, totals[q][i]);
+}
+
+template <int QUERIES>
+void weighted_queries(const float* weights, int stride, const float* const* values, int count, int V, float* sums,
+                      long sums_stride, Upcoming next) {
+  constexpr int VECTORS = LANES == 16 ? 4 : 2;
+  int v = 0;
+  for (; v + VECTORS * LANES <= V; v += VECTORS * LANES, next = FETCHED)
+    weighted_block<QUERIES, VECTORS>(weights, stride, values, count, v, sums, sums_stride, next);
+  for (; v + LANES <= V; v += LANES, next = FETCHED)
+    weighted_block<QUERIES, 1>(weights, stride, values, count, v, sums, sums_stride, next);
+  if (v == V) return;
+  for (int q = 0; q < QUERIES; ++q) {
+    Vector total = load_some(sums + q * sums_stride + v, V - v);
+    for (int t = 0; t < count; ++t) total += broadcast(weights[q * stride + t]) * load_some(values[t] + v, V - v);
+    store_some(sums + q * sums_stride + v, total, V - v);
+  }
+}
+
+void add_weighted(const float* weights, int stride, int Q, const float* const* values, int count, int V, float* sums,
+                  long sums_stride, Upcoming next) {
+  for (int q = 0; q < Q; next = FETCHED) {
+    const float* own = weights + q * stride;
+    if (Q - q >= 4) {
+      weighted_queries<4>(own, stride, values, count, V, sums + q * sums_stride, sums_stride, next);
+      q += 4;
+    } else {
+      weighted_queries<1>(own, stride, values, count, V, sums + q * sums_stride, sums_stride, next);
+      q += 1;
+    }
+  }
+}
+
+float highest(const float* numbers, size_t count) {
+  const float nothing = -__builtin_inff();
+  Vector best = broadcast(nothing);
+  Integers nan = {};
+  size_t i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Vector next = load(numbers + i);
+    best = next > best ? next : best;
+    nan |= next != next;
+  }
+  float lanes[LANES];
+  store(lanes, best);
+  float result = nothing;
+  for (int lane = 0; lane < LANES; ++lane) {
+    if (nan[lane]) return __builtin_nanf("");
+    if (lanes[lane] > result) result = lanes[lane];
+  }
+  for (; i < count; ++i) {
+    if (numbers[i] != numbers[i]) return __builtin_nanf("");
+    if (numbers[i] > result) result = numbers[i];
+  }
+  return result;
+}
+
+// e^x for x <= 0, to 2 units in the last place; 0 below -87, NaN of NaN. x = n ln 2 + r, and e^r by a polynomial of
+// degree 6. Lanes that do not count may hold any x.
+inline Vector exponential(Vector x) {
+  const Vector lowest = broadcast(-87.0f);
+  const Integers vanishes = x < lowest;
+  x = vanishes ? lowest : x;
+  const Vector magic = broadcast(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
+  const Vector shifted = x * 1.44269504f + magic;
+  const Vector n = shifted - magic;
+  Vector r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vector p = broadcast(1.0f / 720);
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Bits exponent = ((Bits)shifted) << 23;  // the low bits of `shifted` are n
+  const Vector result = (Vector)((Bits)p + exponent);
+  return x != x ? x : vanishes ? broadcast(0.0f) : result;
+}
+
+inline float total_of(Vector vector) {
+  float total = 0;
+  for (int lane = 0; lane < LANES; ++lane) total += vector[lane];
+  return total;
+}
+
+float exponentials(float* numbers, size_t count, float shift) {
+  const Vector by = broadcast(shift);
+  Vector total = {};
+  size_t i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Vector result = exponential(load(numbers + i) - by);
+    store(numbers + i, result);
+    total += result;
+  }
+  if (i < count) {
+    const int left = static_cast<int>(count - i);
+    const Vector result = exponential(load_some(numbers + i, left) - by);
+    store_some(numbers + i, result, left);
+    float sum = total_of(total);
+    for (int lane = 0; lane < left; ++lane) sum += result[lane];
+    return sum;
+  }
+  return total_of(total);
+}
+
+double sum_of_exponentials(const float* numbers, size_t count, float shift) {
+  const Vector by = broadcast(shift);
+  double sum = 0;
+  size_t i = 0;
+  while (i + LANES <= count) {
+    Vector total = {};  // of at most 64 vectors, so that float sums stay short
+    const size_t end = i + 64 * LANES < count ? i + 64 * LANES : count;
+    for (; i + LANES <= end; i += LANES) total += exponential(load(numbers + i) - by);
+    sum += total_of(total);
+  }
+  if (i < count) {
+    const Vector result = exponential(load_some(numbers + i, static_cast<int>(count - i)) - by);
+    for (size_t lane = 0; lane < count - i; ++lane) sum += result[lane];
+  }
+  return sum;
+}
+
+void scale(float* numbers, size_t count, float factor) {
+  for (size_t i = 0; i < count; ++i) numbers[i] *= factor;
+}
+
+size_t next_above(const float* numbers, size_t from, size_t count, float threshold) {
+  const Vector limit = broadcast(threshold);
+  size_t i = from;
+  for (; i + 4 * LANES <= count; i += 4 * LANES) {
+    const Integers above = (load(numbers + i) > limit) | (load(numbers + i + LANES) > limit) |
+                           (load(numbers + i + 2 * LANES) > limit) | (load(numbers + i + 3 * LANES) > limit);
+    long long any = 0;
+    typedef long long Halves __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+    const Halves halves = (Halves)above;
+    for (int lane = 0; lane < LANES / 2; ++lane) any |= halves[lane];
+    if (any) break;
+  }
+  for (; i < count; ++i)
+    if (numbers[i] > threshold) return i;
+  return count;
+}
+
+}  // namespace
+
+#define TIGHTBEAM_TEXT_(x) #x
+#define TIGHTBEAM_TEXT(x) TIGHTBEAM_TEXT_(x)
+#define TIGHTBEAM_JOIN_(a, b) a##b
+#define TIGHTBEAM_JOIN(a, b) TIGHTBEAM_JOIN_(a, b)
+
+extern const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA);
+const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA) = {
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot,   add_weighted, highest, exponentials, sum_of_exponentials,
+    scale,                         next_above,
+};
+
+}  // namespace tightbeam

@@ -1,0 +1,320 @@
+// What the attention kernels share: softmax over parts, a beam's history, and rows streamed through the lanes of a warp.
+#pragma once
+
+#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/device.cuh"
+
+namespace tightbeam::device {
+
+// exp(score - highest); 0 for a position that does not count, even where none does.
+__device__ __forceinline__ float weight_below(float score, float highest) {
+  return score == -infinity() ? 0.0f : expf(score - highest);
+}
+
+// One pack of a row of `columns` numbers, zeros beyond them. `aligned`: every pack of every row is, and is full.
+template <class Float>
+__device__ __forceinline__ Pack<Float> load_pack(const Float* row, int column, int columns, bool aligned) {
+  Pack<Float> pack;
+  if (aligned && column < columns) {
+    pack = load_16(row + column);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Pack<Float>::size; ++i)
+      pack.values[i] = !aligned && column + i < columns ? row[column + i] : from_float<Float>(0.0f);
+  }
+  return pack;
+}
+
+// Which positions of a sample's history count: begin..newest. `first`: row of the rotation tables of position 0.
+struct Span {
+  int begin, newest, first;
+  bool valid;
+};
+
+// Called by a whole block. What `lengths`, `ancestry` and `first_positions` hold is only known here: a sample in which
+// one of them leads beyond a tensor is not valid, and nothing of it may be read or written.
+template <class Arguments>
+__device__ Span history_span(const Arguments& a, int sample) {
+  const int length = a.lengths[sample];
+  Span span = {};
+  span.newest = length - 1;
+  bool valid = length >= 1 && length <= a.T;
+  if (valid) {
+    span.begin = a.window > 0 && length > a.window ? length - a.window : 0;
+    if (a.rotary > 0) {
+      span.first = a.first_positions ? a.first_positions[sample] : 0;
+      valid = span.first >= 0 && span.first <= a.rotary_positions - length;
+    }
+    if (a.distance_bias && span.newest - span.begin >= a.bias_distances) valid = false;
+    const int* ancestry = a.ancestry + static_cast<long long>(sample) * a.M * a.T;
+    const int count = span.newest - span.begin + 1;
+    for (int i = threadIdx.x; i < a.M * count; i += blockDim.x) {
+      const int beam = ancestry[static_cast<long long>(i / count) * a.T + span.begin + i % count];
+      if (beam < 0 || beam >= a.M) valid = false;
+    }
+  }
+  span.valid = !__syncthreads_or(!valid);
+  return span;
+}
+
+// The row whose cache holds position `position` of a beam's history.
+template <class Arguments>
+__device__ __forceinline__ long long history_row(const Arguments& a, int sample, int beam, int position) {
+  const long long first_row = static_cast<long long>(sample) * a.M;
+  return first_row + a.ancestry[(first_row + beam) * a.T + position];
+}
+
+// The biases by distance of a row, or null.
+template <class Arguments>
+__device__ __forceinline__ const float* history_bias(const Arguments& a, long long row) {
+  return a.distance_bias ? a.distance_bias + row * a.bias_row_stride : nullptr;
+}
+
+// `bias`: what history_bias gives.
+template <class Arguments>
+__device__ __forceinline__ float history_score(const Arguments& a, const Span& span, const float* bias, int head,
+                                               int position, float dot) {
+  const float score = a.scale * dot;
+  if (!bias) return score;
+  return score + bias[static_cast<long long>(head) * a.bias_distances + span.newest - position];
+}
+
+// A number of a head at column `column`, turned by the angles of row `table_row`; `at(c)` gives the head's numbers.
+template <class Arguments, class At>
+__device__ __forceinline__ float rotated(const Arguments& a, int table_row, int column, At at) {
+  if (column >= a.rotary) return at(column);
+  const int half = a.rotary / 2;
+  const int angle = column < half ? column : column - half;
+  const long long i = static_cast<long long>(table_row) * half + angle;
+  if (column < half) return at(column) * a.cosines[i] - at(column + half) * a.sines[i];
+  return at(column) * a.cosines[i] + at(column - half) * a.sines[i];
+}
+
+// Softmax and weighted values of one query over some of its positions.
+struct PartialSoftmax {
+  float highest, total;
+};
+
+// Joins parts that were made apart: part i has `softmax(i)` and the weighted sum `sum(i)` of one output number.
+template <class Softmax, class Sum>
+__device__ __forceinline__ float join_parts(int parts, Softmax softmax, Sum sum, float* lse) {
+  float highest = -infinity();
+  for (int i = 0; i < parts; ++i) highest = fmaxf(highest, softmax(i).highest);
+  float total = 0.0f, value = 0.0f;
+  for (int i = 0; i < parts; ++i) {
+    const PartialSoftmax part = softmax(i);
+    const float weight = weight_below(part.highest, highest);
+    // A part in which no position counts may hold anything.
+    if (weight == 0.0f) continue;
+    total += weight * part.total;
+    value += weight * sum(i);
+  }
+  if (lse) *lse = total == 0.0f ? -infinity() : highest + logf(total);
+  return total == 0.0f ? 0.0f : value / total;
+}
+
+// Attention of a few queries over rows that stream from global memory into registers, without a barrier. A row takes
+// `lanes` lanes of a warp (a power of two), 16 bytes a lane at a time, so a warp has 32 / lanes rows under way at once,
+// AHEAD times over. Each group of lanes keeps a softmax of its own until the end. CHUNKS packs a lane: one where rows
+// are aligned and narrow enough; more serve any width and alignment, for one query.
+template <class Float, int QUERIES, int CHUNKS, class Rows>
+struct RowStream {
+  static constexpr int SIZE = Pack<Float>::size;
+  static constexpr bool ALIGNED = CHUNKS == 1;
+  static constexpr int AHEAD = CHUNKS > 1 || (Rows::has_rotation && QUERIES * SIZE > 8) ? 1 : 2;
+
+  PartialSoftmax softmax[QUERIES];
+  float sums[QUERIES][CHUNKS * SIZE];  // of columns first_column + (chunk x lanes + lane) x SIZE ..
+
+  // `rows` gives: begin, end; key and value widths K, V; counts(t), locate(t, &key, &value), score(q, t, dot);
+  // a constant has_rotation, and rotation(t, column, cosines, sines). `queries`: [QUERIES, K_padded] in shared memory, then as
+  // many numbers that go with the sines.
+  __device__ void run(const Rows& rows, const float* queries, int K_padded, int lanes, int part, int parts,
+                      int first_column) {
+    const int lane = threadIdx.x % WARP % lanes, group = threadIdx.x % WARP / lanes, groups = WARP / lanes;
+#pragma unroll
+    for (int q = 0; q < QUERIES; ++q) {
+      softmax[q] = {-infinity(), 0.0f};
+#pragma unroll
+      for (int i = 0; i < CHUNKS * SIZE; ++i) sums[q][i] = 0.0f;
+    }
+    for (int begin = rows.begin; begin < rows.end; begin += parts * groups * AHEAD) {
+      int t[AHEAD];
+      bool counts[AHEAD], any = false;
+      const Float *keys[AHEAD], *values[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        t[u] = begin + (u * parts + part) * groups + group;
+        counts[u] = t[u] < rows.end && rows.counts(t[u]);
+        any = any || counts[u];
+        if (!counts[u]) t[u] = rows.begin;  // read and left out, so that the loads need no branch
+        rows.locate(t[u], &keys[u], &values[u]);
+      }
+      if (!__any_sync(WHOLE_WARP, any)) continue;
+
+      float dots[AHEAD][QUERIES] = {};
+      for (int column = lane * SIZE; column < rows.K; column += lanes * SIZE) {
+        Pack<Float> pack[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) pack[u] = load_pack(keys[u], column, rows.K, ALIGNED);
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+          if constexpr (Rows::has_rotation) {
+            float cosines[SIZE], sines[SIZE];
+            rows.rotation(t[u], column, cosines, sines);
+#pragma unroll
+            for (int q = 0; q < QUERIES; ++q)
+#pragma unroll
+              for (int i = 0; i < SIZE; ++i) {
+                const float* at = queries + q * K_padded + column + i;
+                dots[u][q] += (at[0] * cosines[i] + at[QUERIES * K_padded] * sines[i]) * to_float(pack[u].values[i]);
+              }
+          } else {
+#pragma unroll
+            for (int q = 0; q < QUERIES; ++q)
+#pragma unroll
+              for (int i = 0; i < SIZE; ++i)
+                dots[u][q] += queries[q * K_padded + column + i] * to_float(pack[u].values[i]);
+          }
+        }
+      }
+      Pack<Float> pack[AHEAD][CHUNKS];
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk)
+          pack[u][chunk] = load_pack(values[u], first_column + (chunk * lanes + lane) * SIZE, rows.V, ALIGNED);
+
+#pragma unroll
+      for (int q = 0; q < QUERIES; ++q) {
+        float scores[AHEAD], highest = softmax[q].highest;
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+          float dot = dots[u][q];
+          for (int distance = lanes / 2; distance > 0; distance /= 2)
+            dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
+          scores[u] = counts[u] ? rows.score(q, t[u], dot) : -infinity();
+          highest = fmaxf(highest, scores[u]);
+        }
+        const float shrink = weight_below(softmax[q].highest, highest);
+        softmax[q].highest = highest;
+        softmax[q].total *= shrink;
+#pragma unroll
+        for (int i = 0; i < CHUNKS * SIZE; ++i) sums[q][i] *= shrink;
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+          const float weight = weight_below(scores[u], highest);
+          softmax[q].total += weight;
+#pragma unroll
+          for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+            for (int i = 0; i < SIZE; ++i)
+              sums[q][chunk * SIZE + i] += weight * to_float(pack[u][chunk].values[i]);
+        }
+      }
+    }
+  }
+
+  // Joins the groups of the warp and leaves the result in shared memory: [QUERIES] softmaxes, [QUERIES, columns] sums.
+  __device__ void store(PartialSoftmax* softmax_out, float* sums_out, int lanes) {
+    const int lane = threadIdx.x % WARP, columns = lanes * CHUNKS * SIZE;
+#pragma unroll
+    for (int q = 0; q < QUERIES; ++q) {
+      float highest = softmax[q].highest;
+      for (int distance = lanes; distance < WARP; distance *= 2)
+        highest = fmaxf(highest, __shfl_xor_sync(WHOLE_WARP, highest, distance));
+      const float shrink = weight_below(softmax[q].highest, highest);
+      float total = softmax[q].total * shrink;
+      for (int distance = lanes; distance < WARP; distance *= 2) total += __shfl_xor_sync(WHOLE_WARP, total, distance);
+      if (lane == 0) softmax_out[q] = {highest, total};
+#pragma unroll
+      for (int i = 0; i < CHUNKS * SIZE; ++i) {
+        float sum = sums[q][i] * shrink;
+        for (int distance = lanes; distance < WARP; distance *= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, distance);
+        if (lane < lanes) sums_out[q * columns + (i / SIZE * lanes + lane) * SIZE + i % SIZE] = sum;
+      }
+    }
+  }
+};
+
+// Two numbers in one register of a matrix fragment.
+template <class Half>
+__device__ __forceinline__ unsigned pack_two(Half low, Half high) {
+  unsigned short bits[2];
+  memcpy(&bits[0], &low, 2);
+  memcpy(&bits[1], &high, 2);
+  return bits[0] | static_cast<unsigned>(bits[1]) << 16;
+}
+template <class Half>
+__device__ __forceinline__ unsigned pack_two(float low, float high) {
+  return pack_two(from_float<Half>(low), from_float<Half>(high));
+}
+
+// The low (0) or high (1) number of such a register.
+template <class Half>
+__device__ __forceinline__ float unpack(unsigned two, int which) {
+  const unsigned short bits = static_cast<unsigned short>(two >> 16 * which);
+  Half value;
+  memcpy(&value, &bits, 2);
+  return to_float(value);
+}
+
+// The b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at `corner`.
+// As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows.
+template <class Half>
+__device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
+  const int lane = threadIdx.x % WARP;
+  unsigned fragments[4];
+  load_matrices(fragments, corner + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+  b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
+}
+// As values: rows (positions) are b's rows, the 16 numbers from `corner` on b's columns.
+template <class Half>
+__device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
+  const int lane = threadIdx.x % WARP;
+  unsigned fragments[4];
+  load_matrices_transposed(fragments, corner + (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 8);
+  b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
+}
+
+// 16 bytes of a row into shared memory, on their way until copy_async_wait where they can be; zeros beyond `columns`,
+// and for a row that does not count (null).
+template <class Float>
+__device__ __forceinline__ void copy_pack(Float* shared, const Float* row, int column, int columns, bool aligned) {
+  if (row && aligned && column < columns)
+    copy_async_16(shared, row + column);
+  else
+    store_16(shared, load_pack(row, column, row ? columns : 0, aligned));
+}
+
+template <class Float>
+__device__ __forceinline__ void put(const SplitResult<Float>& result, int split, long long row, long long column,
+                                    float value) {
+  if (result.splits == 1)
+    result.output[row * result.width + column] = from_float<Float>(value);
+  else
+    result.workspace[(split * result.rows + row) * result.width + column] = value;
+}
+template <class Float>
+__device__ __forceinline__ void put_lse(const SplitResult<Float>& result, int split, long long row, float value) {
+  if (result.splits > 1)
+    result.workspace[result.splits * result.rows * result.width + split * result.rows + row] = value;
+  else if (result.lse)
+    result.lse[row] = value;
+}
+
+// Joins the splits. One block a row.
+template <class Float>
+__global__ void __launch_bounds__(128) join_splits_kernel(SplitResult<Float> result) {
+  const long long row = blockIdx.x, rows = result.rows, width = result.width;
+  const int splits = result.splits;
+  const float *outputs = result.workspace, *lses = outputs + splits * rows * width;
+  const auto softmax = [&](int split) { return PartialSoftmax{lses[split * rows + row], 1.0f}; };
+  for (int column = threadIdx.x; column < width; column += blockDim.x) {
+    const auto sum = [&](int split) { return outputs[(split * rows + row) * width + column]; };
+    result.output[row * width + column] = from_float<Float>(join_parts(splits, softmax, sum, nullptr));
+  }
+  if (result.lse && threadIdx.x == 0) join_parts(splits, softmax, [](int) { return 0.0f; }, result.lse + row);
+}
+
+}  // namespace tightbeam::device

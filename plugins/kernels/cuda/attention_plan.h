@@ -1,0 +1,111 @@
+// How the attention kernels cut their work, decided on the host. Plain structs and arithmetic.
+#pragma once
+
+#include "kernels/cuda/launch.h"
+
+namespace tightbeam {
+
+// RowStream of attention.cuh: how many queries a warp takes at once, packs of 16 bytes a lane keeps of a value row,
+// lanes a row takes, warps that share the rows of one query.
+struct RowStreamPlan {
+  int queries, chunks, lanes, parts;
+  int K_padded;
+};
+
+// attend_plain of attention_rows.cuh.
+constexpr int PLAIN_THREADS = 256, PLAIN_QUERIES = 16, PLAIN_POSITIONS = 32, PLAIN_CHUNK = 64;
+constexpr int PLAIN_COLUMNS = 4 * PLAIN_THREADS, PLAIN_STRIDE = PLAIN_CHUNK + 4;
+constexpr unsigned PLAIN_SHARED_BYTES =
+    4 * ((PLAIN_QUERIES + PLAIN_POSITIONS) * PLAIN_STRIDE + PLAIN_QUERIES * (PLAIN_POSITIONS + 1));
+
+// attend_matrix of attention_rows.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of each; and
+// its shared memory, as byte offsets.
+struct MatrixShape {
+  int tiles, steps, columns, warps;
+  int D_padded, stride;  // columns of a row in shared memory, and from row to row
+  unsigned scores_at, weights_at, state_at, bytes;
+};
+
+// Where a source attention leaves its result: with one split in the outputs, else every split in the workspace, as
+// outputs [splits, rows, width], divided by the split's own total, and lse [splits, rows].
+template <class Float>
+struct SplitResult {
+  Float* output;
+  float* lse;  // or null
+  float* workspace;
+  int splits;
+  long long rows, width;
+};
+
+#ifndef __CUDACC_RTC__  // the rest is the host's
+
+// Joins the splits. One block a row.
+namespace device {
+template <class Float>
+__global__ void join_splits_kernel(SplitResult<Float> result);
+}
+
+constexpr int ceil_div(long long a, long long b) { return static_cast<int>((a + b - 1) / b); }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+inline bool aligned_16(const void* pointer) { return reinterpret_cast<unsigned long long>(pointer) % 16 == 0; }
+
+// `numbers`: of a Float in 16 bytes. `aligned`: rows are whole packs, and begin at a multiple of 16 bytes.
+inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, bool aligned) {
+  constexpr int CHUNKS = 4;  // of the kernel that takes any row, for one query at a time
+  const int packs = ceil_div(V, numbers);
+  RowStreamPlan plan = {};
+  plan.chunks = aligned && packs <= 32 ? 1 : CHUNKS;
+  plan.queries = plan.chunks == 1 ? queries : 1;
+  const int wanted = larger(ceil_div(packs, plan.chunks), ceil_div(ceil_div(K, numbers), plan.chunks));
+  for (plan.lanes = 1; plan.lanes < 32 && plan.lanes < wanted;) plan.lanes *= 2;
+  plan.K_padded = ceil_div(K, numbers) * numbers;
+  return plan;
+}
+
+// Splits of N positions, so that `blocks` blocks become enough for the GPU; at least `least` positions a split.
+inline int plan_splits(long long blocks, int wanted_blocks, int N, int least) {
+  const int room = blocks < 1 || blocks >= wanted_blocks ? 1 : wanted_blocks / static_cast<int>(blocks);
+  return larger(1, smaller(room, N / least));
+}
+
+// Columns of a value row that one block forms.
+inline int stream_columns(const RowStreamPlan& plan, int numbers) { return plan.lanes * plan.chunks * numbers; }
+
+// Shared bytes of one warp: its queries (and what goes with the sines), its softmaxes, its sums.
+inline unsigned stream_bytes_per_warp(const RowStreamPlan& plan, int numbers, bool rotation) {
+  const int floats = plan.queries * (plan.K_padded * (rotation ? 2 : 1) + 2 + stream_columns(plan, numbers));
+  return static_cast<unsigned>(floats) * 4;
+}
+
+inline MatrixShape matrix_shape(int D, int tiles, int steps, int columns) {
+  MatrixShape shape = {tiles, steps, columns, ceil_div(D, columns), ceil_div(D, 16) * 16, 0, 0, 0, 0, 0};
+  shape.stride = shape.D_padded + 8;  // an odd number of 16-byte units: no bank conflicts
+  shape.scores_at = static_cast<unsigned>(2 * 16 * steps * shape.stride * 2);
+  shape.weights_at = shape.scores_at + static_cast<unsigned>(shape.warps * 16 * tiles * 16 * steps * 4);
+  shape.state_at = shape.weights_at + static_cast<unsigned>(16 * tiles * (16 * steps + 8) * 2);
+  shape.bytes = shape.state_at + static_cast<unsigned>(3 * 16 * tiles * 4);
+  return shape;
+}
+
+// Whether a rotation can be applied to matrix fragments: they are turned 8 columns at a time, all in one half of a head.
+constexpr bool turns_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
+
+// The largest shape that serves `queries` queries of one block row and fits the GPU; warps = 0 where none does.
+inline MatrixShape plan_matrix(int D, int queries, const Gpu& gpu) {
+  constexpr int MAX_WARPS = 16, COLUMNS[] = {64, 128};
+  for (int columns : COLUMNS) {
+    if (ceil_div(D, columns) > MAX_WARPS) continue;
+    for (int tiles = queries > 16 && columns == 64 ? 2 : 1; tiles > 0; --tiles)
+      for (int steps = columns == 64 ? 2 : 1; steps > 0; --steps) {
+        const MatrixShape shape = matrix_shape(D, tiles, steps, columns);
+        if (shape.bytes <= gpu.shared_bytes) return shape;
+      }
+  }
+  return {};
+}
+
+#endif
+
+}  // namespace tightbeam

@@ -1,0 +1,55 @@
+// Starting a kernel from nvcc's host code.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/attention_plan.h"
+
+namespace tightbeam::device {
+
+struct StartOnStream {
+  cudaStream_t stream;
+
+  template <auto FUNCTION, class... Arguments>
+  void operator()(Kernel<FUNCTION>, const Launch& launch, const Arguments&... arguments) const {
+    // Beyond 48 KB a kernel has to ask.
+    if (launch.shared_bytes > 48 * 1024)
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(FUNCTION), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(launch.shared_bytes));
+    const dim3 grid(static_cast<unsigned>(launch.grid[0]), static_cast<unsigned>(launch.grid[1]),
+                    static_cast<unsigned>(launch.grid[2]));
+    FUNCTION<<<grid, static_cast<unsigned>(launch.block), launch.shared_bytes, stream>>>(arguments...);
+  }
+};
+
+// The GPU of the calling thread.
+inline Gpu current_gpu() {
+  int device = 0, shared_bytes = 0;
+  Gpu gpu;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&gpu.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  gpu.shared_bytes = static_cast<unsigned>(shared_bytes);
+  return gpu;
+}
+
+}  // namespace tightbeam::device
+
+// Defines what an operator's cuda.h declares, out of its launch.h.
+#define TIGHTBEAM_CUDA_LAUNCH(op, Arguments)                                                         \
+  namespace tightbeam {                                                                              \
+  template <class Float>                                                                             \
+  void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) {        \
+    start_##op(arguments, device::current_gpu(), workspace, device::StartOnStream{stream});          \
+  }                                                                                                  \
+  template <class Float>                                                                             \
+  std::size_t op##_workspace(const Arguments<Float>& arguments) {                                    \
+    return op##_workspace(arguments, device::current_gpu());                                         \
+  }                                                                                                  \
+  template void launch_##op(const Arguments<float>&, void*, cudaStream_t);                           \
+  template void launch_##op(const Arguments<__half>&, void*, cudaStream_t);                          \
+  template void launch_##op(const Arguments<__nv_bfloat16>&, void*, cudaStream_t);                   \
+  template std::size_t op##_workspace(const Arguments<float>&);                                      \
+  template std::size_t op##_workspace(const Arguments<__half>&);                                     \
+  template std::size_t op##_workspace(const Arguments<__nv_bfloat16>&);                              \
+  }

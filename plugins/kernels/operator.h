@@ -1,0 +1,212 @@
+// What an operator's table says, for every runtime: names, types, shapes by letters, and the checks that follow.
+//
+// An operator is one `static const Operator` in plugins/ops/<op>/operator.h, written like the table in its __init__.py:
+//
+//   Operator{"NGramBlock",
+//            {Input("scores", Element::Float, "R, vocabulary"), Input("lengths", Element::int32, "R"),
+//             Scalar("ngram_size", Element::int64)},
+//            {Output("blocked", Element::Float, "R, vocabulary").reuses("scores")},
+//            {}}
+//
+// A dimension is a letter or a name, a number, a product ("B M", "H K") or a sum of products ("H K + G K + G V").
+// Each letter is found from the shapes that came (also inside a product, once the other letters are known), and every
+// other place where it stands must agree. A letter must be at least 1 unless it stands in `may_be_zero`.
+#pragma once
+
+#include <climits>
+#include <cstring>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace tightbeam {
+
+// The version of the domain from which on the tables hold: VERSION in plugins/__init__.py. A model of an older one keeps
+// to the functions it carries.
+constexpr int OPERATOR_VERSION = 2;
+
+// Float: the type that the operator is asked to run in, float32, float16 or bfloat16.
+enum class Element { Float, float32, int32, int64, boolean };
+
+// A sum of products of letters (by their index in Operator::letters) and a number.
+struct Term {
+  int64_t factor = 1;
+  std::vector<int> letters;
+};
+using Dimension = std::vector<Term>;
+
+struct Input {
+  Input(const char* name, Element type, const char* shape) : name(name), type(type), shape(shape) {}
+
+  Input optional() const {
+    Input input = *this;
+    input.is_optional = true;
+    return input;
+  }
+
+  const char* name;
+  Element type;
+  const char* shape;
+  bool is_optional = false;
+  bool is_scalar = false;  // one number, of shape [] or [1]; stays in CPU memory under every provider
+  const char* letter = nullptr;  // of a scalar: the size that its value is
+  const char* most = nullptr;    // and the letter that bounds it
+  std::vector<Dimension> dimensions;
+};
+
+struct Scalar : Input {
+  Scalar(const char* name, Element type) : Input(name, type, "") { is_scalar = true; }
+
+  // An int64 whose value is the size of a letter that stands in output shapes, and at most the size of another letter.
+  Scalar gives(const char* letter, const char* most) const {
+    Scalar scalar = *this;
+    scalar.letter = letter;
+    scalar.most = most;
+    return scalar;
+  }
+};
+
+struct Output {
+  Output(const char* name, Element type, const char* shape) : name(name), type(type), shape(shape) {}
+
+  Output optional() const {
+    Output output = *this;
+    output.is_optional = true;
+    return output;
+  }
+
+  // May be given the input's memory; the kernel serves both ways.
+  Output reuses(const char* input) const {
+    Output output = *this;
+    output.input = input;
+    return output;
+  }
+
+  // The input with some of it overwritten: in place where input and output share memory, else copied over first.
+  Output updates(const char* input) const {
+    Output output = reuses(input);
+    output.starts_as_copy = true;
+    return output;
+  }
+
+  const char* name;
+  Element type;
+  const char* shape;
+  bool is_optional = false;
+  const char* input = nullptr;
+  bool starts_as_copy = false;
+  std::vector<Dimension> dimensions;
+};
+
+struct Attribute {
+  static Attribute required_float(const char* name) { return {name, false, true, 0}; }
+  static Attribute optional_float(const char* name, double value) { return {name, false, false, value}; }
+  static Attribute required_int(const char* name) { return {name, true, true, 0}; }
+  static Attribute optional_int(const char* name, int64_t value) {
+    return {name, true, false, static_cast<double>(value)};
+  }
+
+  // An int whose value is the size of a letter.
+  Attribute gives(const char* letter) const {
+    Attribute attribute = *this;
+    attribute.letter = letter;
+    return attribute;
+  }
+
+  const char* name;
+  bool is_int;
+  bool is_required;
+  double value;
+  const char* letter = nullptr;
+};
+
+// Input or output as far as it is known: at run time all of it, while a model is loaded perhaps only some dimensions.
+struct KnownShape {
+  bool present = false;
+  bool has_rank = false;
+  std::vector<int64_t> sizes;  // -1: unknown
+  const int64_t* value = nullptr;  // of a scalar that gives a size, once it is known
+};
+
+struct Operator {
+  Operator(const char* name, std::vector<Input> inputs, std::vector<Output> outputs, std::vector<Attribute> attributes,
+           const char* may_be_zero = "");
+
+  // Finds the size of every letter (-1: unknown yet). Raises OperatorError where shapes contradict.
+  std::vector<int64_t> sizes(const std::vector<KnownShape>& inputs, const std::vector<double>& attributes) const;
+
+  // -1 for what is unknown.
+  std::vector<int64_t> output_shape(size_t output, const std::vector<int64_t>& sizes) const;
+
+  // Which dimension of which input is written exactly as this one of an output; {-1, -1} if none is.
+  std::pair<int, int> same_dimension(size_t output, size_t dimension) const;
+
+  int letter(const char* name) const;
+  int input(const char* name) const;
+  int output(const char* name) const;
+
+  const char* name;
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+  std::vector<Attribute> attributes;
+  std::vector<std::string> letters;
+  std::vector<bool> may_be_zero;
+
+ private:
+  int add_letter(const std::string& word);
+  std::vector<Dimension> parse(const char* shape);
+  bool solve(const Input& input, const KnownShape& shape, size_t dimension, std::vector<int64_t>& sizes) const;
+  void verify(const Input& input, const KnownShape& shape, const std::vector<int64_t>& sizes) const;
+};
+
+// One call of an operator: everything that its arguments are filled from, by name.
+struct Call {
+  explicit Call(const Operator& op) : op(op) {}
+
+  [[noreturn]] void fail(const std::string& what) const { throw OperatorError{std::string(op.name) + ": " + what}; }
+
+  // A letter's size as a kernel takes it; 0 where it stands only in inputs that are missing.
+  int size(const char* letter) const {
+    const int64_t size = sizes[op.letter(letter)];
+    if (size > INT_MAX) fail(std::string(letter) + " is " + std::to_string(size) + ", more than an int holds");
+    return size < 0 ? 0 : static_cast<int>(size);
+  }
+
+  bool has(const char* input) const { return inputs[op.input(input)].present; }
+
+  // Null where an optional input is missing.
+  template <class T>
+  const T* input(const char* name) const { return inputs[op.input(name)].as<T>(); }
+
+  // Null where an optional output is not wanted.
+  template <class T>
+  T* output(const char* name) const { return static_cast<T*>(outputs[op.output(name)]); }
+
+  template <class T>
+  T scalar(const char* name) const { return *input<T>(name); }
+
+  float float_attribute(const char* name) const { return static_cast<float>(attribute(name)); }
+
+  int int_attribute(const char* name) const {
+    const double value = attribute(name);
+    if (value < INT_MIN || value > INT_MAX) fail("attribute " + std::string(name) + " does not fit an int");
+    return static_cast<int>(value);
+  }
+
+  double attribute(const char* name) const {
+    for (size_t i = 0; i < op.attributes.size(); ++i)
+      if (std::strcmp(op.attributes[i].name, name) == 0) return attributes[i];
+    fail("has no attribute " + std::string(name));
+  }
+
+  const Operator& op;
+  bool scalars_on_device = false;  // then `scalar` may not be called; those that give a size stand in `sizes` alone
+  std::vector<Tensor> inputs;
+  std::vector<void*> outputs;
+  std::vector<double> attributes;
+  std::vector<int64_t> sizes;
+};
+
+}  // namespace tightbeam

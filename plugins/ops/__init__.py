@@ -1,0 +1,1 @@
+"""The operators, one folder each: schema, ONNX function, cases, kernels."""

@@ -1,0 +1,151 @@
+// BeamAttention in CUDA. A block takes all beams of a sample at one key/value head: where their histories are shared,
+// its warps read the same rows at about the same time, so that they come from device memory once. Per row 16 bytes a
+// lane go straight into registers; each number serves Q = H / G queries, so the floor is the bytes of the histories.
+#pragma once
+
+#include "ops/beam_attention/arguments.h"
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_plan.h"
+#ifndef __CUDACC_RTC__
+#include "ops/beam_attention/launch.h"
+#endif
+
+namespace tightbeam::device {
+
+// One beam's history at one key/value head, as RowStream reads it.
+template <class Float, bool ROTATED>
+struct BeamAttentionRows {
+  static constexpr bool has_rotation = ROTATED;
+
+  const BeamAttentionArguments<Float>& a;
+  const Span& span;
+  const float* bias;
+  int sample, beam, g, first_head, begin, end, K, V;
+
+  __device__ BeamAttentionRows(const BeamAttentionArguments<Float>& a, const Span& span, int sample, int beam, int g,
+                               int first_head)
+      : a(a), span(span), bias(history_bias(a, static_cast<long long>(sample) * a.M + beam)), sample(sample),
+        beam(beam), g(g), first_head(first_head), begin(span.begin), end(span.newest + 1), K(a.K), V(a.V) {}
+
+  __device__ bool counts(int) const { return true; }
+
+  // The newest position comes from the inputs: the cache's row may be written by another block at this moment.
+  __device__ void locate(int t, const Float** key, const Float** value) const {
+    const long long row = history_row(a, sample, beam, t);
+    if (t == span.newest) {
+      const Float* projected = a.projected + row * (a.H * a.K + a.G * (a.K + a.V));
+      *key = projected + a.H * a.K + g * a.K;
+      *value = projected + (a.H + a.G) * a.K + g * a.V;
+    } else {
+      const long long position = (row * a.G + g) * a.T_max + t;
+      *key = a.key_cache + position * a.K;
+      *value = a.value_cache + position * a.V;
+    }
+  }
+
+  __device__ float score(int q, int t, float dot) const {
+    const int head = first_head + q;
+    return history_score(a, span, bias, head < a.H ? head : a.H - 1, t, dot);
+  }
+
+  // A key turned by an angle, times a query, is the key times the query turned back: what multiplies key number c is
+  // q[c] cos + q'[c] sin, with q' the query's other half.
+  __device__ void rotation(int t, int column, float (&cosines)[Pack<Float>::size],
+                           float (&sines)[Pack<Float>::size]) const {
+    const int half = a.rotary / 2;
+    const long long table = static_cast<long long>(span.first + t) * half;
+#pragma unroll
+    for (int i = 0; i < Pack<Float>::size; ++i) {
+      const int c = column + i, angle = c < half ? c : c - half;
+      cosines[i] = c < a.rotary ? a.cosines[table + angle] : 1.0f;
+      sines[i] = c < a.rotary ? a.sines[table + angle] : 0.0f;
+    }
+  }
+};
+
+template <class Float, int QUERIES, int CHUNKS, bool ROTATED>
+__global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan) {
+  const int b = blockIdx.x / a.G, g = blockIdx.x % a.G, Q = a.H / a.G;
+  const int columns = plan.lanes * CHUNKS * Pack<Float>::size, first_column = blockIdx.y * columns;
+  const int slice = min(columns, a.V - first_column);
+  const long long first_row = static_cast<long long>(b) * a.M, projected_width = a.H * a.K + a.G * (a.K + a.V);
+  Float* output = a.output + first_row * a.H * a.V + g * Q * a.V + first_column;
+
+  const Span span = history_span(a, b);
+  if (!span.valid) {
+    for (int i = threadIdx.x; i < a.M * Q * slice; i += blockDim.x)
+      output[(static_cast<long long>(i / (Q * slice)) * a.H + i / slice % Q) * a.V + i % slice] =
+          from_float<Float>(not_a_number());
+    return;
+  }
+
+  if (blockIdx.y == 0)
+    for (int i = threadIdx.x; i < a.M * a.K; i += blockDim.x) {
+      const long long row = first_row + i / a.K;
+      a.key_cache[((row * a.G + g) * a.T_max + span.newest) * a.K + i % a.K] =
+          a.projected[row * projected_width + (a.H + g) * a.K + i % a.K];
+    }
+  for (int i = threadIdx.x; i < a.M * slice; i += blockDim.x) {
+    const long long row = first_row + i / slice;
+    const int column = first_column + i % slice;
+    a.value_cache[((row * a.G + g) * a.T_max + span.newest) * a.V + column] =
+        a.projected[row * projected_width + (a.H + a.G) * a.K + g * a.V + column];
+  }
+
+  const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const int turned = ROTATED ? QUERIES * plan.K_padded : 0;
+  const int query_floats = QUERIES * plan.K_padded + turned;
+  float* queries = shared_memory<float>() + warp * query_floats;
+  float* all_sums = shared_memory<float>() + warps * query_floats;
+  PartialSoftmax* all_softmax = reinterpret_cast<PartialSoftmax*>(all_sums + warps * QUERIES * columns);
+
+  // A task: QUERIES heads of one beam. `parts` warps share its positions; with more tasks than warps, in rounds.
+  const int tasks_per_beam = (Q + QUERIES - 1) / QUERIES, tasks = a.M * tasks_per_beam;
+  const int tasks_per_round = warps / plan.parts;
+  for (int first_task = 0; first_task < tasks; first_task += tasks_per_round) {
+    const int task = first_task + warp / plan.parts, part = warp % plan.parts;
+    if (warp < tasks_per_round * plan.parts && task < tasks) {
+      const int beam = task / tasks_per_beam, first_q = task % tasks_per_beam * QUERIES;
+      const Float* query = a.projected + (first_row + beam) * projected_width + (g * Q + first_q) * a.K;
+      for (int i = lane; i < QUERIES * plan.K_padded; i += WARP) {
+        const int q = i / plan.K_padded, c = i % plan.K_padded;
+        const bool there = c < a.K && first_q + q < Q;
+        const auto at = [&](int column) { return to_float(query[q * a.K + column]); };
+        queries[i] = there ? rotated(a, span.first + span.newest, c, at) : 0.0f;
+      }
+      __syncwarp();
+      for (int i = lane; i < turned; i += WARP) {
+        const int c = i % plan.K_padded, half = a.rotary / 2;
+        queries[turned + i] = c >= a.rotary ? 0.0f : c < half ? queries[i + half] : -queries[i - half];
+      }
+      __syncwarp();
+      using Rows = BeamAttentionRows<Float, ROTATED>;
+      const Rows rows(a, span, b, beam, g, g * Q + first_q);
+      RowStream<Float, QUERIES, CHUNKS, Rows> stream;
+      stream.run(rows, queries, plan.K_padded, plan.lanes, part, plan.parts, first_column);
+      stream.store(all_softmax + warp * QUERIES, all_sums + warp * QUERIES * columns, plan.lanes);
+    }
+    __syncthreads();
+    const int round_tasks = min(tasks_per_round, tasks - first_task);
+    for (int i = threadIdx.x; i < round_tasks * QUERIES * slice; i += blockDim.x) {
+      const int local = i / (QUERIES * slice), q = i / slice % QUERIES, column = i % slice;
+      const int beam = (first_task + local) / tasks_per_beam;
+      const int head = (first_task + local) % tasks_per_beam * QUERIES + q;
+      if (head >= Q) continue;
+      const long long prior = ((first_row + beam) * a.H + g * Q + head);
+      const long long at = (static_cast<long long>(beam) * a.H + head) * a.V + column;
+      const auto softmax = [&](int p) {
+        if (p == plan.parts) return PartialSoftmax{a.prior_lse[prior], 1.0f};
+        return all_softmax[(local * plan.parts + p) * QUERIES + q];
+      };
+      const auto sum = [&](int p) {
+        if (p == plan.parts) return to_float(a.prior_output[prior * a.V + first_column + column]);
+        return all_sums[((local * plan.parts + p) * QUERIES + q) * columns + column];
+      };
+      output[at] = from_float<Float>(join_parts(plan.parts + (a.prior_lse ? 1 : 0), softmax, sum, nullptr));
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace tightbeam::device

@@ -1,0 +1,90 @@
+"""BeamLatentAttention: BeamAttention where the cached row is key and value at once (Slim attention, option 2).
+
+=========================  =====================  ========================================================
+input                      type, shape            meaning
+=========================  =====================  ========================================================
+``query``                  float [R, H K]         the new token's queries
+``row``                    float [R, G K]         the new token's row: its keys (K form) or its input x (X form, G = 1)
+``cache``                  float [R, G, T_max, K] room for T_max positions of each beam slot
+``ancestry``               int32 [B, M, T]        which beam slot wrote position t of a beam's own history
+``lengths``                int32 [B]              tokens of the sample so far, the new one included, 1..T
+optional ones              as in BeamAttention    ``prior_output`` is [R, H G K]
+``row_scales``, optional   float32 [R, G]         factors on the new row's scores, head by head: what a norm made of it
+``scale_cache``, optional  [R, G, T_max, 1]       float32, likewise of every position
+attribute ``scale``        float                  factor on the scores
+attribute ``window``       int                    newest positions that count; 0, the default: all
+output ``output``          float [R, H G K]       each head's weights over whole rows, unrotated
+``cache_out``              float [R, G, T_max, K] the cache with the new row at position lengths-1
+``scale_cache_out``        [R, G, T_max, 1]       likewise, where there is a ``scale_cache``
+=========================  =====================  ========================================================
+
+Scores come from a head's own part of the row, as in BeamAttention; the values are whole rows, of which W_KV,i or W_V,i
+makes the head's value after the softmax. Everything else is as in ``beam_attention``.
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.ops._history import HISTORY, JOIN, gather, rotations, scores_and_weights
+from tightbeam.plugins.ops.beam_attention import FLOAT32_INPUTS, OPTIONAL_INPUTS
+from tightbeam.plugins.schema import Operator
+
+__all__ = ["BEAM_LATENT_ATTENTION"]
+
+SCALES = ("row_scales", "scale_cache")
+
+WRITE = """
+    width = Shape <start = 1, end = 2> (query)
+    G = Shape <start = 1, end = 2> (cache)
+    K = Shape <start = 3, end = 4> (cache)
+    GK = Mul (G, K)
+    H = Div (width, K)
+    Q = Div (H, G)
+    query_shape = Concat <axis = 0> (minus_one, H, axis1, K)
+    row_shape = Concat <axis = 0> (minus_one, G, axis1, K)
+    query_by_head = Reshape (query, query_shape)
+    row_by_head = Reshape (row, row_shape)
+    cache_out = TensorScatter <axis = -2> (cache, row_by_head, newest)
+"""
+
+WRITE_SCALES = """
+    scales_shape = Concat <axis = 0> (minus_one, G, axis1, axis1)
+    scales_by_head = Reshape (row_scales, scales_shape)
+    scale_cache_out = TensorScatter <axis = -2> (scale_cache, scales_by_head, newest)
+"""
+
+ATTEND = """
+    weights_shape = Concat <axis = 0> (minus_one, H, T)
+    weights_by_head = Reshape (weights, weights_shape)
+    own_by_position = Transpose <perm = [0, 2, 1, 3]> (cache_own)
+    values_shape = Concat <axis = 0> (minus_one, T, GK)
+    values = Reshape (own_by_position, values_shape)
+    latent = MatMul (weights_by_head, values)
+    latent_shape = Concat <axis = 0> (minus_one, G, Q, GK)
+    own_output = Reshape (latent, latent_shape)
+    output_width = Identity (GK)
+"""
+
+OUTPUT = """
+    HGK = Mul (H, GK)
+    output_shape = Concat <axis = 0> (minus_one, HGK)
+    output = Reshape (joined, output_shape)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    text = HISTORY + WRITE + gather("cache", "cache_out") + rotations(present, "query_by_head", "cache_own")
+    if "scale_cache" in present:
+        text += WRITE_SCALES + gather("scale", "scale_cache_out")
+    join = JOIN if "prior_output" in present else "    joined = Identity (own_output)\n"
+    return text + scores_and_weights(present) + ATTEND + join + OUTPUT
+
+
+BEAM_LATENT_ATTENTION = Operator(
+    "BeamLatentAttention",
+    ("query", "row", "cache", "ancestry", "lengths", *OPTIONAL_INPUTS, *SCALES),
+    ("output", "cache_out", "scale_cache_out"),
+    _body,
+    optional=frozenset((*OPTIONAL_INPUTS, *SCALES, "scale_cache_out")),
+    float32=frozenset((*FLOAT32_INPUTS, *SCALES, "scale_cache_out")),
+    attributes=("scale", "window: int = 0"),
+)

@@ -1,0 +1,113 @@
+"""Cases of BeamTopK, and its definition in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tightbeam.plugins.ops._case import Array, Case
+from tightbeam.plugins.ops.ngram_block.cases import exact as block_ngrams
+
+__all__ = ["cases", "exact", "random_case"]
+
+
+def random_case(
+    seed: int,
+    *,
+    B: int,
+    M: int,
+    vocabulary: int,
+    C: int,
+    T: int,
+    P: int = 0,
+    n: int = 0,
+    penalty: float = 1.0,
+    normalize: bool = True,
+    spread: float = 1.0,
+    ids: int | None = None,
+    levels: int | None = None,
+) -> Case:
+    """``levels``: round the logits to so many values, which makes ties. ``ids``: tokens of the history."""
+    generator = np.random.default_rng(seed)
+    R = B * M
+    logits = generator.standard_normal((R, vocabulary)).astype(np.float32) * np.float32(spread)
+    if levels is not None:
+        logits = np.round(logits * levels / 4) * np.float32(4 / levels)
+    beam_scores = generator.standard_normal((B, M)).astype(np.float32)
+    if levels is not None:
+        beam_scores = np.zeros_like(beam_scores)
+    banned = generator.integers(-1, vocabulary, (R, P))
+    inputs: dict[str, Array] = {
+        "logits": logits.astype(np.float32),
+        "beam_scores": beam_scores,
+        "history": generator.integers(0, ids or vocabulary, (R, T)),
+        "lengths": generator.integers(1, T + 1, B).astype(np.int32),
+        "banned": banned,
+        "normalize": np.array(normalize),
+        "repetition_penalty": np.array(penalty, dtype=np.float32),
+        "no_repeat_ngram_size": np.array(n, dtype=np.int64),
+        "candidates": np.array([C], dtype=np.int64),
+    }
+    name = f"B{B}-M{M}-voc{vocabulary}-C{C}-T{T}-P{P}-n{n}-penalty{penalty}-{'log' if normalize else 'raw'}-seed{seed}"
+    return Case(name, inputs, floats=("logits",))
+
+
+def cases() -> list[Case]:
+    """Odd, large and adversarial ones."""
+    masked = random_case(20, B=1, M=2, vocabulary=40, C=4, T=3)
+    masked.inputs["logits"][:, 3:] = -np.inf
+    far = random_case(21, B=2, M=3, vocabulary=64, C=6, T=5)
+    far.inputs["beam_scores"][:, 1:] = -1e9
+    return [
+        random_case(0, B=1, M=1, vocabulary=1, C=1, T=1),
+        random_case(1, B=1, M=1, vocabulary=5, C=2, T=1, normalize=False),
+        random_case(2, B=2, M=4, vocabulary=50, C=8, T=9, P=3, n=2, penalty=1.3, ids=6),
+        random_case(3, B=3, M=2, vocabulary=33, C=4, T=20, n=3, ids=3),
+        random_case(4, B=2, M=3, vocabulary=17, C=17, T=4, P=1),
+        random_case(5, B=1, M=5, vocabulary=1000, C=10, T=30, P=40, penalty=0.7),
+        random_case(6, B=2, M=4, vocabulary=4099, C=8, T=12, n=1, spread=30.0),
+        random_case(7, B=1, M=4, vocabulary=300, C=8, T=6, levels=4),
+        random_case(8, B=2, M=2, vocabulary=50265, C=4, T=100, n=3, P=1, ids=40),
+        random_case(9, B=1, M=3, vocabulary=9, C=6, T=8, n=1, ids=9, P=4),
+        random_case(10, B=1, M=2, vocabulary=700, C=300, T=5),
+        random_case(11, B=1, M=16, vocabulary=130, C=32, T=2000, n=4, ids=3, penalty=1.1),
+        masked,
+        far,
+    ]
+
+
+def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
+    """The definition. ``scores`` in ``dtype``; also ``total`` [R, voc], every token's score, to judge near ties by."""
+    get = case.inputs.__getitem__
+    B, M = get("beam_scores").shape
+    C = int(get("candidates")[0])
+    scores = get("logits").astype(dtype)
+    if get("normalize"):
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        scores = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    lengths = np.repeat(get("lengths"), M)
+    penalty = dtype(get("repetition_penalty"))
+    for row, length in enumerate(lengths):
+        tokens = np.unique(get("history")[row, :length])
+        own = scores[row, tokens]
+        scores[row, tokens] = np.where(own < 0, own * penalty, own / penalty)
+    ngrams = {
+        "scores": scores,
+        "history": get("history"),
+        "lengths": lengths,
+        "ngram_size": get("no_repeat_ngram_size"),
+    }
+    scores = block_ngrams(Case(case.name, ngrams))["blocked"]
+    for row, tokens in enumerate(get("banned")):
+        scores[row, tokens[tokens >= 0]] = -np.inf
+    tokens = np.argsort(-scores, axis=1, kind="stable")[:, :C]  # [R, C], of equal scores the lower token
+    total = scores + get("beam_scores").reshape(-1, 1).astype(dtype)
+    best = np.take_along_axis(total, tokens, axis=1).reshape(B, M * C)
+    order = np.argsort(-best, axis=1, kind="stable")[:, :C]
+    return {
+        "scores": np.take_along_axis(best, order, axis=1),
+        "beams": order // C,
+        "tokens": np.take_along_axis(tokens.reshape(B, M * C), order, axis=1),
+        "total": total,
+    }

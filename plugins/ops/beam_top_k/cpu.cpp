@@ -1,0 +1,185 @@
+// BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
+// kept aside, skipped while the rest is looked through for the best, and offered last.
+#include "ops/beam_top_k/cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/check_values.h"
+#include "kernels/cpu/math.h"
+#include "ops/ngram_block/repeats.h"
+
+namespace tightbeam {
+namespace {
+
+constexpr char OP[] = "BeamTopK";
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+struct Candidate {
+  float score;
+  int token;
+};
+
+// Of equal scores the lower token is better.
+bool better(const Candidate& one, const Candidate& two) {
+  return one.score != two.score ? one.score > two.score : one.token < two.token;
+}
+
+// The best C of what is offered.
+class Best {
+ public:
+  explicit Best(int C) : room_(C) { kept_.reserve(C); }
+
+  bool full() const { return kept_.size() == room_; }
+  const Candidate& worst() const { return kept_.front(); }
+
+  void offer(const Candidate& candidate) {
+    if (full()) {
+      if (!better(candidate, worst())) return;
+      std::pop_heap(kept_.begin(), kept_.end(), better);
+      kept_.pop_back();
+    }
+    kept_.push_back(candidate);
+    std::push_heap(kept_.begin(), kept_.end(), better);
+  }
+
+  const std::vector<Candidate>& sorted() {
+    std::sort_heap(kept_.begin(), kept_.end(), better);
+    return kept_;
+  }
+
+ private:
+  size_t room_;
+  std::vector<Candidate> kept_;
+};
+
+class Row {
+ public:
+  Row(const BeamTopKArguments<float>& a, size_t row)
+      : a_(a),
+        row_(row),
+        logits_(a.logits + row * a.vocabulary),
+        history_(a.history + row * a.T),
+        banned_(a.banned + row * a.P),
+        length_(a.lengths[row / a.M]) {}
+
+  std::vector<Candidate> best() {
+    normalize();
+    change();
+    Best best(a_.C);
+    int token = 0;
+    for (; token < a_.vocabulary && !best.full(); ++token) offer(best, token);
+    // From here on a token has to be strictly above the worst one kept, which is a lower token.
+    while (best.full() && token < a_.vocabulary) {
+      token = static_cast<int>(math().next_above(logits_, token, a_.vocabulary, logits_[best.worst().token]));
+      if (token < a_.vocabulary) offer(best, token++);
+    }
+    for (const Candidate& changed : changed_) best.offer(changed);
+    return best.sorted();
+  }
+
+ private:
+  std::string name(const char* tensor) const { return std::string(tensor) + "[" + std::to_string(row_) + "]"; }
+
+  void normalize() {
+    const float highest = math().highest(logits_, a_.vocabulary);
+    if (!std::isfinite(highest))
+      fail(OP, name("logits") + (std::isnan(highest) ? " holds NaN" : highest < 0 ? " is all -inf" : " holds +inf") +
+                   ", expected numbers of which one at least is finite");
+    if (!a_.normalize) return;
+    shift_ = highest;
+    log_total_ = static_cast<float>(std::log(math().sum_of_exponentials(logits_, a_.vocabulary, highest)));
+  }
+
+  float score(int token) const { return (logits_[token] - shift_) - log_total_; }
+
+  // The tokens that a processor gives another score, in ascending order.
+  void change() {
+    if (a_.repetition_penalty != 1)
+      for (int t = 0; t < length_; ++t) {
+        const int token = static_cast<int>(history_[t]);
+        const float own = score(token);
+        changed_.push_back({own < 0 ? own * a_.repetition_penalty : own / a_.repetition_penalty, token});
+      }
+    each_repeat(history_, length_, a_.ngram_size,
+                [&](long long token) { changed_.push_back({NOTHING, static_cast<int>(token)}); });
+    for (int p = 0; p < a_.P; ++p)
+      if (banned_[p] != -1) changed_.push_back({NOTHING, static_cast<int>(banned_[p])});
+    // Of several changes of a token the lowest counts, since all but the penalty are -inf.
+    std::sort(changed_.begin(), changed_.end(), [](const Candidate& one, const Candidate& two) {
+      return one.token != two.token ? one.token < two.token : one.score < two.score;
+    });
+    const auto same = [](const Candidate& one, const Candidate& two) { return one.token == two.token; };
+    changed_.erase(std::unique(changed_.begin(), changed_.end(), same), changed_.end());
+  }
+
+  void offer(Best& best, int token) const {
+    const auto at = std::lower_bound(changed_.begin(), changed_.end(), token,
+                                     [](const Candidate& changed, int wanted) { return changed.token < wanted; });
+    if (at == changed_.end() || at->token != token) best.offer({score(token), token});
+  }
+
+  const BeamTopKArguments<float>& a_;
+  const size_t row_;
+  const float* const logits_;
+  const long long *const history_, *const banned_;
+  const int length_;
+  float shift_ = 0, log_total_ = 0;
+  std::vector<Candidate> changed_;
+};
+
+void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const long long* tokens, long long row,
+                  int count, int lowest) {
+  for (int i = 0; i < count; ++i)
+    if (tokens[i] < lowest || tokens[i] >= a.vocabulary)
+      fail(OP, std::string(tensor) + "[" + std::to_string(row) + ", " + std::to_string(i) + "] is " +
+                   std::to_string(tokens[i]) + ", expected " + std::to_string(lowest) + " to " +
+                   std::to_string(a.vocabulary - 1));
+}
+
+void check(const BeamTopKArguments<float>& a) {
+  check_lengths(OP, a.lengths, a.B, a.T, "the tokens of history");
+  for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row)
+    if (std::isnan(a.beam_scores[row]) || a.beam_scores[row] == -NOTHING)
+      fail(OP, "beam_scores[" + std::to_string(row / a.M) + ", " + std::to_string(row % a.M) + "] is " +
+                   std::to_string(a.beam_scores[row]) + ", expected a number");
+  for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row) {
+    check_tokens(a, "history", a.history + row * a.T, row, a.lengths[row / a.M], 0);
+    check_tokens(a, "banned", a.banned + row * a.P, row, a.P, -1);
+  }
+}
+
+// The best C of a sample's rows: by total, then by beam, then by place in the row.
+void merge(const BeamTopKArguments<float>& a, size_t b, const std::vector<std::vector<Candidate>>& rows) {
+  struct Total {
+    float score;
+    int beam, token;
+  };
+  std::vector<Total> totals;
+  totals.reserve(static_cast<size_t>(a.M) * a.C);
+  for (int m = 0; m < a.M; ++m)
+    for (const Candidate& candidate : rows[b * a.M + m])
+      totals.push_back({candidate.score + a.beam_scores[b * a.M + m], m, candidate.token});
+  std::stable_sort(totals.begin(), totals.end(),
+                   [](const Total& one, const Total& two) { return one.score > two.score; });
+  for (int c = 0; c < a.C; ++c) {
+    a.scores[b * a.C + c] = totals[c].score;
+    a.beams[b * a.C + c] = totals[c].beam;
+    a.tokens[b * a.C + c] = totals[c].token;
+  }
+}
+
+}  // namespace
+
+void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
+  check(a);
+  std::vector<std::vector<Candidate>> rows(static_cast<size_t>(a.B) * a.M);
+  parallel.for_each(rows.size(), [&](size_t row) { rows[row] = Row(a, row).best(); });
+  for (int b = 0; b < a.B; ++b) merge(a, b, rows);
+}
+
+}  // namespace tightbeam

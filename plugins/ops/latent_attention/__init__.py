@@ -1,0 +1,147 @@
+"""LatentAttention: scores and values from one shared matrix (EL-attention, section 3.1; Slim attention, option 2).
+
+==============================  ==================  ==========================================================
+input                           type, shape         meaning
+==============================  ==================  ==========================================================
+``query``                       float [R, H, K]     R = B x M rows, in the space of the states' heads
+``states``                      float [B, N, G K]   what is attended to, keys and values at once, for all beams
+``mask``                        bool [B, N]         True where a position counts
+``cosines``, optional           float32 [P, X]      rotation: the first 2 X numbers of a key head, P >= N
+``sines``, optional             float32 [P, X]      as the cosines
+``key_scales``, optional        float32 [B, G, N]   factor on a key head's scores at a position: what a norm made of it
+attribute ``scale``             float               factor on the scores
+attribute ``weight_threshold``  float               as SourceAttention has it
+output ``output``               float [R, H, G K]   each head's weights over whole rows of the states
+``lse``, optional               float32 [R, H]      log of the sum of the exponentials of the scores
+==============================  ==================  ==========================================================
+
+EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
+part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
+alone, position n is turned by row n of the tables; the queries come turned. Where nothing counts, ``output`` is 0 and
+``lse`` -inf.
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.ops._rotation import rotate
+from tightbeam.plugins.schema import Operator
+
+__all__ = ["LATENT_ATTENTION"]
+
+QUERIES = """
+    axis1 = Constant <value = int64[1] {1}> ()
+    minus_one = Constant <value = int64[1] {-1}> ()
+    H = Shape <start = 1, end = 2> (query)
+    K = Shape <start = 2, end = 3> (query)
+    R = Shape <start = 0, end = 1> (query)
+    B = Shape <start = 0, end = 1> (states)
+    N = Shape <start = 1, end = 2> (states)
+    E = Shape <start = 2, end = 3> (states)
+    M = Div (R, B)
+    G = Div (E, K)
+    Q = Div (H, G)
+    MQ = Mul (M, Q)
+    GMQ = Mul (G, MQ)
+
+    by_head_shape = Concat <axis = 0> (B, M, G, Q, K)
+    by_head = Reshape (query, by_head_shape)
+    by_group = Transpose <perm = [0, 2, 1, 3, 4]> (by_head)
+    queries_shape = Concat <axis = 0> (B, G, MQ, K)
+    queries = Reshape (by_group, queries_shape)
+    states_shape = Concat <axis = 0> (B, N, G, K)
+    states_by_head = Reshape (states, states_shape)
+"""
+
+PLAIN_KEYS = """
+    keys_t = Transpose <perm = [0, 2, 3, 1]> (states_by_head)
+"""
+
+TURNED_KEYS = (
+    """
+    axis0 = Constant <value = int64[1] {0}> ()
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    N_scalar = Squeeze (N)
+    places = Range (zero, N_scalar, one)
+    places_row = Unsqueeze (places, axis0)
+    keys = Transpose <perm = [0, 2, 1, 3]> (states_by_head)
+"""
+    + rotate("turned_keys", "keys", "places_row", first_positions=False)
+    + """
+    keys_t = Transpose <perm = [0, 1, 3, 2]> (turned_keys)
+"""
+)
+
+PRODUCTS = """
+    products = MatMul (queries, keys_t)
+    factor = Constant <value_float: float = @scale> ()
+    factor_like = CastLike (factor, products)
+    equal_scores = Mul (products, factor_like)
+"""
+
+PLAIN_SCORES = """
+    plain_scores = Identity (equal_scores)
+"""
+
+SCALED_SCORES = """
+    axis2 = Constant <value = int64[1] {2}> ()
+    key_scales_like = CastLike (key_scales, equal_scores)
+    key_scales_rows = Unsqueeze (key_scales_like, axis2)
+    plain_scores = Mul (equal_scores, key_scales_rows)
+"""
+
+ATTEND = """    zero_level = Constant <value = float {0}> ()
+    one_float = Constant <value = float {1}> ()
+    lowest = Constant <value = float {-inf}> ()
+    lowest_like = CastLike (lowest, plain_scores)
+    axes12 = Constant <value = int64[2] {1, 2}> ()
+    mask_cube = Unsqueeze (mask, axes12)
+    scores = Where (mask_cube, plain_scores, lowest_like)
+    highest = ReduceMax <keepdims = 1> (scores, minus_one)
+    nothing = Equal (highest, lowest_like)
+    level = CastLike (zero_level, highest)
+    safe_highest = Where (nothing, level, highest)
+    shifted = Sub (scores, safe_highest)
+    exponentials = Exp (shifted)
+    total = ReduceSum <keepdims = 1> (exponentials, minus_one)
+    one_level = CastLike (one_float, total)
+    safe_total = Where (nothing, one_level, total)
+    weights = Div (exponentials, safe_total)
+
+    weights_shape = Concat <axis = 0> (B, GMQ, N)
+    weights_by_sample = Reshape (weights, weights_shape)
+    latent = MatMul (weights_by_sample, states)
+    latent_shape = Concat <axis = 0> (B, G, M, Q, E)
+    latent_by_group = Reshape (latent, latent_shape)
+    latent_by_head = Transpose <perm = [0, 2, 1, 3, 4]> (latent_by_group)
+    output_shape = Concat <axis = 0> (R, H, E)
+    output = Reshape (latent_by_head, output_shape)
+"""
+
+LSE = """
+    log_total = Log (total)
+    lse_grouped = Add (log_total, highest)
+    lse_group_shape = Concat <axis = 0> (B, G, M, Q)
+    lse_by_group = Reshape (lse_grouped, lse_group_shape)
+    lse_by_head = Transpose <perm = [0, 2, 1, 3]> (lse_by_group)
+    lse_shape = Concat <axis = 0> (R, H)
+    lse_like = Reshape (lse_by_head, lse_shape)
+    lse = Cast <to = 1> (lse_like)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    keys = TURNED_KEYS if "cosines" in present else PLAIN_KEYS
+    scores = SCALED_SCORES if "key_scales" in present else PLAIN_SCORES
+    return QUERIES + keys + PRODUCTS + scores + ATTEND + (LSE if "lse" in present else "")
+
+
+LATENT_ATTENTION = Operator(
+    "LatentAttention",
+    ("query", "states", "mask", "cosines", "sines", "key_scales"),
+    ("output", "lse"),
+    _body,
+    optional=frozenset({"cosines", "sines", "key_scales", "lse"}),
+    float32=frozenset({"cosines", "sines", "key_scales", "lse"}),
+    attributes=("scale", "weight_threshold: float = 0.0"),
+)

@@ -1,0 +1,73 @@
+// NGramBlock as a CUDA kernel. A block copies one slice of a row's scores and blocks the tokens within it; every block
+// of a row reads all of the row's history, so that they need not wait for one another.
+#pragma once
+
+#include "kernels/cuda/device.cuh"
+#include "ops/ngram_block/arguments.h"
+#ifndef __CUDACC_RTC__
+#include "ops/ngram_block/launch.h"
+#endif
+
+namespace tightbeam::device {
+
+// Whether the n tokens of `history` that end at `end` equal, but for the last, the newest n-1 of `length` tokens.
+// Reads from the newest token back, so that it mostly ends after one.
+__device__ __forceinline__ bool repeats_newest(const long long* history, int length, int n, int end) {
+  if (n < 1 || end < n - 1) return false;
+  for (int back = 1; back < n; ++back)
+    if (history[end - back] != history[length - back]) return false;
+  return true;
+}
+
+// Numbers from `from` up to the next address that is a multiple of 16.
+template <class Float>
+__device__ __forceinline__ int unaligned_numbers(const Float* from) {
+  return static_cast<int>((16 - reinterpret_cast<unsigned long long>(from) % 16) % 16 / sizeof(Float));
+}
+
+// By a whole block.
+template <class Float>
+__device__ void copy_numbers(Float* to, const Float* from, int count) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  int head = unaligned_numbers(from);
+  if (head != unaligned_numbers(to) || head > count) head = count;  // no address where both are aligned
+  const int packs = (count - head) / Pack<Float>::size;
+  for (int i = thread; i < head; i += threads) to[i] = from[i];
+  for (int i = thread; i < packs; i += threads) {
+    const int at = head + i * Pack<Float>::size;
+    store_16(to + at, load_16(from + at));
+  }
+  for (int i = head + packs * Pack<Float>::size + thread; i < count; i += threads) to[i] = from[i];
+}
+
+// A size beyond what an int counts is as good as the greatest; a negative one stays so.
+__device__ __forceinline__ int as_ngram_size(long long size) {
+  return static_cast<int>(size > 0x7fffffff ? 0x7fffffff : size < -1 ? -1 : size);
+}
+
+// Grid: R x slices. A row with a length outside 1..T or a token outside the vocabulary becomes NaN.
+template <class Float>
+__global__ void ngram_block(NGramBlockArguments<Float> a) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const long long row = blockIdx.x;
+  const int slice = static_cast<int>(blockIdx.y), slices = static_cast<int>(gridDim.y);
+  const int begin = static_cast<int>(static_cast<long long>(a.vocabulary) * slice / slices);
+  const int end = static_cast<int>(static_cast<long long>(a.vocabulary) * (slice + 1) / slices);
+  Float* blocked = a.blocked + row * a.vocabulary;
+  if (a.scores != a.blocked) copy_numbers(blocked + begin, a.scores + row * a.vocabulary + begin, end - begin);
+  __syncthreads();  // a blocked token is written after its copy
+
+  const long long* history = a.history + row * a.T;
+  const int length = a.lengths[row], ngram_size = a.ngram_size_at ? as_ngram_size(*a.ngram_size_at) : a.ngram_size;
+  bool valid = length >= 1 && length <= a.T && ngram_size >= 0;
+  for (int t = thread; valid && t < length; t += threads) {
+    const long long token = history[t];
+    valid = token >= 0 && token < a.vocabulary;
+    if (token >= begin && token < end && repeats_newest(history, length, ngram_size, t))
+      blocked[token] = from_float<Float>(-infinity());
+  }
+  if (__syncthreads_and(valid)) return;
+  for (int i = begin + thread; i < end; i += threads) blocked[i] = from_float<Float>(not_a_number());
+}
+
+}  // namespace tightbeam::device

@@ -1,0 +1,109 @@
+// How SourceAttention's kernels are started.
+#pragma once
+
+#include "kernels/cuda/attention_plan.h"
+#include "ops/source_attention/arguments.h"
+
+namespace tightbeam {
+
+namespace device {
+template <class Float, int QUERIES, int CHUNKS>
+__global__ void source_attention_stream_kernel(SourceAttentionArguments<Float> a, RowStreamPlan plan, int positions,
+                                               SplitResult<Float> result);
+template <class Half, int TILES, int WIDTH>
+__global__ void source_attention_matrix_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
+                                               SplitResult<Half> result);
+}
+
+struct SourceAttentionPlan {
+  Launch launch, join;   // `join` runs where splits > 1
+  RowStreamPlan stream;  // without matrix units
+  bool matrix;           // with them: float16 and bfloat16
+  int tiles;             // of 16 queries a block
+  int width;             // of a key and of a value that the kernel has room for
+  bool aligned;
+  int splits, positions;  // of the source, and positions of one split
+  unsigned long long workspace_bytes;
+};
+
+template <class Float>
+SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
+  constexpr int NUMBERS = 16 / sizeof(Float), WARPS = 8, MATRIX_WARPS = 4;
+  constexpr unsigned SHARED_BYTES = 48 * 1024;  // beyond it fewer warps a block
+  const int queries = a.M * (a.H / a.G);
+  SourceAttentionPlan plan = {};
+  plan.aligned = a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && aligned_16(a.key) && aligned_16(a.value);
+  plan.matrix = sizeof(Float) == 2 && a.K <= 128 && a.V <= 128;
+  int blocks, slices = 1;
+  if (plan.matrix) {
+    plan.width = a.K <= 64 && a.V <= 64 ? 64 : 128;
+    plan.tiles = queries > 16 ? 2 : 1;
+    blocks = ceil_div(queries, 16 * plan.tiles);
+    plan.launch.block = MATRIX_WARPS * 32;
+    // Two stages of 16 keys and values a warp; rows are 16 bytes longer than their numbers, against bank conflicts.
+    plan.launch.shared_bytes = MATRIX_WARPS * 2 * 2 * 16 * (plan.width + 8) * 2u;
+  } else {
+    plan.stream = plan_row_stream(sizeof(Float) == 4 && queries > 4 ? 8 : 4, a.K, a.V, NUMBERS, plan.aligned);
+    const unsigned bytes = stream_bytes_per_warp(plan.stream, NUMBERS, false);
+    int warps = WARPS;
+    while (warps > 1 && warps * bytes > SHARED_BYTES) warps /= 2;
+    plan.stream.parts = warps;
+    blocks = ceil_div(queries, plan.stream.queries);
+    slices = ceil_div(a.V, stream_columns(plan.stream, NUMBERS));
+    plan.launch.block = warps * 32;
+    plan.launch.shared_bytes = warps * bytes;
+  }
+  const long long all_blocks = static_cast<long long>(a.B) * a.G * blocks * slices;
+  plan.splits = plan_splits(all_blocks, 2 * gpu.multiprocessors, a.N, 128);
+  plan.positions = ceil_div(ceil_div(a.N, plan.splits), 16) * 16;
+  plan.splits = larger(1, ceil_div(a.N, plan.positions > 0 ? plan.positions : 1));
+  plan.launch.grid[0] = a.B * a.G * blocks * plan.splits;
+  plan.launch.grid[1] = slices;
+  plan.launch.grid[2] = 1;
+  plan.join = {{a.B * a.M * a.H, 1, 1}, 128, 0};
+  if (plan.splits > 1)
+    plan.workspace_bytes = sizeof(float) * static_cast<unsigned long long>(plan.splits) * a.B * a.M * a.H * (a.V + 1);
+  return plan;
+}
+
+template <class Float>
+unsigned long long source_attention_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
+  return plan_source_attention(a, gpu).workspace_bytes;
+}
+// A split needs the room of its queries, and there are splits only where they are at most the blocks that are wanted.
+template <class Float>
+unsigned long long source_attention_most_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
+  constexpr int MOST_QUERIES = 32;  // of a block
+  return sizeof(float) * 2ull * gpu.multiprocessors * MOST_QUERIES * (a.V + 1);
+}
+
+template <class Float, class Start>
+void start_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
+                            const Start& start) {
+  using namespace device;
+  const SourceAttentionPlan plan = plan_source_attention(a, gpu);
+  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
+                                     static_cast<long long>(a.B) * a.M * a.H, a.V};
+  const auto stream = [&](auto kernel) { start(kernel, plan.launch, a, plan.stream, plan.positions, result); };
+  if constexpr (sizeof(Float) == 2) {
+    const auto matrix = [&](auto kernel) { start(kernel, plan.launch, a, plan.positions, plan.aligned, result); };
+    if (plan.matrix && plan.width == 64)
+      plan.tiles == 1 ? matrix(Kernel<source_attention_matrix_kernel<Float, 1, 64>>())
+                      : matrix(Kernel<source_attention_matrix_kernel<Float, 2, 64>>());
+    else if (plan.matrix)
+      plan.tiles == 1 ? matrix(Kernel<source_attention_matrix_kernel<Float, 1, 128>>())
+                      : matrix(Kernel<source_attention_matrix_kernel<Float, 2, 128>>());
+  }
+  if (!plan.matrix) {
+    constexpr int MANY = sizeof(Float) == 2 ? 4 : 8;
+    if (plan.stream.chunks > 1)
+      stream(Kernel<source_attention_stream_kernel<Float, 1, 4>>());
+    else if (plan.stream.queries > 4)
+      stream(Kernel<source_attention_stream_kernel<Float, MANY, 1>>());
+    else
+      stream(Kernel<source_attention_stream_kernel<Float, 4, 1>>());
+  }
+  if (plan.splits > 1) start(Kernel<join_splits_kernel<Float>>(), plan.join, result);
+}
+
+}  // namespace tightbeam

@@ -1,0 +1,84 @@
+"""Starts the kernels of a plan on a GPU: compiled by NVRTC, loaded once, launched on the stream that TensorRT names."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Protocol
+
+from tightbeam.plugins.tensorrt.compiler import compile_kernel
+from tightbeam.plugins.tensorrt.distribution import INSTALL, gpu_capability
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel
+
+__all__ = ["CudaStarter", "Starter", "default_starter"]
+
+FREE_SHARED_BYTES = 48 * 1024
+"""Beyond it a kernel has to ask."""
+
+
+class Starter(Protocol):
+    """Where kernels run."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """What plans are made for."""
+        ...
+
+    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+        """Enqueue a kernel of ``plugins/<folder>``. Raises TensorRTError."""
+        ...
+
+
+@functools.cache
+def default_starter() -> Starter:
+    """The GPU of this thread. Raises TensorRTError where there is none."""
+    return CudaStarter()
+
+
+class CudaStarter:
+    """Kernels on the current GPU. Raises TensorRTError where there is none."""
+
+    def __init__(self) -> None:
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise TensorRTError(f"cuda.bindings, which starts the kernels, is missing ({error}); {INSTALL}") from error
+        self._driver = driver
+        if gpu_capability() is None:  # without a driver the bindings raise kinds of their own
+            raise TensorRTError("the kernels need a GPU, and this machine has none, or no driver for it")
+        self._run(driver.cuInit, 0)
+        device = self._run(driver.cuCtxGetDevice)
+        attribute = driver.CUdevice_attribute
+        value = functools.partial(self._attribute, device)
+        self.gpu = Gpu(
+            value(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            value(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        )
+        major = value(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = value(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        self.capability = f"{major}{minor}"
+        self._functions: dict[str, Any] = {}
+
+    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+        function = self._function(folder, kernel.name)
+        if kernel.shared_bytes > FREE_SHARED_BYTES:
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._run(self._driver.cuFuncSetAttribute, function, attribute, kernel.shared_bytes)
+        launch = (*kernel.grid, kernel.block, 1, 1, kernel.shared_bytes, stream, kernel.parameters, 0)
+        self._run(self._driver.cuLaunchKernel, function, *launch)
+
+    def _function(self, folder: str, name: str) -> Any:
+        if name not in self._functions:
+            compiled = compile_kernel(folder, name, self.capability)
+            module = self._run(self._driver.cuModuleLoadData, compiled.cubin)
+            self._functions[name] = self._run(self._driver.cuModuleGetFunction, module, compiled.symbol.encode())
+        return self._functions[name]
+
+    def _attribute(self, device: Any, attribute: Any) -> int:
+        return int(self._run(self._driver.cuDeviceGetAttribute, attribute, device))
+
+    def _run(self, function: Any, *arguments: Any) -> Any:
+        code, *results = function(*arguments)
+        if code != self._driver.CUresult.CUDA_SUCCESS:
+            raise TensorRTError(f"CUDA: {function.__name__} failed with {code.name}")
+        return results[0] if results else None

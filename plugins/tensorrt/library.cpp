@@ -1,0 +1,259 @@
+// libtightbeam_tensorrt.so: what plugins/tensorrt/native.py calls.
+#include "tensorrt/library.h"
+
+#include <cstdint>
+#include <exception>
+
+#include "ops/operators.h"
+
+namespace tightbeam {
+
+#define TIGHTBEAM_DECLARE(op) TensorRtOperator op##_for_tensorrt();
+TIGHTBEAM_OPERATORS(TIGHTBEAM_DECLARE)
+#undef TIGHTBEAM_DECLARE
+
+}  // namespace tightbeam
+
+// The structs of native.py.
+extern "C" {
+
+struct TightbeamTensor {
+  const void* data;
+  const int64_t* shape;
+  int32_t rank, present;
+};
+
+struct TightbeamKernel {
+  const char* name;
+  void* const* parameters;  // as cuLaunchKernel takes them
+  int32_t grid[3], block;
+  uint32_t shared_bytes;
+};
+
+// Valid until the thread's next call.
+struct TightbeamPlan {
+  uint64_t workspace_bytes, most_workspace_bytes;
+  const TightbeamKernel* kernels;
+  int32_t count;
+};
+}
+
+namespace tightbeam {
+namespace {
+
+struct Entry {
+  const char* folder;
+  TensorRtOperator op;
+};
+
+const std::vector<Entry>& operators() {
+  static const std::vector<Entry> all = {
+#define TIGHTBEAM_GATHER(op) {#op, op##_for_tensorrt()},
+      TIGHTBEAM_OPERATORS(TIGHTBEAM_GATHER)
+#undef TIGHTBEAM_GATHER
+  };
+  return all;
+}
+
+const TensorRtOperator& find(const char* name) {
+  for (const Entry& entry : operators())
+    if (std::strcmp(entry.op.table().name, name) == 0) return entry.op;
+  throw OperatorError{std::string(name) + ": no such operator"};
+}
+
+// ---- the tables as JSON ----
+
+const char* type_name(Element element) {
+  switch (element) {
+    case Element::float32: return "float32";
+    case Element::int32: return "int32";
+    case Element::int64: return "int64";
+    case Element::boolean: return "bool";
+    case Element::Float: break;
+  }
+  return "Float";
+}
+
+std::string quoted(const char* text) { return text == nullptr ? "null" : "\"" + std::string(text) + "\""; }
+
+// Names hold nothing that JSON escapes.
+std::string object(const std::vector<std::pair<const char*, std::string>>& fields) {
+  std::string text;
+  for (const auto& [name, value] : fields) text += (text.empty() ? "{" : ", ") + quoted(name) + ": " + value;
+  return text + "}";
+}
+
+std::string list(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "[" : ", ") + item;
+  return text.empty() ? "[]" : text + "]";
+}
+
+const char* boolean(bool value) { return value ? "true" : "false"; }
+
+std::string as_json(const Entry& entry) {
+  const Operator& table = entry.op.table();
+  std::vector<std::string> inputs, outputs, attributes;
+  for (const Input& input : table.inputs)
+    inputs.push_back(object({{"name", quoted(input.name)},
+                             {"type", quoted(type_name(input.type))},
+                             {"shape", quoted(input.shape)},
+                             {"optional", boolean(input.is_optional)},
+                             {"scalar", boolean(input.is_scalar)},
+                             {"gives", quoted(input.letter)}}));
+  for (const Output& output : table.outputs)
+    outputs.push_back(object({{"name", quoted(output.name)},
+                              {"type", quoted(type_name(output.type))},
+                              {"shape", quoted(output.shape)},
+                              {"optional", boolean(output.is_optional)},
+                              {"updates", quoted(output.starts_as_copy ? output.input : nullptr)}}));
+  for (const Attribute& attribute : table.attributes)
+    attributes.push_back(object({{"name", quoted(attribute.name)},
+                                 {"is_int", boolean(attribute.is_int)},
+                                 {"required", boolean(attribute.is_required)},
+                                 {"value", std::to_string(attribute.value)},
+                                 {"gives", quoted(attribute.letter)}}));
+  return object({{"name", quoted(table.name)},
+                 {"folder", quoted(entry.folder)},
+                 {"inputs", list(inputs)},
+                 {"outputs", list(outputs)},
+                 {"attributes", list(attributes)}});
+}
+
+// ---- a call ----
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (int64_t size : shape) text += (text.empty() ? "[" : ", ") + std::to_string(size);
+  return text.empty() ? "[]" : text + "]";
+}
+
+Type tensor_type(Element element, int float_type) {
+  switch (element) {
+    case Element::float32: return Type::float32;
+    case Element::int32: return Type::int32;
+    case Element::int64: return Type::int64;
+    case Element::boolean: return Type::boolean;
+    case Element::Float: break;
+  }
+  return float_type == 0 ? Type::float32 : float_type == 1 ? Type::float16 : Type::bfloat16;
+}
+
+std::vector<int64_t> shape_of(const TightbeamTensor& tensor) {
+  return std::vector<int64_t>(tensor.shape, tensor.shape + tensor.rank);
+}
+
+// A size that a scalar on the device gives is known by the output that has it.
+void take_size(const Call& call, size_t output, const std::vector<int64_t>& shape, std::vector<int64_t>& sizes) {
+  const std::vector<Dimension>& dimensions = call.op.outputs[output].dimensions;
+  for (size_t d = 0; d < dimensions.size() && d < shape.size(); ++d) {
+    const Dimension& dimension = dimensions[d];
+    if (dimension.size() == 1 && dimension[0].factor == 1 && dimension[0].letters.size() == 1)
+      if (int64_t& size = sizes[dimension[0].letters[0]]; size < 0) size = shape[d];
+  }
+}
+
+// Without memory the sizes are a profile's largest, which need not occur together.
+void check_given_sizes(const Call& call, const void* memory) {
+  for (const Input& input : call.op.inputs) {
+    if (input.letter == nullptr || memory == nullptr) continue;
+    const int64_t size = call.sizes[call.op.letter(input.letter)], most = call.sizes[call.op.letter(input.most)];
+    if (size > most)
+      call.fail(std::string(input.name) + " is " + std::to_string(size) + ", expected 1 to " + std::to_string(most));
+  }
+}
+
+Call make_call(const Operator& table, int float_type, const TightbeamTensor* inputs, const TightbeamTensor* outputs,
+               const double* attributes) {
+  Call call(table);
+  call.scalars_on_device = true;
+  call.attributes.assign(attributes, attributes + table.attributes.size());
+  std::vector<KnownShape> shapes;
+  for (size_t i = 0; i < table.inputs.size(); ++i) {
+    Tensor tensor;
+    tensor.name = table.inputs[i].name;
+    tensor.type = tensor_type(table.inputs[i].type, float_type);
+    tensor.present = inputs[i].present != 0;
+    if (tensor.present) tensor.shape = shape_of(inputs[i]), tensor.data = inputs[i].data;
+    if (!tensor.present && !table.inputs[i].is_optional && table.inputs[i].letter == nullptr)
+      call.fail(std::string(tensor.name) + " is missing");
+    shapes.push_back({tensor.present, tensor.present, tensor.shape, nullptr});
+    call.inputs.push_back(std::move(tensor));
+  }
+  call.sizes = table.sizes(shapes, call.attributes);
+  for (size_t i = 0; i < table.outputs.size(); ++i) {
+    const Output& output = table.outputs[i];
+    if (outputs[i].present == 0 && !output.is_optional) call.fail(std::string(output.name) + " is missing");
+    call.outputs.push_back(outputs[i].present != 0 ? const_cast<void*>(outputs[i].data) : nullptr);
+    if (outputs[i].present == 0) continue;
+    const std::vector<int64_t> shape = shape_of(outputs[i]);
+    take_size(call, i, shape, call.sizes);
+    if (shape != table.output_shape(i, call.sizes))
+      call.fail(std::string(output.name) + " is " + shape_text(shape) + ", expected [" + output.shape + "], " +
+                shape_text(table.output_shape(i, call.sizes)));
+    check_given_sizes(call, call.outputs[i]);
+    if (output.starts_as_copy && call.outputs[i] != call.inputs[table.input(output.input)].data)
+      call.fail(std::string(output.name) + " has other memory than " + output.input + ", expected the same");
+  }
+  return call;
+}
+
+struct Kept {
+  Plan plan;
+  std::vector<std::vector<void*>> parameters;
+  std::vector<TightbeamKernel> kernels;
+};
+
+// What TightbeamPlan points into.
+void keep(Kept& kept, Plan plan, TightbeamPlan& result) {
+  kept = {std::move(plan), {}, {}};
+  for (StartedKernel& started : kept.plan.kernels) {
+    std::vector<void*>& parameters = kept.parameters.emplace_back();
+    for (std::vector<unsigned char>& bytes : started.parameters) parameters.push_back(bytes.data());
+  }
+  for (size_t i = 0; i < kept.plan.kernels.size(); ++i) {
+    const StartedKernel& started = kept.plan.kernels[i];
+    const Launch& launch = started.launch;
+    kept.kernels.push_back({started.name.c_str(), kept.parameters[i].data(),
+                            {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.block, launch.shared_bytes});
+  }
+  result = {kept.plan.workspace_bytes, kept.plan.most_workspace_bytes, kept.kernels.data(),
+            static_cast<int32_t>(kept.kernels.size())};
+}
+
+}  // namespace
+}  // namespace tightbeam
+
+#define TIGHTBEAM_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The tables of all operators, a JSON list.
+TIGHTBEAM_EXPORT const char* tightbeam_tables() {
+  static const std::string text = [] {
+    std::vector<std::string> tables;
+    for (const auto& entry : tightbeam::operators()) tables.push_back(tightbeam::as_json(entry));
+    return tightbeam::list(tables);
+  }();
+  return text.c_str();
+}
+
+// What a call of an operator starts: `inputs`, `outputs` and `attributes` in the order of its table, scalars on the
+// device; `float_type` 0 to 2: float32, float16, bfloat16. Null, or what is wrong with the call.
+TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type, const TightbeamTensor* inputs,
+                                            const TightbeamTensor* outputs, const double* attributes,
+                                            int32_t multiprocessors, uint32_t shared_bytes, void* workspace,
+                                            TightbeamPlan* plan) {
+  using namespace tightbeam;
+  thread_local Kept kept;
+  thread_local std::string failure;
+  try {
+    const TensorRtOperator op = find(name);
+    const Call call = make_call(op.table(), float_type, inputs, outputs, attributes);
+    keep(kept, op.plan[float_type](call, {multiprocessors, shared_bytes}, workspace), *plan);
+    return nullptr;
+  } catch (const OperatorError& error) {
+    failure = error.message;
+  } catch (const std::exception& error) {
+    failure = std::string(name) + ": " + error.what();
+  }
+  return failure.c_str();
+}

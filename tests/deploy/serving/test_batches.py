@@ -1,0 +1,593 @@
+"""Requests of many users, run together: each gets what it gets alone, whatever its neighbours ask for or do wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from support.bundles import BundleCache
+from support.checkpoints import SENTENCES, WHISPER_GENERATION
+from support.sounds import RATE_HZ, chirp
+from support.triton_requests import ids_request, run, sound_request, text_request
+from tightbeam.deploy import Runner
+from tightbeam.deploy.audio.transcribe import hear, transcribe
+from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.serving import requests as reading
+from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.text.detokenizer import HALF
+from tightbeam.deploy.text.output import Output, output_of
+from tightbeam.deploy.text.tokenizer import _TokenizersCodec
+
+CAUSAL_TEXT = {"tokenizer": True, "vocab_size": 300}
+HEARING = {"generation": WHISPER_GENERATION, "tokenizer": True}
+
+
+@pytest.fixture(scope="module")
+def bart(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", tokenizer=True), threads=1)
+
+
+@pytest.fixture(scope="module")
+def gpt2(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", "gpt2", **CAUSAL_TEXT), threads=1)
+
+
+@pytest.fixture(scope="module")
+def whisper(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", "whisper", **HEARING), threads=1)
+
+
+@pytest.fixture(scope="module")
+def wordless(bundles: BundleCache) -> Runner:
+    """Of a checkpoint without a tokenizer."""
+    return Runner.load(bundles("dedup"), threads=1)
+
+
+def alone(runner: Runner, tokens: Sequence[int], settings: dict[str, Any]) -> Output:
+    """What one source gives that shares a batch with nobody."""
+    options = runner.options_for(len(tokens), settings)
+    ids = np.array([tokens])
+    found = runner.generate(ids, np.ones_like(ids), **settings)
+    return output_of(runner, found, options, len(tokens) if runner.decoder_only else 0)
+
+
+def assert_same(found: Output, expected: Output) -> None:
+    assert (found.sequences, found.texts) == (expected.sequences, expected.texts)
+    if expected.scores is None or found.scores is None:
+        assert found.scores is expected.scores
+    else:
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+
+
+def sentences(generator: np.random.Generator, most: int) -> list[str]:
+    """Pieces of sentences, of 1 to ``most`` words."""
+    words = " ".join(SENTENCES).split()
+    starts = generator.integers(0, len(words) - most, generator.integers(1, 4))
+    return [" ".join(words[start : start + generator.integers(1, most + 1)]) for start in starts.tolist()]
+
+
+def drawn_settings(generator: np.random.Generator) -> dict[str, Any]:
+    beams = int(generator.choice([1, 1, 2, 4]))
+    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": int(generator.integers(2, 9))}
+    others: dict[str, list[Any]] = {
+        "no_repeat_ngram_size": [2, 3],
+        "repetition_penalty": [1.3, 0.8],
+        "length_penalty": [2.0, -1.0],
+        "min_new_tokens": [4, 1],
+        "num_return_sequences": [beams],
+        "early_stopping": [True, "never"],
+        "bad_words_ids": ["[[17], [4, 8]]", "[[1, 20], [33]]"],
+        "forced_bos_token_id": [9],
+        "suppress_tokens": ["[7, 11]"],
+    }
+    for name in generator.choice(list(others), generator.integers(0, 4), replace=False).tolist():
+        settings[name] = others[name][generator.integers(len(others[name]))]
+    return settings
+
+
+def parsed(settings: dict[str, Any]) -> dict[str, Any]:
+    """As the runner takes them: lists are no texts."""
+    return {
+        name: json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+        for name, value in settings.items()
+    }
+
+
+def sources_of(runner: Runner, request: Request, settings: dict[str, Any]) -> list[list[int]]:
+    if "TEXT" in request.inputs:
+        return [runner.encode(text.decode(), **settings)[0] for text in request.inputs["TEXT"].ravel()]
+    ids = request.inputs["INPUT_IDS"]
+    lengths = request.inputs.get("LENGTHS", np.full((len(ids), 1), ids.shape[1]))
+    return [row[:length].tolist() for row, length in zip(ids, lengths[:, 0].tolist(), strict=True)]
+
+
+# ---- together and alone ----
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", ["bart", "gpt2", "wordless"])
+def test_everybody_gets_what_they_get_alone(request: pytest.FixtureRequest, name: str, seed: int) -> None:
+    runner: Runner = request.getfixturevalue(name)
+    generator = np.random.default_rng(seed)
+    drawn = [drawn_settings(generator) for _ in range(7)]
+    asked: list[tuple[Request, dict[str, Any]]] = []
+    for number in range(24):
+        settings = drawn[generator.integers(len(drawn))]
+        if runner.has_tokenizer and generator.random() < 0.6:
+            request_ = text_request(number, *sentences(generator, 8), **settings)
+        else:
+            lengths = generator.integers(1, 20, generator.integers(1, 4)).tolist()
+            rows = [generator.integers(3, 90, length).tolist() for length in lengths]
+            request_ = ids_request(number, *rows, **settings)
+        asked.append((request_, parsed(settings)))
+    max_rows = 12
+    heard = run(runner, [request_ for request_, _ in asked], max_rows=max_rows)
+    assert heard.refusals() == {}
+    groups: dict[Any, int] = {}
+    for request_, settings in asked:
+        sources = sources_of(runner, request_, settings)
+        outputs = heard.outputs(request_.number)
+        assert len(outputs) == len(sources)
+        for found, tokens in zip(outputs, sources, strict=True):
+            assert_same(found, alone(runner, tokens, settings))
+            key = (runner.options(**settings), runner.company(len(tokens), settings))
+            groups[key] = groups.get(key, 0) + 1
+    batches = [-(-count // (max_rows // key[0].num_beams)) for key, count in groups.items()]
+    assert heard.figures.batches == sum(batches) < heard.figures.samples == sum(groups.values())
+    assert heard.figures.tokens == sum(
+        len(row) for request_, _ in asked for output in heard.outputs(request_.number) for row in output.sequences
+    )
+    assert heard.figures.steps >= heard.figures.batches
+    assert heard.figures.prefill_seconds > 0 and heard.figures.step_seconds > 0
+
+
+def test_texts_are_those_of_generate_text(bart: Runner, gpt2: Runner) -> None:
+    for runner in (bart, gpt2):
+        for settings in ({"num_beams": 3, "max_new_tokens": 6}, {"num_beams": 1, "max_new_tokens": 9}):
+            texts = [sentence[:30] for sentence in SENTENCES]
+            heard = run(runner, [text_request(place, text, **settings) for place, text in enumerate(texts)])
+            expected = [runner.generate_text([text], **settings)[0] for text in texts]
+            assert [heard.outputs(place)[0].texts for place in range(4)] == [[text] for text in expected]
+            assert heard.figures.batches == 1
+
+
+def test_the_same_setting_written_in_another_way_shares_the_batch(bart: Runner) -> None:
+    ways: list[dict[str, Any]] = [
+        {"num_beams": 2, "length_penalty": 1, "early_stopping": True},
+        {"num_beams": "2", "length_penalty": 1.0, "early_stopping": "true"},
+        {"early_stopping": True, "num_beams": 2, "length_penalty": "1.0", "no_repeat_ngram_size": "null"},
+        {"early_stopping": True, "num_beams": 2, "triton_enable_empty_final_response": True},
+    ]
+    ways = [{**way, "max_new_tokens": 5} for way in ways]
+    heard = run(bart, [text_request(number, SENTENCES[number], **way) for number, way in enumerate(ways)])
+    assert (heard.figures.batches, heard.figures.samples) == (1, 4)
+    for number in range(4):
+        expected = alone(bart, bart.encode(SENTENCES[number])[0], parsed(ways[0]))
+        assert_same(heard.outputs(number)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        ({"max_new_tokens": 5}, 1),  # padding changes nothing
+        ({"max_length": 30}, 3),  # each has another number of new tokens
+        ({"max_new_tokens": 9, "min_length": 12}, 3),
+        ({"max_new_tokens": 9, "no_repeat_ngram_size": 2}, 3),
+        ({"max_new_tokens": 9, "repetition_penalty": 1.4}, 3),
+        ({"max_new_tokens": 9, "forced_bos_token_id": 40}, 3),  # of which a prompt of one token alone hears
+        ({"max_new_tokens": 9, "bad_words_ids": "[[1, 5, 60]]"}, 3),  # padding is a 1
+        ({"max_new_tokens": 9, "bad_words_ids": "[[5, 60], [7, 8, 1]]"}, 1),
+    ],
+)
+def test_prompts_that_would_change_one_another_are_run_apart(
+    gpt2: Runner, settings: dict[str, Any], batches: int
+) -> None:
+    prompts = [[5], [9, 8, 7, 6], [5, 5, 60, 5, 60, 5, 9, 5], [7]]
+    heard = run(gpt2, [ids_request(number, prompt, **settings) for number, prompt in enumerate(prompts)])
+    assert heard.figures.batches == batches
+    for number, prompt in enumerate(prompts):
+        assert_same(heard.outputs(number)[0], alone(gpt2, prompt, parsed(settings)))
+
+
+def test_bad_words_do_not_begin_in_the_padding(gpt2: Runner) -> None:
+    """The token that a prompt goes on with may not follow a pad token and that prompt; alone there is no pad token."""
+    prompt, longer = [5], [9, 8, 7, 6]
+    (first,) = alone(gpt2, prompt, {"max_new_tokens": 1}).sequences[0]
+    settings = {"max_new_tokens": 1, "bad_words_ids": f"[[1, 5, {first}]]"}
+    heard = run(gpt2, [ids_request(0, prompt, **settings), ids_request(1, longer, **settings)])
+    assert heard.outputs(0)[0].sequences == [[first]]
+
+
+def test_the_first_token_that_is_forced_is_forced_in_company(gpt2: Runner) -> None:
+    settings = {"max_new_tokens": 3, "forced_bos_token_id": 40}
+    heard = run(gpt2, [ids_request(0, [5], **settings), ids_request(1, [9, 8, 7, 6], **settings)])
+    assert heard.outputs(0)[0].sequences[0][0] == 40
+    assert heard.outputs(1)[0].sequences[0][0] != 40
+
+
+@pytest.mark.parametrize("max_rows", [4, 7, 8, 1000])
+def test_a_limit_of_rows_splits_batches_and_changes_nothing(bart: Runner, max_rows: int) -> None:
+    asked = [(SENTENCES[place % 4][: 9 + 5 * place], 4 if place % 2 else 1) for place in range(10)]
+    requests = [
+        text_request(number, text, num_beams=beams, max_new_tokens=5) for number, (text, beams) in enumerate(asked)
+    ]
+    heard = run(bart, requests, max_rows=max_rows)
+    assert heard.figures.batches == {4: 2 + 5, 7: 1 + 5, 8: 1 + 3, 1000: 2}[max_rows]
+    for number, (text, beams) in enumerate(asked):
+        expected = alone(bart, bart.encode(text)[0], {"num_beams": beams, "max_new_tokens": 5})
+        assert_same(heard.outputs(number)[0], expected)
+
+
+def test_a_text_is_cut_where_its_request_asks_for_it(bart: Runner, gpt2: Runner) -> None:
+    for runner in (bart, gpt2):
+        settings = {"max_new_tokens": 40}
+        requests = [
+            text_request(0, "snow " * 90, truncate=True, **settings),
+            text_request(1, "a small town", **settings),
+            text_request(2, "snow " * 90, truncate="false", **settings),
+        ]
+        heard = run(runner, requests)
+        tokens, cut = runner.encode("snow " * 90, truncate=True, **settings)
+        assert cut and heard.figures.batches == 1
+        assert_same(heard.outputs(0)[0], alone(runner, tokens, settings))
+        assert_same(heard.outputs(1)[0], alone(runner, runner.encode("a small town")[0], settings))
+        assert list(heard.refusals()) == [2]
+        assert "longer than" in heard.refusals()[2].message and "truncate" in heard.refusals()[2].message
+
+
+# ---- what is wrong with a request ----
+
+
+def with_inputs(*names: str, **parameters: Any) -> Request:
+    """Of these inputs, each as it should be."""
+    arrays = {
+        "TEXT": np.array([[b"a town"], [b"a tram"]], np.object_),
+        "INPUT_IDS": np.array([[5, 6, 2], [7, 8, 2]]),
+        "LENGTHS": np.array([[2], [3]], np.int32),
+        "AUDIO": np.zeros((2, 99), np.float32),
+    }
+    return Request(1, {name: arrays[name] for name in names}, json.dumps(parameters))
+
+
+def with_lengths(*lengths: int) -> Request:
+    request = with_inputs("INPUT_IDS")
+    return Request(1, {**request.inputs, "LENGTHS": np.array(lengths, np.int32).reshape(-1, 1)}, "")
+
+
+DEEP = "[" * 5000
+FAULTS: list[tuple[Request, str]] = [
+    (text_request(1, ""), "empty text; expected at least one word"),
+    (text_request(1, " \t\n"), "empty text; expected at least one word"),
+    (text_request(1, "a town", ""), "row 1: empty text"),
+    (text_request(1, b"a \xff town"), "not UTF-8 .byte 2 is 0xff.; convert the text"),
+    (text_request(1, "a \ud83d town".encode("utf-8", "surrogatepass")), "not UTF-8 .byte 2 is 0xed.; convert"),
+    (
+        Request(1, {"TEXT": np.array([["a \ud83d town"]], np.object_)}, ""),
+        "not UTF-8 .byte 2 is 0xed.; convert the text",
+    ),
+    (text_request(1, "snow " * 99), r"text of \d+ tokens is longer than the model's 64 positions; shorten it, or cut"),
+    (text_request(1, b"a" * ((1 << 16) + 1)), "the text has 65,537 bytes, expected 65,536 at most; shorten it"),
+    (text_request(1, "a", num_beems=4), r"num_beems=4 .* is not a generation setting; did you mean num_beams\?"),
+    (text_request(1, "a", self=1), "self=1 .* is not a generation setting; "),
+    (text_request(1, "a", listener=1), "listener=1 .* is not a generation setting"),
+    (text_request(1, "a", text="b"), "text='b' .* is not a generation setting"),
+    (text_request(1, "a", num_beams=10**9), "num_beams=1000000000 needs .*; pass num_beams="),
+    (text_request(1, "a", num_beams=41), "num_beams=41 is more than the 40 rows .* runs together; pass 40 or less"),
+    (text_request(1, "a", num_beams=0), "num_beams=0 .* is not an integer of at least 1; pass 1 or more"),
+    (text_request(1, "a", num_beams=4.0), "num_beams=4.0 .* is not an integer"),
+    (text_request(1, "a", num_beams=True), "num_beams=True .* is not an integer"),
+    (text_request(1, "a", num_beams="four"), "num_beams='four' .* is not an integer"),
+    (text_request(1, "a", num_beams="4" * 5000), "num_beams='444.* is not an integer"),
+    (text_request(1, "a", max_new_tokens="NaN"), "max_new_tokens=nan .* is not an integer"),
+    (text_request(1, "a", length_penalty="1" + "0" * 400), "length_penalty=1.* is not a finite number; pass"),
+    (text_request(1, "a", length_penalty="Infinity"), "length_penalty=inf .* is not a finite number; pass"),
+    (text_request(1, "a", bad_words_ids="[[17], [4"), r"bad_words_ids='\[\[17\], \[4' .* is not a list"),
+    (text_request(1, "a", bad_words_ids=DEEP), r"bad_words_ids='\[.* is not a list of lists of token ids; pass"),
+    (text_request(1, "a", bad_words_ids="[[101]]"), "bad_words_ids=.* holds 101, which is outside the vocabulary"),
+    (text_request(1, "a", bad_words_ids="[]"), r"bad_words_ids=\[\] .* is not a list of lists"),
+    (text_request(1, "a", bad_words_ids='{"a": 1}'), "bad_words_ids=.* is not a list of lists"),
+    (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass True"),
+    (text_request(1, "a", language="de"), "language='de' .* is for models that hear; remove it"),
+    (text_request(1, "a", truncate="yes"), "truncate='yes' is neither true nor false"),
+    (text_request(1, "a", truncate=1), "truncate=1 is neither true nor false"),
+    (text_request(1, "a", num_beams="[" + "1," * 40000 + "1]"), "the parameters have 80,.* bytes, expected 65,536"),
+    (ids_request(1, [5, 6], truncate=True), "truncate=True is for TEXT; leave it out"),
+    (with_inputs(), "the request has no source, expected TEXT or INPUT_IDS"),
+    (with_inputs("LENGTHS"), "the request has no source, expected TEXT or INPUT_IDS"),
+    (with_inputs("TEXT", "INPUT_IDS"), "the request has TEXT and INPUT_IDS, expected TEXT or INPUT_IDS"),
+    (with_inputs("AUDIO"), "the request has AUDIO, expected TEXT or INPUT_IDS"),
+    (with_inputs("TEXT", "LENGTHS"), "LENGTHS is for INPUT_IDS and AUDIO; leave it out"),
+    (with_lengths(0, 3), "LENGTHS holds 0, expected 1 to 3, the width of INPUT_IDS"),
+    (with_lengths(3, 4), "LENGTHS holds 4, expected 1 to 3"),
+    (with_lengths(3, -(2**31)), "LENGTHS holds -2147483648, expected 1 to 3"),
+    (with_lengths(3, 3, 3), "LENGTHS has 3 numbers, expected 2, one for each row of INPUT_IDS"),
+    (ids_request(1, [5, 101]), "token id 101 is outside the vocabulary; expected 0 to 100"),
+    (ids_request(1, [5, 6], [-1, 6]), "row 1: token id -1 is outside the vocabulary"),
+    (ids_request(1, [5, 2**62]), "token id 4611686018427387904 is outside"),
+    (ids_request(1, []), "no token ids; expected at least one"),
+    (ids_request(1, [5] * 65), "65 token ids are more than the model's 64 positions; shorten them"),
+    (Request(1, {"INPUT_IDS": np.zeros((0, 3), np.int64)}, ""), "INPUT_IDS has no row; expected one at least"),
+]
+
+
+@pytest.fixture(scope="module")
+def neighbours(bart: Runner) -> list[Output]:
+    return [alone(bart, bart.encode(text)[0], {}) for text in ("a small town", "the tram line")]
+
+
+@pytest.mark.parametrize(("faulty", "expected"), FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else "")
+def test_a_fault_is_its_own_requests(bart: Runner, neighbours: list[Output], faulty: Request, expected: str) -> None:
+    requests = [text_request(0, "a small town"), faulty, text_request(2, "the tram line")]
+    heard = run(bart, requests, max_rows=40)
+    (refused,) = heard.refusals().values()
+    assert refused.number == 1 and refused.own
+    assert heard.outputs(1) == []
+    assert re.search(expected, refused.message) and len(refused.message.splitlines()) == 1, refused.message
+    assert heard.figures.batches == 1
+    for number, output in zip((0, 2), neighbours, strict=True):
+        assert_same(heard.outputs(number)[0], output)
+
+
+PROMPT_FAULTS: list[tuple[Request, str]] = [
+    (ids_request(1, [5] * 64), "64 token ids are more than the 63 that a prompt may have"),
+    (ids_request(1, [5] * 60, max_new_tokens=5), "max_new_tokens=5 .* sequences of 65 tokens, the model has 64"),
+    (ids_request(1, [5], [5] * 60, max_new_tokens=5), "row 1: max_new_tokens=5 .* sequences of 65 tokens"),
+    (ids_request(1, [5] * 9, max_length=9), "max_length=9 .* leaves no room for a new token"),
+    (text_request(1, "a town", "snow " * 60, max_new_tokens=30), "row 1: .*text of|row 1: max_new_tokens=30"),
+]
+
+
+@pytest.mark.parametrize(
+    ("faulty", "expected"), PROMPT_FAULTS, ids=lambda value: "" if value is None else str(value)[:9]
+)
+def test_prompts_that_leave_no_room(gpt2: Runner, faulty: Request, expected: str) -> None:
+    heard = run(gpt2, [ids_request(0, [5] * 3, max_new_tokens=5), faulty])
+    message = heard.refusals()[1].message
+    assert re.search(expected, message), message
+    assert_same(heard.outputs(0)[0], alone(gpt2, [5] * 3, {"max_new_tokens": 5}))
+
+
+SOUND = chirp(0.5)
+SOUND_FAULTS: list[tuple[Request, str]] = [
+    (sound_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds samples that are no numbers; make it again"),
+    (sound_request(1, SOUND, np.append(SOUND, np.float32(np.inf))), "row 1: AUDIO holds samples that are no numbers"),
+    (sound_request(1, SOUND * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
+    (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO holds no sound; expected at least one sample"),
+    (sound_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
+    (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
+    (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
+    (sound_request(1, SOUND, language="english"), "language='english' is no language code of this model; it has de"),
+    (sound_request(1, SOUND, language="5"), "language='5' is no language code of this model"),
+    (sound_request(1, SOUND, task="[1]"), r"task='\[1\]' is no task of this model"),
+    (sound_request(1, SOUND, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
+    (sound_request(1, SOUND, truncate=True), "truncate=True is for TEXT; leave it out"),
+]
+
+
+@pytest.mark.parametrize(
+    ("faulty", "expected"), SOUND_FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else ""
+)
+def test_sounds_that_cannot_be_heard(whisper: Runner, faulty: Request, expected: str) -> None:
+    heard = run(whisper, [sound_request(0, SOUND, max_new_tokens=3), faulty])
+    message = heard.refusals()[1].message
+    assert re.search(expected, message) and len(message.splitlines()) == 1, message
+    assert len(heard.outputs(0)) == 1 and heard.outputs(1) == []
+
+
+def test_without_a_tokenizer_there_is_no_text(wordless: Runner) -> None:
+    heard = run(wordless, [text_request(0, "a town"), ids_request(1, [5, 6, 2])], stream=True)
+    assert "has no tokenizer" in heard.refusals()[0].message
+    assert heard.outputs(1)[0].texts is None
+    assert {token.text for token in heard.tokens(1)} == {""}
+
+
+class Failing:
+    """A model that breaks down after ``steps`` steps of a batch that holds the token ``poison``."""
+
+    def __init__(self, runner: Runner, poison: int, steps: int) -> None:
+        self.generate, self.poison, self.steps = runner.generate, poison, steps
+
+    def __call__(self, ids: Any, mask: Any, *, listener: Any, **settings: Any) -> Any:
+        if self.poison not in ids:
+            return self.generate(ids, mask, listener=listener, **settings)
+        left, after_step = self.steps, listener.after_step
+
+        class Breaking:
+            finished = listener.finished
+
+            def after_step(self, *arguments: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise BundleError("the model's scores are not numbers; export it again")
+                return after_step(*arguments)
+
+        return self.generate(ids, mask, listener=Breaking(), **settings)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_fault_of_the_model_hits_only_its_request(bart: Runner, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """The others are run again, each alone; of what was streamed before nothing comes twice."""
+    settings = {"num_beams": 1, "max_new_tokens": 7, "min_new_tokens": 7}
+    rows = [[5, 6, 2], [77, 8, 2], [9, 8, 7, 2], [50, 60, 70, 80, 2]]
+    requests = [
+        ids_request(0, rows[0], **settings),
+        ids_request(1, rows[0], rows[1], **settings),
+        ids_request(2, rows[2], rows[3], **settings),
+    ]
+    expected = [alone(bart, row, settings) for row in rows]
+    monkeypatch.setattr(bart, "generate", Failing(bart, 77, steps))
+    heard = run(bart, requests, stream=True)
+    assert list(heard.refusals()) == [1]
+    assert heard.refusals()[1].message == "the model's scores are not numbers; export it again"
+    assert not heard.refusals()[1].own
+    assert heard.outputs(1) == []
+    for number, row, place in ((0, 0, 0), (2, 0, 2), (2, 1, 3)):
+        assert_same(heard.outputs(number)[row], expected[place])
+        assert [token.token for token in heard.tokens(number, row)] == expected[place].sequences[0][1:]
+    assert heard.figures.batches == 4
+
+
+def test_a_request_that_fails_in_one_batch_is_not_run_in_another(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"num_beams": 1, "max_new_tokens": 4}
+    monkeypatch.setattr(bart, "generate", Failing(bart, 77, 0))
+    heard = run(bart, [ids_request(0, [77, 5, 6, 2], [5, 6, 2], [6, 2], **settings)], max_rows=1)
+    assert list(heard.refusals()) == [0]
+    assert (heard.figures.batches, heard.figures.samples) == (1, 1)
+
+
+# ---- nobody waits any more ----
+
+
+def test_who_cancelled_before_costs_nothing(bart: Runner) -> None:
+    settings = {"max_new_tokens": 5}
+    requests = [text_request(number, text, **settings) for number, text in enumerate(SENTENCES)]
+    heard = run(bart, requests, cancelled=lambda: {1, 3})
+    assert {event.number for event in heard.events} == {0, 2}
+    assert heard.figures.samples == 2
+    for number in (0, 2):
+        assert_same(heard.outputs(number)[0], alone(bart, bart.encode(SENTENCES[number])[0], settings))
+    nothing = run(bart, requests, cancelled=lambda: range(4))
+    assert (nothing.events, nothing.figures.batches, nothing.figures.steps) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_who_cancels_while_it_runs_leaves_and_changes_nobody(bart: Runner, num_beams: int) -> None:
+    settings = {"num_beams": num_beams, "max_new_tokens": 12, "min_new_tokens": 12}
+    rows = [[5, 6, 2], [77, 8, 2], [9, 8, 7, 2], [50, 60, 70, 80, 2]]
+    requests = [ids_request(0, *rows[:2], **settings), ids_request(1, *rows[2:], **settings)]
+    asked = 0
+
+    def cancelled() -> set[int]:
+        nonlocal asked
+        asked += 1
+        return {0} if asked > 4 else set()
+
+    heard = run(bart, requests, stream=True, cancelled=cancelled)
+    assert heard.refusals() == {}
+    assert heard.outputs(0) == []
+    assert len(heard.tokens(0)) == (4 if num_beams == 1 else 0)
+    for row in range(2):
+        assert_same(heard.outputs(1)[row], alone(bart, rows[2 + row], settings))
+    assert heard.figures.steps == 12
+    asked = 0
+    heard = run(bart, requests[:1], cancelled=cancelled)
+    assert (heard.events, heard.figures.steps) == ([], 4)
+
+
+# ---- streams ----
+
+
+def test_tokens_come_in_order_and_their_texts_are_the_rows(bart: Runner, gpt2: Runner) -> None:
+    for runner in (bart, gpt2):
+        settings = {"num_beams": 1, "max_new_tokens": 12}
+        requests = [text_request(number, text[:25], text[30:40], **settings) for number, text in enumerate(SENTENCES)]
+        heard = run(runner, requests, stream=True)
+        assert heard.figures.batches == 1
+        for number in range(4):
+            for row, output in enumerate(heard.outputs(number)):
+                tokens = heard.tokens(number, row)
+                given = 0 if runner.decoder_only else 1
+                assert [token.token for token in tokens] == output.sequences[0][given:]
+                assert ["".join(token.text for token in tokens)] == output.texts
+                assert len(output.texts[0]) > 5
+        # each token comes before the next one of any row
+        steps = [(event.number, event.row) for event in heard.events][: 4 * 2]
+        assert len(set(steps)) == 8
+
+
+def test_of_beams_nothing_comes_before_the_row(bart: Runner) -> None:
+    heard = run(bart, [text_request(0, SENTENCES[0], num_beams=2, max_new_tokens=5)], stream=True)
+    assert len(heard.events) == 1 and heard.outputs(0)
+
+
+def test_characters_of_several_tokens_come_whole(bart: Runner, tmp_path: Path) -> None:
+    """A tokenizer of bytes, half of whose tokens end or begin in the middle of an e with an accent."""
+    first, second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("\u00e9")[0][0]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = ["<s>", "<pad>", "</s>", *(letter + first for letter in letters), *(second + letter for letter in letters)]
+    names += [one + other for one in letters for other in "ow"]
+    vocabulary = {name: place for place, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(names[:3])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    runner = Runner(bart.bundle, bart._engine, _TokenizersCodec(str(tmp_path / "tokenizer.json")))
+    generator = np.random.default_rng(0)
+    settings = {"max_new_tokens": 20, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2}
+    heard = run(runner, [ids_request(0, *generator.integers(3, 100, (24, 9)).tolist(), **settings)], stream=True)
+    whole = 0
+    for row, output in enumerate(heard.outputs(0)):
+        assert output.texts
+        pieces = [token.text for token in heard.tokens(0, row)]
+        assert not any(piece.endswith(HALF) for piece in pieces)
+        if output.texts[0].endswith(HALF):  # the row ended in the middle of a character
+            assert output.texts[0].startswith("".join(pieces))
+        else:
+            assert output.texts == ["".join(pieces)]
+            whole += "\u00e9" in output.texts[0]
+    assert whole > 3
+
+
+# ---- recordings ----
+
+
+def test_recordings_of_several_windows_are_joined(whisper: Runner, tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    settings: tuple[dict[str, Any], ...] = (
+        {"max_new_tokens": 8},
+        {"max_new_tokens": 8, "num_beams": 3, "language": "de", "task": "translate"},
+    )
+    sounds = [chirp(2.5), chirp(0.4, high_hz=900), chirp(1.0, low_hz=2000, high_hz=100)]
+    sounds = [np.round(sound * 32768).astype(np.int16) for sound in sounds]  # as a file has them
+    heards = [sound.astype(np.float32) / 32768 for sound in sounds]
+    for own in settings:
+        requests = [sound_request(0, *heards[:2], **own), sound_request(1, heards[2], **own)]
+        heard = run(whisper, requests, stream=True)
+        outputs = [*heard.outputs(0), *heard.outputs(1)]
+        for place, sound in enumerate(sounds):
+            path = str(tmp_path / f"{place}.wav")
+            soundfile.write(path, sound, RATE_HZ)
+            assert_same(outputs[place], transcribe(whisper, hear(whisper, path), **own))
+            assert outputs[place].texts == whisper.transcribe([path], **own)
+        assert (heard.figures.batches, heard.figures.samples) == (1, 3 + 1 + 1)
+        split = run(whisper, requests, max_rows=own.get("num_beams", 1) * 2)
+        assert split.figures.batches == 3
+        for found, expected in zip([*split.outputs(0), *split.outputs(1)], outputs, strict=True):
+            assert_same(found, expected)
+        assert outputs[0].scores is None
+        # windows that run side by side have no order in which their tokens could come
+        assert heard.tokens(0, 0) == []
+        said = heard.tokens(0, 1)
+        if "num_beams" not in own:
+            assert [token.token for token in said] == outputs[1].sequences[0][-len(said) :] and len(said) > 3
+            assert outputs[1].texts[0].endswith("".join(token.text for token in said).strip())
+
+
+def test_of_times_nothing_is_said_while_it_runs_either(whisper: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens above the one that turns timestamps off are no text."""
+    manifest = whisper.manifest.model_copy(
+        update={"generation": {**whisper.manifest.generation, "no_timestamps_token_id": 40}}
+    )
+    monkeypatch.setattr(whisper, "bundle", dataclasses.replace(whisper.bundle, manifest=manifest))
+    heard = run(whisper, [sound_request(0, SOUND, max_new_tokens=20)], stream=True)
+    said = heard.tokens(0)
+    assert any(token.token > 40 for token in said)
+    (output,) = heard.outputs(0)
+    assert output.texts == [whisper.decode([token for token in output.sequences[0] if token <= 40])]
+    assert output.texts[0].endswith("".join(token.text for token in said).strip())
+
+
+def test_a_long_text_is_refused_before_it_is_read(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 3)
+    heard = run(bart, [text_request(0, "\u00e9\u00e9"), text_request(1, "abc", max_new_tokens=2)])
+    assert heard.refusals()[0].message == "the text has 4 bytes, expected 3 at most; shorten it"
+    assert heard.outputs(1)

@@ -1,0 +1,634 @@
+"""Served by a real Triton Inference Server: what clients get, what goes wrong, and what becomes of the others then."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_blocking
+
+from support import served
+from support.bundles import BundleCache
+from support.checkpoints import SENTENCES
+from support.served import Answers, Ask, metrics, processes, texts, until
+from tightbeam.deploy import Runner
+from tightbeam.deploy.audio.files import windows
+from tightbeam.deploy.audio.transcribe import transcribe
+
+LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
+"""Of the model "slow": some seconds of work."""
+
+
+@pytest.fixture(scope="module")
+def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """The server, its repository, and a runner of each of its models."""
+    serve_local = served.serve_local()
+    root = tmp_path_factory.mktemp("served")
+    repository = root / "models"
+    made = {
+        "text": bundles("dedup", tokenizer=True),
+        "prompt": bundles("dedup", "gpt2", tokenizer=True, vocab_size=300),
+        "ids": bundles("el"),
+        "sound": bundles("dedup", "whisper", tokenizer=True),
+        "slow": bundles("dedup", tokenizer=True, max_position_embeddings=2048),
+    }
+    for name, bundle in made.items():
+        served.serve(bundle, repository, name)
+    served.serve(made["text"], repository, "live", stream=True)
+    served.serve(made["slow"], repository, "slowlive", stream=True)
+    served.serve(made["text"], repository, "narrow", max_queue_size=4, max_batch_size=2)
+    killed_under_load: list[int] = []
+    runners = {name: Runner.load(bundle, threads=1) for name, bundle in made.items()}
+    with serve_local.LocalServer(repository, log=root / "log") as server:
+        yield SimpleNamespace(
+            server=server,
+            repository=repository,
+            runners=runners,
+            made=made,
+            log=root / "log",
+            killed_under_load=killed_under_load,
+        )
+        started = processes(server, "stub") + processes(server, "worker")
+        shared = [served.region(stub) for stub in processes(server, "stub")]
+        assert len(started) == 16 and all(path.exists() for path in shared)
+    # Of a model whose stub was killed under load Triton may keep requests for ever: it ends by its exit timeout then.
+    assert server.process.returncode in ((0, 1) if killed_under_load else (0,))
+    until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 5)
+    assert not [path for path in shared if path.exists()]
+
+
+def alone(world: SimpleNamespace, text: str = SENTENCES[0], **settings: Any) -> list[str]:
+    return served.expected(world.runners["text"], text, **settings)[1]
+
+
+def still_right(world: SimpleNamespace, model: str = "text") -> None:
+    """The model serves, and what it says is right."""
+    answer = served.run(world.server, lambda http, grpc: http(model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5))
+    assert answer.get("error") is None
+    assert answer.texts == [served.expected(world.runners[model], SENTENCES[0], max_new_tokens=5)[1]]
+
+
+def test_health_and_metadata(world: SimpleNamespace) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/text/ready"):
+        assert world.server.status(path) == 200
+    connection = http.client.HTTPConnection(world.server.http, timeout=10)
+    connection.request("GET", "/v2/models/text")
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    assert [tensor["name"] for tensor in found["inputs"]] == ["TEXT", "INPUT_IDS", "LENGTHS"]
+    assert [tensor["name"] for tensor in found["outputs"]] == list(served.OUTPUTS)
+    with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
+        assert client.is_model_ready("sound")
+        config = client.get_model_config("live").config
+    assert metrics(world.server, "narrow")["tightbeam_steps_total"] == 2, "expected it to be warm, by two tokens"
+    assert config.model_transaction_policy.decoupled
+    assert [output.name for output in config.output][-2:] == ["INDEX", "FINISHED"]
+
+
+def drawn(rng: random.Random) -> dict[str, Any]:
+    beams = rng.choice([1, 1, 2, 3, 4])
+    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": rng.choice([3, 8, 8, 12])}
+    if rng.random() < 0.3:
+        settings["no_repeat_ngram_size"] = rng.choice([2, 3])
+    if rng.random() < 0.3:
+        settings["length_penalty"] = rng.choice([0.5, 2.0])
+    if rng.random() < 0.2:
+        settings["repetition_penalty"] = 1.3
+    if beams > 1 and rng.random() < 0.3:
+        settings["num_return_sequences"] = 2
+    if rng.random() < 0.2:
+        settings["bad_words_ids"] = [[9], [4, 7]]
+    if rng.random() < 0.2:
+        settings["early_stopping"] = rng.choice([True, "never"])
+    return settings
+
+
+def as_parameters(settings: dict[str, Any]) -> dict[str, Any]:
+    """As a client passes them: gRPC has no lists, nor fractions."""
+    plain = (str, bool, int)
+    return {name: value if isinstance(value, plain) else json.dumps(value) for name, value in settings.items()}
+
+
+def test_200_mixed_requests_at_once_get_what_the_runner_gives(world: SimpleNamespace) -> None:
+    rng = random.Random(5)
+    work = []
+    for _ in range(200):
+        model = rng.choice(["text", "text", "prompt"])
+        rows = [rng.choice(SENTENCES) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
+        work.append((model, rows, drawn(rng), rng.random() < 0.5))
+
+    async def ask_all(http: Ask, grpc: Ask) -> list[Answers]:
+        asking = [
+            (http if over_http else grpc)(model, {"TEXT": texts(*rows)}, **as_parameters(settings))
+            for model, rows, settings, over_http in work
+        ]
+        return list(await asyncio.gather(*asking))
+
+    answers = served.run(world.server, ask_all)
+    wanted: dict[str, tuple[list[list[int]], list[str]]] = {}
+    for (model, rows, settings, _), answer in zip(work, answers, strict=True):
+        assert answer.get("error") is None
+        for row, text in enumerate(rows):
+            key = json.dumps([model, text, settings])
+            if key not in wanted:
+                wanted[key] = served.expected(world.runners[model], text, **settings)
+            assert (answer.ids[row], answer.texts[row]) == wanted[key]
+        assert answer["SCORES"].shape == (len(rows), 0 if settings["num_beams"] == 1 else answer["TEXT"].shape[1])
+    found = metrics(world.server, "text")
+    assert found["tightbeam_samples_total"] > 1.5 * found["tightbeam_batches_total"], "nothing was run together"
+
+
+def test_token_ids_with_lengths(world: SimpleNamespace) -> None:
+    ids = np.array([[5, 6, 7, 8, 2], [9, 10, 2, 1, 1]])
+    lengths = np.array([[5], [3]], np.int32)
+    arrays = {"INPUT_IDS": ids, "LENGTHS": lengths}
+    names = ("SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS")
+    runner = world.runners["ids"]
+    settings = {"num_beams": 3, "max_new_tokens": 7, "num_return_sequences": 2}
+    wanted = runner.generate(ids, (np.arange(5) < lengths).astype(np.int64), **settings)
+    for protocol in (0, 1):
+        answer = served.run(world.server, lambda *ask, at=protocol: ask[at]("ids", arrays, names, **settings))
+        for row in range(2):
+            for place, found in enumerate(answer.ids[row]):
+                assert found == wanted.sequences[2 * row + place][: len(found)].tolist()
+        np.testing.assert_array_equal(answer["SCORES"].ravel(), wanted.scores)
+
+
+def test_sound(world: SimpleNamespace) -> None:
+    runner = world.runners["sound"]
+    rng = np.random.default_rng(2)
+    samples = runner.log_mel.samples
+    sound = (0.3 * rng.standard_normal((2, 2 * samples + 100))).astype(np.float32)
+    lengths = np.array([[2 * samples + 100], [samples // 2]], np.int32)
+    answer = served.run(
+        world.server,
+        lambda http, grpc: grpc("sound", {"AUDIO": sound, "LENGTHS": lengths}, max_new_tokens=6),
+    )
+    for row in range(2):
+        features = [runner.log_mel.features(window) for window in windows(sound[row, : lengths[row, 0]], samples)]
+        heard = transcribe(runner, np.stack(features), max_new_tokens=6)
+        assert answer.texts[row] == heard.texts
+        assert answer.ids[row] == heard.sequences
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "empty": ({"TEXT": texts("")}, {}, ("empty text", "at least one word")),
+    "not UTF-8": ({"TEXT": texts(b"a \xff town")}, {}, ("not UTF-8", "byte 2 is 0xff")),
+    "too long": ({"TEXT": texts("a town " * 200)}, {}, ("longer than the model's 64 positions", "truncate")),
+    "much too long": ({"TEXT": texts("a" * (2 << 20))}, {}, ("2,097,152 bytes", "65,536 at most")),
+    "unknown": ({"TEXT": texts("a town")}, {"num_beems": 4}, ("num_beems", "did you mean num_beams?")),
+    "absurd beams": ({"TEXT": texts("a town")}, {"num_beams": 10**9}, ("num_beams=1000000000",)),
+    "too many sequences": ({"TEXT": texts("a town")}, {"num_beams": 3, "num_return_sequences": 4}, ("num_beams=3",)),
+    "no number": ({"TEXT": texts("a town")}, {"max_new_tokens": "many"}, ("max_new_tokens='many'", "integer")),
+    "negative": ({"TEXT": texts("a town")}, {"max_new_tokens": -1}, ("max_new_tokens=-1", "at least 1")),
+    "too many tokens": ({"TEXT": texts("a town")}, {"max_new_tokens": 64}, ("64 positions",)),
+    "broken list": ({"TEXT": texts("a town")}, {"bad_words_ids": "[[1, 2"}, ("bad_words_ids", "[[17], [4, 8]]")),
+    "sampling": ({"TEXT": texts("a town")}, {"do_sample": True}, ("do_sample=True", "not supported")),
+    "one bad row": ({"TEXT": texts("a town", "", "a river")}, {}, ("row 1: empty text",)),
+    "both": ({"TEXT": texts("a town"), "INPUT_IDS": np.array([[5, 2]])}, {}, ("TEXT and INPUT_IDS", "expected")),
+    "ids outside": ({"INPUT_IDS": np.array([[5, 101]])}, {}, ("token id 101", "0 to 100")),
+    "lengths": (
+        {"INPUT_IDS": np.array([[5, 2]]), "LENGTHS": np.array([[3]], np.int32)},
+        {},
+        ("LENGTHS holds 3", "1 to 2"),
+    ),
+    "language": ({"TEXT": texts("a town")}, {"language": "de"}, ("language='de'", "for models that hear")),
+    "wrong shape": ({"TEXT": np.array([[b"a", b"b"]], np.object_)}, {}, ("shape",)),
+    "wrong type": ({"INPUT_IDS": np.array([[5.0, 2.0]], np.float32)}, {}, ("INT64", "INPUT_IDS")),
+    "no such input": ({"TEXTS": texts("a town")}, {}, ("TEXTS",)),
+    "nothing": ({"LENGTHS": np.array([[3]], np.int32)}, {}, ("no source", "expected TEXT or INPUT_IDS")),
+    "too many rows": ({"TEXT": texts(*["a town"] * 17)}, {}, ("batch-size must be <= 16",)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # of the client's library
+def test_a_fault_is_its_own_requests_error_and_nobody_elses(world: SimpleNamespace) -> None:
+    settings = {"num_beams": 2, "max_new_tokens": 5}
+
+    async def ask_all(http: Ask, grpc: Ask) -> list[Answers]:
+        asking = []
+        for index, (arrays, given, _) in enumerate(FAULTS.values()):
+            for ask in (http, grpc):
+                asking.append(ask("text", arrays, **given))
+                asking.append(ask("text", {"TEXT": texts(SENTENCES[index % len(SENTENCES)])}, **settings))
+        return list(await asyncio.gather(*asking))
+
+    before = metrics(world.server, "text").get("tightbeam_refused_total", 0)
+    answers = served.run(world.server, ask_all)
+    assert metrics(world.server, "text")["tightbeam_refused_total"] - before >= 2 * 14  # Triton refuses the others
+    for index, (name, (_, _, words)) in enumerate(FAULTS.items()):
+        wanted = alone(world, SENTENCES[index % len(SENTENCES)], **settings)
+        for at in (4 * index, 4 * index + 2):
+            refused, neighbour = answers[at], answers[at + 1]
+            assert "error" in refused, f"{name} was served"
+            assert not [word for word in words if word not in refused["error"]], f"{name}: {refused['error']}"
+            assert "Traceback" not in refused["error"]
+            assert str(refused["status"]) in ("400", "StatusCode.INVALID_ARGUMENT"), name
+            assert neighbour.get("error") is None
+            assert neighbour.texts == [wanted], f"beside {name}"
+
+
+def tensor(shape: str, data: str, name: str = "TEXT", kind: str = "BYTES", parameters: str = "{}") -> str:
+    body = f'{{"name": "{name}", "datatype": "{kind}", "shape": {shape}, "data": {data}}}'
+    return f'{{"inputs": [{body}], "parameters": {parameters}}}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[]",
+        '{"inputs": 3}',
+        tensor("[1, 1]", "[]"),
+        tensor("[-1, 1]", '["a"]'),
+        tensor("[0, 1]", "[]"),
+        tensor("[9999999999, 1]", '["a"]'),
+        tensor("[1, 2]", '["a", {}]', "INPUT_IDS", "INT64"),
+        tensor("[1, 1]", "[9223372036854775807]", "INPUT_IDS", "INT64"),
+        tensor("[1, 0]", "[]", "INPUT_IDS", "INT64"),
+        tensor("[1, 1]", '["a"]', parameters='{"num_beams": [4]}'),
+        tensor("[1, 1]", '["a"]', parameters='{"length_penalty": 1e999}'),
+        tensor("[1, 1]", '["a"]', parameters='{"num_beams": null}'),
+    ],
+)
+def test_broken_requests(world: SimpleNamespace, body: str) -> None:
+    """Most are refused by the server, which calls some of them its own fault (500)."""
+    connection = http.client.HTTPConnection(world.server.http, timeout=20)
+    connection.request("POST", "/v2/models/text/infer", body.encode())
+    response = connection.getresponse()
+    said = json.loads(response.read())
+    connection.close()
+    assert response.status in (400, 500) and said["error"]
+    still_right(world)
+
+
+def test_lengths_of_texts_inside_a_tensor_that_are_wrong(world: SimpleNamespace) -> None:
+    head = b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":10}}]}'
+    for tail in (b"\xff\xff\xff\x7fhello!", b"\x02\0\0\0hello!", b"\x06\0\0\0hello!"):
+        connection = http.client.HTTPConnection(world.server.http, timeout=20)
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        connection.request("POST", "/v2/models/text/infer", head + tail, headers)
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        assert response.status == (200 if tail.startswith(b"\x06") else 400)
+    still_right(world)
+
+
+def cancel_after(world: SimpleNamespace, model: str, seconds: float, *sentences: str) -> None:
+    """Start long work over gRPC, and cancel it."""
+    with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
+        done: list[Any] = []
+        inputs = served.inputs_of(grpc_blocking, {"TEXT": texts(*sentences)})
+        call = client.async_infer(model, inputs, lambda result, error: done.append(error), parameters=LONG)
+        time.sleep(seconds)
+        assert not done
+        call.cancel()
+        until(lambda: done)
+        assert "Locally cancelled" in str(done[0])
+
+
+def test_who_cancels_costs_nothing_more(world: SimpleNamespace) -> None:
+    """That a row leaves at its next step is tested without a server: here, that the work stops long before its end."""
+    cancel_after(world, "slow", 1.0, *SENTENCES[:8])
+    until(lambda: metrics(world.server, "slow").get("tightbeam_cancelled_total") == 1, 5)
+    steps = metrics(world.server, "slow")["tightbeam_steps_total"]
+    assert 10 < steps < LONG["min_new_tokens"] - 100
+    still_right(world, "slow")
+
+
+def test_one_of_a_batch_cancels_and_the_other_gets_its_answer(world: SimpleNamespace) -> None:
+    settings = {**LONG, "max_new_tokens": 1200, "min_new_tokens": 1200}
+    with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
+        done: dict[int, tuple[Any, Any]] = {}
+        calls = [
+            client.async_infer(
+                "slow",
+                served.inputs_of(grpc_blocking, {"TEXT": texts(text)}),
+                lambda result, error, index=index: done.update({index: (result, error)}),
+                parameters=settings,
+            )
+            for index, text in enumerate(SENTENCES[:2])
+        ]
+        time.sleep(0.3)
+        calls[0].cancel()
+        until(lambda: len(done) == 2)
+    assert done[0][1] is not None
+    assert done[1][1] is None
+    answer = Answers.of(done[1][0], served.OUTPUTS)
+    assert answer.texts == [served.expected(world.runners["slow"], SENTENCES[1], **settings)[1]]
+
+
+def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **settings: Any) -> list[Answers]:
+    """All responses to one request of a model that streams."""
+    got: list[tuple[Any, Any]] = []
+    with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
+        client.start_stream(lambda result, error: got.append((result, error)))
+        inputs = served.inputs_of(grpc_blocking, arrays)
+        client.async_stream_infer(model, inputs, parameters=settings, enable_empty_final_response=True)
+
+        def over() -> bool:
+            if not got:
+                return False
+            result, error = got[-1]
+            return error is not None or result.get_response().parameters["triton_final_response"].bool_param
+
+        until(over)
+        client.stop_stream()
+    return [
+        Answers(error=error.message()) if error else Answers.of(result, (*served.OUTPUTS, "INDEX", "FINISHED"))
+        for result, error in got
+    ]
+
+
+def test_greedy_tokens_come_as_they_are_made(world: SimpleNamespace) -> None:
+    parts = stream(world, "live", {"TEXT": texts(*SENTENCES[:3])}, num_beams=1, max_new_tokens=9)
+    for row, text in enumerate(SENTENCES[:3]):
+        own = [part for part in parts if part["INDEX"].item() == row]
+        sequences, wanted = served.expected(world.runners["text"], text, num_beams=1, max_new_tokens=9)
+        assert [part["FINISHED"].item() for part in own] == [False] * (len(own) - 1) + [True]
+        assert own[-1].texts == [wanted] and own[-1].ids == [sequences]
+        assert [part.ids[0][0][0] for part in own[:-1]] == sequences[0][1:]
+        assert "".join(part.texts[0][0] for part in own[:-1]) == wanted[0]
+
+
+def test_each_row_comes_as_soon_as_it_is_through(world: SimpleNamespace) -> None:
+    parts = stream(
+        world, "live", {"TEXT": texts(*SENTENCES[:3])}, num_beams=3, num_return_sequences=2, max_new_tokens=9
+    )
+    assert sorted(part["INDEX"].item() for part in parts) == [0, 1, 2]
+    for part in parts:
+        wanted = served.expected(
+            world.runners["text"],
+            SENTENCES[part["INDEX"].item()],
+            **{"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 9},
+        )
+        assert (part.ids[0], part.texts[0]) == wanted
+
+
+def test_faults_of_a_stream_end_it(world: SimpleNamespace) -> None:
+    for arrays, given, words in (FAULTS["empty"], FAULTS["unknown"], FAULTS["one bad row"]):
+        parts = stream(world, "live", arrays, **given)
+        assert all(word in parts[-1]["error"] for word in words)
+    assert stream(world, "live", {"TEXT": texts("a town")}, max_new_tokens=3)[-1].get("error") is None
+
+
+def test_server_sent_events(world: SimpleNamespace) -> None:
+    status, body = world.server.post(
+        "/v2/models/live/generate_stream", {"TEXT": SENTENCES[0], "num_beams": 1, "max_new_tokens": 6}
+    )
+    events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line]
+    assert status == 200
+    assert [event["FINISHED"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["TEXT"] == "".join(event["TEXT"] for event in events[:-1])
+    assert [events[-1]["TEXT"]] == alone(world, num_beams=1, max_new_tokens=6)
+
+
+def test_who_hangs_up_in_a_stream_costs_nothing_more(world: SimpleNamespace) -> None:
+    before = metrics(world.server, "slowlive").get("tightbeam_steps_total", 0)
+    got: list[Any] = []
+    with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
+        client.start_stream(lambda result, error: got.append(result))
+        inputs = served.inputs_of(grpc_blocking, {"TEXT": texts(SENTENCES[0])})
+        client.async_stream_infer("slowlive", inputs, parameters={**LONG, "num_beams": 1})
+        until(lambda: len(got) > 20)
+        client.stop_stream(cancel_requests=True)
+    until(lambda: metrics(world.server, "slowlive").get("tightbeam_cancelled_total") == 1, 5)
+    assert metrics(world.server, "slowlive")["tightbeam_steps_total"] - before < 1700
+
+
+def test_a_reader_who_does_not_read_harms_nobody(world: SimpleNamespace) -> None:
+    body = json.dumps({"TEXT": SENTENCES[0], **LONG, "num_beams": 1}).encode()
+    host, _, port = world.server.http.partition(":")
+    with socket.create_connection((host, int(port))) as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.sendall(
+            b"POST /v2/models/slowlive/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        time.sleep(0.5)
+        still_right(world)
+        parts = stream(world, "slowlive", {"TEXT": texts(SENTENCES[1])}, num_beams=1, max_new_tokens=4)
+        assert parts[-1].get("error") is None
+        said = b""
+        reader.settimeout(30)
+        while b'"FINISHED":true' not in said:
+            data = reader.recv(1 << 16)
+            assert data, "the server hung up"
+            said += data
+
+
+def test_more_beams_than_rows_that_are_run_together(world: SimpleNamespace) -> None:
+    answer = served.run(world.server, lambda http, grpc: http("narrow", {"TEXT": texts("a town")}, num_beams=9))
+    assert "num_beams=9 is more than the 8 rows" in answer["error"]
+
+
+def test_a_flood_is_refused_at_the_door(world: SimpleNamespace) -> None:
+    async def ask_all(http: Ask, grpc: Ask) -> list[Answers]:
+        asking = (grpc("narrow", {"TEXT": texts(SENTENCES[0])}, max_new_tokens=8) for _ in range(300))
+        return list(await asyncio.gather(*asking))
+
+    answers = served.run(world.server, ask_all)
+    wanted = [alone(world, max_new_tokens=8)]
+    refused = [answer for answer in answers if "error" in answer]
+    assert 0 < len(refused) < 300
+    assert {answer["status"] for answer in refused} == {"StatusCode.UNAVAILABLE"}
+    assert all("maximum queue size" in answer["error"] for answer in refused)
+    assert all(answer.texts == wanted for answer in answers if "error" not in answer)
+    still_right(world)
+
+
+def test_metrics(world: SimpleNamespace) -> None:
+    before = metrics(world.server, "text")
+
+    async def four(http: Ask, grpc: Ask) -> None:
+        same = {"num_beams": 1, "max_new_tokens": 6, "min_new_tokens": 6}
+        await http("text", {"TEXT": texts(*SENTENCES[:4])}, **same)
+
+    served.run(world.server, four)
+    after = metrics(world.server, "text")
+    made = {name: after[name] - before[name] for name in after if name in before}
+    assert made["tightbeam_samples_total"] == 4
+    assert made["tightbeam_batches_total"] == 1
+    assert made["tightbeam_steps_total"] == 6
+    assert made["tightbeam_tokens_total"] == 4 * 7
+    assert made["tightbeam_step_seconds_total"] > 0 and made["tightbeam_prefill_seconds_total"] > 0
+    assert after["tightbeam_batch_fill"] == 4 / 16
+    assert after["tightbeam_tokens_per_second"] > 0
+    assert made["nv_inference_queue_duration_us"] >= 0
+
+
+class Load:
+    """Clients that ask one after the other until they are told to stop."""
+
+    def __init__(self, world: SimpleNamespace, model: str, clients: int) -> None:
+        self.world, self.model, self.clients = world, model, clients
+        self.answers: list[tuple[float, Answers]] = []
+        self.over = False
+
+    async def one(self, ask: Ask) -> None:
+        while not self.over:
+            answer = await ask(self.model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=6)
+            self.answers.append((time.monotonic(), answer))
+            if "error" in answer:
+                await asyncio.sleep(0.05)
+
+    def during(self, work: Any) -> list[tuple[float, Answers]]:
+        """Run blocking ``work`` under load; the answers, by the time when they came."""
+
+        async def both(http: Ask, grpc: Ask) -> None:
+            clients = [asyncio.create_task(self.one(http if index % 2 else grpc)) for index in range(self.clients)]
+            await asyncio.to_thread(work)
+            self.over = True
+            await asyncio.gather(*clients)
+
+        served.run(self.world.server, both)
+        return self.answers
+
+
+def test_a_new_version_comes_without_losing_a_request(world: SimpleNamespace) -> None:
+    def reload() -> None:
+        time.sleep(0.3)
+        served.serve(world.made["text"], world.repository, "text", next_version=True)
+        assert world.server.post("/v2/repository/models/text/load", {})[0] == 200
+        time.sleep(0.3)
+
+    load = Load(world, "text", 8)
+    answers = [answer for _, answer in load.during(reload)]
+    assert [answer["error"] for answer in answers if "error" in answer] == []
+    wanted = [alone(world, max_new_tokens=6)]
+    assert all(answer.texts == wanted for answer in answers)
+    assert world.server.status("/v2/models/text/versions/2/ready") == 200
+    until(lambda: world.server.status("/v2/models/text/versions/1/ready") == 400)
+    until(lambda: len(processes(world.server, "worker", "text")) == 1)
+
+    shutil.rmtree(world.repository / "text" / "2")  # and back again
+    assert world.server.post("/v2/repository/models/text/load", {})[0] == 200
+    assert world.server.status("/v2/models/text/versions/1/ready") == 200
+    until(lambda: len(processes(world.server, "worker", "text")) == 1)
+    still_right(world)
+
+
+def test_the_worker_is_killed_under_load(world: SimpleNamespace) -> None:
+    """Only what it was working on is lost: a batch."""
+
+    def kill() -> None:
+        time.sleep(0.5)
+        (worker,) = processes(world.server, "worker", "slow/")
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: processes(world.server, "worker", "slow/") not in ([], [worker]))
+        time.sleep(1.5)
+
+    answers = Load(world, "slow", 32).during(kill)
+    lost = [answer["error"] for _, answer in answers if "error" in answer]
+    assert len(lost) <= 16
+    assert all("killed by SIGKILL" in error and "send the request again" in error for error in lost)
+    wanted = [served.expected(world.runners["slow"], SENTENCES[0], max_new_tokens=6)[1]]
+    right = [when for when, answer in answers if "error" not in answer and answer.texts == wanted]
+    assert len(right) + len(lost) == len(answers)
+    assert max(right) - min(right) > 1.5
+    assert metrics(world.server, "slow")["tightbeam_restarts_total"] == 1
+
+
+@pytest.mark.parametrize("model", ["live", "text"])
+def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> None:
+    """Triton does not start it again: the worker has the server do so. One of the two models is under load."""
+    (stub,) = processes(world.server, "stub", model)
+    (worker,) = processes(world.server, "worker", model)
+    region = served.region(stub)
+    assert region.exists()
+
+    def works() -> bool:
+        found = processes(world.server, "worker", model)
+        return found != [] and worker not in found and world.server.status(f"/v2/models/{model}/ready") == 200
+
+    def kill() -> None:
+        time.sleep(0.3)
+        os.kill(stub, signal.SIGKILL)
+        until(works, 30)
+        time.sleep(0.5)
+
+    if model == "live":
+        kill()
+        assert stream(world, model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5)[-1].get("error") is None
+    else:
+        world.killed_under_load.append(stub)
+        answers = [answer for _, answer in Load(world, model, 8).during(kill)]
+        wanted = [alone(world, max_new_tokens=6)]
+        assert all(answer.texts == wanted for answer in answers if "error" not in answer)
+        assert all("error" not in answer for answer in (answers[0], *answers[-8:]))
+        lost = {answer["error"].partition("]")[2] or answer["error"] for answer in answers if "error" in answer}
+        assert lost and all(any(word in error for word in DOWN) for error in lost), lost
+    until(lambda: not Path(f"/proc/{worker}").exists(), 5)
+    assert not region.exists()
+    assert f"the backend of model {model} was killed; loading it again" in world.log.read_text()
+
+
+DOWN = ("is not healthy", "is not found", "no available versions", "unknown model")
+"""What Triton says of a model whose process is gone, or that is being loaded."""
+
+
+def test_a_server_that_is_killed_leaves_nothing(world: SimpleNamespace, tmp_path: Path) -> None:
+    served.serve(world.made["text"], tmp_path / "models", "text")
+    server = served.serve_local().LocalServer(tmp_path / "models", log=tmp_path / "log")
+    (stub,), (worker,) = processes(server, "stub"), processes(server, "worker")
+    region = served.region(stub)
+    assert region.exists()
+    server.process.kill()
+    server.process.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (stub, worker)), 30)
+    assert not region.exists()
+
+
+def test_a_bundle_that_cannot_be_loaded_is_named(world: SimpleNamespace, tmp_path: Path) -> None:
+    served.serve(world.made["text"], tmp_path / "models", "text")
+    with (tmp_path / "models/text/1/bundle/encoder.onnx").open("ab") as file:
+        file.write(b" ")
+    serve_local = served.serve_local()
+    with pytest.raises(serve_local.ServerError, match=r"encoder.onnx has \d+ bytes, expected \d+"):
+        serve_local.LocalServer(tmp_path / "models", log=tmp_path / "log")
+
+
+def test_the_command_serves_until_it_is_told_to_end(world: SimpleNamespace, tmp_path: Path) -> None:
+    serve_local = served.serve_local()
+    served.serve(world.made["text"], tmp_path / "models", "text")
+    ports = serve_local._free_ports()
+    options = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+    python = [os.sys.executable, str(served.ROOT / "tools/serve/serve_local.py")]
+    with subprocess.Popen(
+        [*python, str(tmp_path / "models"), *options, "--text", "It's a town"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        line = next(line for line in command.stdout if line.startswith("curl "))
+        asked = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        assert json.loads(asked.stdout)["TEXT"] == alone(world, "It's a town")[0]
+        command.terminate()
+        _, said = command.communicate(timeout=40)
+    assert said.rstrip().endswith("stopped")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        failed = subprocess.run(
+            [*python, str(tmp_path / "models"), f"--grpc-port={port}"], capture_output=True, text=True, check=False
+        )
+    assert f"port {port} is in use" in failed.stderr
+    for arguments in (["--nonsense"], [str(tmp_path / "none")]):
+        failed = subprocess.run([*python, *arguments], capture_output=True, text=True, check=False)
+        assert failed.returncode and failed.stderr.count("\n") == 1

@@ -1,0 +1,368 @@
+"""The process that holds the model: whatever ends, it or the backend, nothing is left that nobody tends."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socketpair
+from typing import Any
+
+import pytest
+
+from support.bundles import BundleCache
+from support.checkpoints import SENTENCES
+from support.triton_requests import ids_request, text_request
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.serving import watchdog as revival
+from tightbeam.deploy.serving.messages import Batch, Cancel, Event, Figures, Ready, Request, Row, Token, WorkerSettings
+from tightbeam.deploy.serving.watchdog import Server, revive
+from tightbeam.deploy.serving.worker import visible_device
+from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_of_each
+
+NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region="")
+SECONDS = 60
+
+LONG = ids_request(0, *[[5 + row, 6, 2] for row in range(64)], num_beams=1, max_new_tokens=60, min_new_tokens=60)
+"""What a worker tells of this does not fit into a pipe that nobody reads: it cannot be through."""
+
+
+@pytest.fixture(scope="module")
+def folder(bundles: BundleCache) -> Path:
+    return bundles("dedup", tokenizer=True)
+
+
+def settings_for(folder: Path, server: Server = NO_SERVER) -> WorkerSettings:
+    return WorkerSettings(
+        bundle=str(folder), engine="onnxruntime", threads=1, device=None, max_rows=64, stream=True, server=server
+    )
+
+
+@pytest.fixture(scope="module")
+def shared_worker(folder: Path) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(settings_for(folder))
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture
+def worker(shared_worker: WorkerProcess) -> WorkerProcess:
+    if not shared_worker.alive:
+        shared_worker.start()
+    return shared_worker
+
+
+def nobody() -> list[int]:
+    return []
+
+
+def texts_of(worker: WorkerProcess) -> list[str]:
+    """Of a batch of two requests."""
+    requests = [text_request(number, text, max_new_tokens=6) for number, text in enumerate(SENTENCES[:2])]
+    rows = [event for event in worker.run(requests, nobody, Figures()) if isinstance(event, Row)]
+    return [row.output.texts[0] for row in sorted(rows, key=lambda row: row.number) if row.output.texts]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    return Runner.load(folder, threads=1).generate_text(SENTENCES[:2], max_new_tokens=6)
+
+
+def test_it_runs_batch_after_batch(worker: WorkerProcess, expected: list[str]) -> None:
+    assert texts_of(worker) == texts_of(worker) == expected
+    figures = Figures()
+    requests = [text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, "")]
+    events = list(worker.run(requests, nobody, figures))
+    assert sorted(type(event).__name__ for event in events) == ["Refused", "Row"]
+    assert (figures.batches, figures.samples) == (1, 1)
+    assert figures.steps > 0 and figures.tokens > 0 and figures.prefill_seconds > 0
+    assert worker.alive
+
+
+def test_who_cancels_gets_no_row(worker: WorkerProcess, expected: list[str]) -> None:
+    other = text_request(1, SENTENCES[0], max_new_tokens=6)
+    told = iter([[0]])
+    figures = Figures()
+    events = list(worker.run([LONG, other], lambda: next(told, []), figures))
+    assert [event.number for event in events if isinstance(event, Row)] == [1]
+    assert figures.tokens < 20
+    worker._send(Cancel(0))  # late: its batch is over
+    assert texts_of(worker) == expected
+
+
+def test_a_fault_of_ours_ends_a_batch_and_no_more(worker: WorkerProcess, expected: list[str]) -> None:
+    broken = Request(0, None, "")  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a fault of Tightbeam"):
+        list(worker.run([broken], nobody, Figures()))
+    assert worker.alive
+    assert texts_of(worker) == expected
+
+
+def test_interrupts_are_for_the_server(worker: WorkerProcess, expected: list[str]) -> None:
+    os.kill(worker._process.pid, signal.SIGINT)
+    time.sleep(0.05)
+    assert texts_of(worker) == expected
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(folder: Path) -> None:
+    worker = WorkerProcess(settings_for(folder))
+    os.kill(worker._process.pid, signal.SIGRTMIN + 6)
+    with pytest.raises(WorkerError, match=f"generates was killed by signal {signal.SIGRTMIN + 6}$"):
+        list(worker.run([LONG], nobody, Figures()))
+
+
+def test_a_worker_that_is_killed_is_missed_and_started_again(worker: WorkerProcess, expected: list[str]) -> None:
+    pid = worker._process.pid
+    events = worker.run([LONG], nobody, Figures())
+    assert isinstance(next(events), Token)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"generates was killed by SIGKILL; the kernel does that where memory runs"):
+        list(events)
+    assert not worker.alive
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        texts_of(worker)
+    worker.start()
+    assert worker.alive and worker._process.pid != pid
+    assert texts_of(worker) == expected
+
+
+@pytest.mark.parametrize("how", ["close", "raise"])
+def test_a_batch_that_is_left_is_not_heard_of_in_the_next(worker: WorkerProcess, expected: list[str], how: str) -> None:
+    def gone() -> list[int]:
+        if how == "raise":
+            raise ZeroDivisionError
+        return []
+
+    events = worker.run([LONG], gone, Figures())
+    with suppress(ZeroDivisionError):
+        assert isinstance(next(events), Token)
+        events.close()
+    assert not worker.alive
+    worker.start()
+    assert texts_of(worker) == expected
+
+
+def test_stopped_nothing_is_left(folder: Path) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    worker = WorkerProcess(settings_for(folder))
+    process = worker._process
+    worker.stop()
+    assert process.returncode == 0, "expected it to end of its own accord"
+    assert not worker.alive
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    worker.stop()  # harmless
+
+
+def test_one_that_hears_nothing_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightbeam.deploy.serving.worker_process.GOODBYE_SECONDS", 0.2)
+    worker = WorkerProcess(settings_for(folder))
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    worker.stop()
+    assert worker._process.returncode == -signal.SIGKILL
+
+
+def test_a_bundle_that_cannot_be_loaded_says_so_itself(folder: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(folder, tmp_path / "bundle"))
+    with (broken / "weights.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(BundleError) as wanted:
+        Bundle.load(broken)
+    for place, message in ((broken, str(wanted.value)), (tmp_path / "none", "is no folder; expected a bundle")):
+        with pytest.raises(WorkerError) as caught:
+            WorkerProcess(settings_for(place))
+        assert message in str(caught.value)
+
+
+def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert [threads_of_each(instances) for instances in (0, 1, 2, 3, 8, 20)] == [None, None, 4, 2, 1, 1]
+
+
+# ---- the backend ends ----
+
+
+class FakeServer:
+    """A process that stands for Triton's, and what answers where it takes HTTP."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.status, self.body = 200, b""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                fake.asked.append(f"{self.path} {self.rfile.read(length).decode()}")
+                self.send_response(fake.status)
+                self.send_header("Content-Length", str(len(fake.body)))
+                self.end_headers()
+                self.wfile.write(fake.body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._http = HTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.process = subprocess.Popen(["sleep", "100"])
+        self.memory = Path("/dev/shm") / f"triton_python_backend_shm_region_{os.getpid()}_{self._http.server_port}"
+        self.memory.write_bytes(b"shared")
+        self.settings = Server(
+            pid=self.process.pid,
+            url=f"http://127.0.0.1:{self._http.server_port}",
+            model="a.model",
+            region=self.memory.name,
+        )
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.end()
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+        self.memory.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    monkeypatch.setattr(revival, "LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(revival, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
+    fake = FakeServer()
+    yield fake
+    fake.close()
+
+
+BOTH = [f"/v2/repository/models/a.model/{action} {{}}" for action in ("unload", "load")]
+SHORT_LIVED = "from tightbeam.deploy.serving import revival, worker; revival.LIFE_SECONDS = 0.1; worker.main()"
+
+
+def orphan(settings: WorkerSettings) -> tuple[subprocess.Popen[str], Connection]:
+    """A worker whose backend is this process."""
+    ours, theirs = socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SHORT_LIVED, str(theirs.fileno()), settings.model_dump_json()],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    pipe = Connection(ours.detach())
+    assert isinstance(pipe.recv(), Ready)
+    return process, pipe
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_backend_that_ended_is_loaded_again(folder: Path, server: FakeServer, busy: bool) -> None:
+    process, pipe = orphan(settings_for(folder, server.settings))
+    if busy:
+        pipe.send(Batch((LONG,)))
+        event: Event = pipe.recv()
+        assert isinstance(event, Token)
+    assert server.memory.exists()
+    pipe.close()
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert server.asked == BOTH
+    assert not server.memory.exists()
+    first, last = said.splitlines()
+    assert first.endswith("the backend of model a.model was killed; loading it again")
+    assert last.endswith("model a.model is loaded again")
+
+
+def test_a_backend_that_ended_with_its_server_is_tidied_up_after(folder: Path, server: FakeServer) -> None:
+    """The backend is a script that is killed, without a word to its worker."""
+    script = (
+        "import sys, time\n"
+        "from tightbeam.deploy.serving.messages import WorkerSettings\n"
+        "from tightbeam.deploy.serving.worker_process import WorkerProcess\n"
+        "worker = WorkerProcess(WorkerSettings.model_validate_json(sys.argv[1]))\n"
+        "print(worker._process.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    command = [sys.executable, "-c", script, settings_for(folder, server.settings).model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as backend:
+        assert backend.stdout and backend.stderr
+        descriptor = os.pidfd_open(int(backend.stdout.readline()))
+        backend.kill()
+        server.end()
+        said = backend.stderr.read()  # until the worker closes it
+    ended, _, _ = select.select([descriptor], [], [], SECONDS)
+    os.close(descriptor)
+    assert ended
+    assert (server.asked, said) == ([], "")
+    assert not server.memory.exists()
+
+
+def test_a_server_that_ends_a_little_later_is_waited_for(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(revival, "PATIENCE_SECONDS", 20.0)
+    threading.Timer(0.1, server.process.kill).start()
+    revive(server.settings, 100.0)
+    assert (server.asked, capfd.readouterr().err) == ([], "")
+    assert not server.memory.exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (400, b'{"error":"load / unload is not\\n allowed"}', "load / unload is not allowed"),
+        (404, b"<html>\nnone</html>", "the server answered 404 Not Found"),
+        (500, b"", "the server answered 500 Internal Server Error"),
+        (403, b"[1]", "the server answered 403 Forbidden"),
+        (403, b'{"error": null}', "the server answered 403 Forbidden"),
+    ],
+)
+def test_what_the_server_refuses_is_told_with_the_fix(
+    server: FakeServer, capfd: pytest.CaptureFixture[str], status: int, body: bytes, expected: str
+) -> None:
+    server.status, server.body = status, body
+    revive(server.settings, 100.0)
+    _, line = capfd.readouterr().err.splitlines()
+    fix = "start the server with --model-control-mode=explicit"
+    assert line.endswith(f"model a.model stays down: {expected}; {fix}")
+    assert server.asked == BOTH[:1]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "", "127.0.0.1:8000", "http://127.0.0.1:port", "ftp:/x"])
+def test_where_no_server_answers_one_line_says_so(
+    server: FakeServer, capfd: pytest.CaptureFixture[str], url: str
+) -> None:
+    revive(server.settings.model_copy(update={"url": url}), 100.0)
+    _, line = capfd.readouterr().err.splitlines()
+    assert f"model a.model stays down: no server at {url} (" in line and line.endswith("); see its README")
+    assert not server.memory.exists()
+
+
+def test_one_that_dies_at_once_is_not_loaded_at_once(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(revival, "LIFE_SECONDS", 10.0)
+    monkeypatch.setattr(revival.time, "sleep", waits.append)
+    for lived in (3.0, 30.0):
+        revive(server.settings, lived)
+    assert waits == [7.0, 0.0]
+    assert server.asked == BOTH * 2
+    assert "loaded again" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "visible", "device"), [(1, "", "1"), (1, "2,3", "3"), (0, " GPU-8f , GPU-9a", "GPU-8f"), (4, "2", "4")]
+)
+def test_a_gpu_is_one_of_those_that_the_server_sees(number: int, visible: str, device: str) -> None:
+    assert visible_device(number, visible) == device

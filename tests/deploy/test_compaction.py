@@ -1,0 +1,300 @@
+"""Samples that are through leave the batch: nothing that is returned may change, and their rows are no longer run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.bundles import BundleCache
+from support.ending_models import ENDING, LENGTHS, often_ended
+from support.everyone_stays import search_together
+from support.expected import expect_equal
+from support.generate_runs import batch
+from tightbeam.deploy import BundleError, Runner
+from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
+from tightbeam.deploy.runtimes import onnxruntime_cpu as engine_module
+from tightbeam.deploy.runtimes.base import small_inputs
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeDecoding
+from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.search import Candidates, StepInputs, search
+from tightbeam.deploy.search.compaction import Departure
+from tightbeam.graph_passes import PRESETS
+
+VOCABULARY, EOS = 17, 2
+DEFAULTS = {"eos_token_id": EOS, "pad_token_id": 1, "decoder_start_token_id": 3}
+
+
+@given(leaving=st.lists(st.booleans(), min_size=1, max_size=12), rows=st.integers(1, 3))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_departure_keeps_those_that_stay(leaving: list[bool], rows: int) -> None:
+    departure = Departure.of(np.array(leaving))
+    values = np.arange(len(leaving) * rows * 2).reshape(-1, 2)
+    before = values.copy().reshape(len(leaving), rows, 2)
+    left = departure.apply(values, rows)
+    assert np.shares_memory(left, values) or not departure.left
+    samples = departure.apply(np.arange(len(leaving)))
+    assert sorted(samples.tolist()) == np.flatnonzero(~np.array(leaving)).tolist()
+    np.testing.assert_array_equal(left.reshape(departure.left, rows, 2), before[samples])
+    assert len(departure.moves) <= sum(leaving)
+    assert all(samples[place] == place for place in range(departure.left) if not leaving[place])
+
+
+class MadeUpStep:
+    """Log-probabilities that depend on a sample and its row's tokens alone. Some are equal, some are -inf; each sample
+    ends at its own pace."""
+
+    def __init__(self, options: GenerationOptions, size: int, seed: int) -> None:
+        self.options, self.seed = options, seed
+        self.samples = np.arange(size)
+        self.history = np.zeros((size, options.num_beams, options.max_length - 1), np.int64)
+        self.rows_run = 0
+
+    def __call__(self, inputs: StepInputs) -> Candidates:
+        B, M, T = inputs.history.shape
+        assert len(self.samples) == len(self.history) == B
+        np.testing.assert_array_equal(self.history[:, :, :T], inputs.history)
+        scores = np.stack([[self.scores(sample, row) for row in rows] for sample, rows in self.by_sample(inputs)])
+        for b, m, token in zip(*np.nonzero(inputs.banned >= 0), strict=True):
+            scores[b, m, inputs.banned[b, m, token]] = -np.inf
+        flat = (inputs.beam_scores[:, :, None] + scores).reshape(B, -1)
+        order = np.argsort(-flat, axis=1, kind="stable")[:, : self.options.candidates]
+        self.rows_run += B * M
+        return Candidates(np.take_along_axis(flat, order, 1), order // VOCABULARY, order % VOCABULARY)
+
+    def by_sample(self, inputs: StepInputs) -> Any:
+        return zip(self.samples.tolist(), inputs.history.tolist(), strict=True)
+
+    def scores(self, sample: int, row: list[int]) -> Any:
+        generator = np.random.default_rng([self.seed, sample, *row])
+        pace = np.random.default_rng([self.seed, sample]).uniform(-6, 8)
+        logits = generator.integers(-4, 4, VOCABULARY).astype(np.float32)  # small integers, so that many are equal
+        logits[EOS] += np.float32(pace)
+        logits[generator.random(VOCABULARY) < 0.1] = -np.inf
+        logits[4] = 0
+        return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+
+    def leave(self, departure: Departure) -> None:
+        assert 0 < departure.left < len(self.samples)
+        self.samples, self.history = departure.apply(self.samples), departure.apply(self.history)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+    num_beams=st.integers(1, 4),
+    asked=st.fixed_dictionaries(
+        {
+            "max_length": st.integers(2, 14),
+            "early_stopping": st.sampled_from([True, False, "never"]),
+            "length_penalty": st.sampled_from([-2.0, -0.7, 0.0, 0.5, 1.0, 2.0, 6.0]),
+        },
+        optional={
+            "num_return_sequences": st.integers(1, 4),
+            "eos_token_id": st.sampled_from([[EOS, 7], [7, EOS, 9], [EOS, EOS], EOS]),
+            "min_length": st.integers(0, 10),
+            "forced_bos_token_id": st.sampled_from([0, EOS, 8]),
+            "forced_eos_token_id": st.sampled_from([EOS, 9, [EOS, 5]]),
+            "pad_token_id": st.sampled_from([0, EOS, 12]),
+            "suppress_tokens": st.lists(st.integers(3, 16), max_size=14),
+            "bad_words_ids": st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=3), min_size=1, max_size=4),
+        },
+    ),
+)
+def test_leaving_changes_nothing(size: int, seed: int, num_beams: int, asked: dict[str, Any]) -> None:
+    asked["num_return_sequences"] = min(num_beams, asked.get("num_return_sequences", 1))
+    forced = {asked.get("forced_bos_token_id"), *np.atleast_1d(asked.get("forced_eos_token_id", -1)).tolist()}
+    asked["suppress_tokens"] = [token for token in asked.get("suppress_tokens", []) if token not in forced]
+    options = resolve_options(DEFAULTS, {**asked, "num_beams": num_beams}, vocab_size=VOCABULARY, max_positions=20)
+    leaving, staying = MadeUpStep(options, size, seed), MadeUpStep(options, size, seed)
+    found, expected = search(leaving, options, size), search_together(staying, options, size)
+    np.testing.assert_array_equal(found.sequences, expected.sequences)
+    if expected.scores is None:
+        assert found.scores is None
+    else:
+        assert found.scores is not None
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    assert leaving.rows_run <= staying.rows_run
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_made_up_samples_end_at_their_own_pace(num_beams: int, early_stopping: bool | str) -> None:
+    """Else the comparison above would compare two equal runs."""
+    asked = {"num_beams": num_beams, "early_stopping": early_stopping, "max_length": 14}
+    options = resolve_options(DEFAULTS, asked, vocab_size=VOCABULARY, max_positions=20)
+    leaving_rows = staying_rows = 0
+    for seed in range(20):
+        leaving, staying = MadeUpStep(options, 6, seed), MadeUpStep(options, 6, seed)
+        search(leaving, options, 6)
+        search_together(staying, options, 6)
+        leaving_rows, staying_rows = leaving_rows + leaving.rows_run, staying_rows + staying.rows_run
+    assert leaving_rows < 0.95 * staying_rows
+
+
+# The engine
+
+
+@pytest.fixture
+def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each step of any decoding runs."""
+    rows: list[int] = []
+    step = OnnxRuntimeDecoding.step
+
+    def counted(self: OnnxRuntimeDecoding) -> Any:
+        scores, beams, tokens = step(self)
+        M = self.inputs["ancestry"].shape[1]
+        assert len(scores) * M == len(self.inputs["tokens"]) == len(self.inputs["history"])
+        rows.append(len(self.inputs["tokens"]))
+        return scores, beams, tokens
+
+    monkeypatch.setattr(OnnxRuntimeDecoding, "step", counted)
+    return rows
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_samples_that_are_through_are_not_run(bundles: BundleCache, rows_run: list[int], variant: str) -> None:
+    """Token for token what `generate` returns for the whole batch, with fewer and fewer rows."""
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles(variant, "bart"), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    ends = often_ended(model, ids, mask)
+
+    def runs() -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+        for asked in ENDING:
+            rows_run.clear()
+            yield ids, mask, {"max_new_tokens": 24, "eos_token_id": ends, **asked}
+            assert rows_run[0] == len(ids) * asked["num_beams"]
+            assert rows_run == sorted(rows_run, reverse=True)
+            assert len(set(rows_run)) > 2, f"expected samples to leave at different times: {asked} {rows_run}"
+
+    expect_equal(runner, model, runs())
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_the_encoder_runs_a_few_samples_at_a_time(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles(variant, "bart"), threads=1)
+    runs = []
+    run = engine_module._run
+    monkeypatch.setattr(engine_module, "_run", lambda *args: (runs.append(args[2]), run(*args)))
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 5, LENGTHS[:5])
+    asked = [(ids, mask, {"num_beams": beams, "max_new_tokens": 6}) for beams in (1, 3, 4)]
+    for together, times in ((1, 5), (24, 3), (1024, 1)):  # 24: two samples of 11 positions, so 2 + 2 + 1
+        monkeypatch.setattr(engine_module, "ENCODED_TOGETHER", together)
+        runs.clear()
+        expect_equal(runner, model, asked)
+        assert runs.count("encoder") == times * len(asked)
+
+
+def test_a_step_allocates_and_binds_nothing(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same buffers, bound once, from the first step to the last; and again when a sample has left."""
+    seen: list[tuple[int, int, tuple[int, ...]]] = []
+    step = OnnxRuntimeDecoding.step
+
+    def watched(self: OnnxRuntimeDecoding) -> Any:
+        result = step(self)
+        arrays = (*self.inputs.values(), *self._source.values(), *self._in_place.values(), *result)
+        seen.append((len(result[0]), id(self._binding), tuple(array.ctypes.data for array in arrays)))
+        return result
+
+    monkeypatch.setattr(OnnxRuntimeDecoding, "step", watched)
+    runner = Runner.load(bundles("dedup", "bart"), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    asked = {"num_beams": 3, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]}
+    runner.generate(ids, mask, max_new_tokens=12, min_new_tokens=12, **asked)
+    assert len(seen) == 12
+    assert len(set(seen)) == 1
+    seen.clear()
+    ends = often_ended(bundles.trace("bart")[0].model, ids, mask)
+    runner.generate(ids, mask, max_new_tokens=24, eos_token_id=ends, **asked)
+    assert len({buffers for *_, buffers in seen}) == 1, "the samples left use the first places of the same memory"
+    assert len({samples for samples, *_ in seen}) > 2
+
+
+class MadeUpDecoding:
+    """Answers with scores of its own choice."""
+
+    def __init__(self, size: int, beams: int, positions: int, scores: Any, tokens: Any) -> None:
+        sizes = {"B": size, "M": beams, "R": size * beams, "T_max": positions, "T_history": positions, "P": 0}
+        self.inputs = small_inputs(sizes)
+        self.scores, self.tokens = scores, tokens
+        self.cache_bytes = (0, 0)
+
+    def step(self) -> Any:
+        return self.scores, np.zeros_like(self.tokens), self.tokens
+
+    def leave(self, departure: Departure) -> None:
+        M = len(self.inputs["tokens"]) // len(self.inputs["lengths"])
+        for name in ("tokens", "beam_index", "history", "banned", "positions"):
+            self.inputs[name] = departure.apply(self.inputs[name], M)
+        for name in ("lengths", "first_positions", "history_lengths", "ancestry", "beam_scores"):
+            self.inputs[name] = departure.apply(self.inputs[name])
+        self.scores, self.tokens = departure.apply(self.scores), departure.apply(self.tokens)
+
+    def make_room_for_banned(self, count: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("fault", ["nan", "token -1"])
+def test_scores_that_are_no_numbers_are_an_error_that_names_the_sample(fault: str) -> None:
+    options = resolve_options(DEFAULTS, {"num_beams": 2, "max_length": 6}, vocab_size=VOCABULARY, max_positions=20)
+    scores = np.zeros((5, options.candidates), np.float32)
+    tokens = np.full((5, options.candidates), 4, np.int64)
+    decoding = MadeUpDecoding(5, 2, 5, scores, tokens)
+    stepper = BeamStepper(decoding, options)
+    zeros, banned = np.zeros((5, 2), np.int64), np.zeros((5, 2, 0), np.int64)
+    inputs = StepInputs(
+        zeros, stepper.history[:, :, :1], zeros, zeros.astype(np.float32), np.zeros((5, 2, 0), np.int64)
+    )
+    scores[:, -1] = -np.inf  # nothing left to say is no fault
+    stepper(inputs)
+    if fault == "nan":
+        scores[4, -1] = np.nan
+    else:
+        tokens[4, 0] = -1
+    with pytest.raises(BundleError, match="scores of sample 4 are not numbers after 1 tokens"):
+        stepper(inputs)
+    stepper.leave(Departure.of(np.array([False, True, False, True, False])))  # sample 4 now stands at place 1
+    three = StepInputs(zeros[:3], stepper.history[:, :, :2], zeros[:3], zeros[:3].astype(np.float32), banned[:3])
+    with pytest.raises(BundleError, match="scores of sample 4 are not numbers after 2 tokens") as caught:
+        stepper(three)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_weights_that_are_no_numbers(bundles: BundleCache, tmp_path: Path, num_beams: int) -> None:
+    folder = Path(shutil.copytree(bundles("dedup", "bart"), tmp_path / "bundle"))
+    weights = bytearray((folder / "weights.safetensors").read_bytes())
+    start = 8 + int.from_bytes(weights[:8], "little")
+    half = start + (len(weights) - start) // 8 * 4
+    weights[half:] = np.full((len(weights) - half) // 4, np.nan, np.float32).tobytes()
+    (folder / "weights.safetensors").write_bytes(weights)
+    runner = Runner.load(folder, threads=1, verify=False)
+    with pytest.raises(BundleError, match=r"model's scores .*are not numbers .*weights hold NaN"):
+        runner.generate(np.full((2, 4), 7), num_beams=num_beams, max_new_tokens=4)
+
+
+def test_too_many_rows_for_the_memory(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner.load(bundles("dedup", "bart"), threads=1)
+    ids = np.full((2, 4), 7)
+    expected = runner.generate(ids, num_beams=2, max_new_tokens=3).sequences
+
+    def zeros(*args: Any) -> Any:
+        raise MemoryError("Unable to allocate 1 EiB")
+
+    monkeypatch.setattr(engine_module.np, "zeros", zeros)
+    with pytest.raises(BundleError, match="no memory for 4 rows; run fewer rows together"):
+        runner.generate(ids, num_beams=2, max_new_tokens=4)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(runner.generate(ids, num_beams=2, max_new_tokens=3).sequences, expected)

@@ -1,0 +1,77 @@
+"""Whole engines on a real GPU: built for it, their tokens those of ONNX Runtime. `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.bundles import BundleCache
+from support.generate_runs import SETTINGS, batch
+from support.tolerance import assert_runs_close
+from tightbeam.deploy import Runner
+from tightbeam.deploy.compare import compare_engines, sources_of
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_engine
+from tightbeam.export.tensorrt.build import build_engine
+from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins.tensorrt.distribution import CURRENT, gpu_capability, load_tensorrt
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine() -> None:
+    if gpu_capability() is None:
+        pytest.skip("no GPU")
+    try:
+        load_tensorrt().settle_capabilities([CURRENT])
+    except TensorRTError as error:  # none is installed, or it has no engines for such a GPU
+        pytest.skip(str(error))
+
+
+def built(bundles: BundleCache, variant: str, family: str, folder: Path, **settings: Any) -> Path:
+    target = Path(shutil.copytree(bundles(variant, family), folder / "bundle"))
+    build_engine(target, **settings)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [*(("bart", variant) for variant in PRESETS), ("t5", "el"), ("prophetnet", "dedup"), ("llama", "dedup")],
+)
+def test_float32_tokens_are_those_of_onnx_runtime(
+    bundles: BundleCache, variant: str, family: str, tmp_path: Path
+) -> None:
+    folder = built(bundles, variant, family, tmp_path)
+    expected, found = Runner.load(folder, threads=2), Runner.load(folder, engine="tensorrt")
+    for index, settings in enumerate(SETTINGS):
+        if settings.get("num_beams", 1) > 4:
+            continue  # more than the engine was built for
+        ids, mask = batch(expected.manifest.sizes.source_vocabulary, index)
+        wanted = expected.generate(ids, mask, max_new_tokens=18, **settings)
+        given = found.generate(ids, mask, max_new_tokens=18, **settings)
+        np.testing.assert_array_equal(given.sequences, wanted.sequences, err_msg=str(settings))
+        if wanted.scores is not None:
+            assert_runs_close([(given.scores, wanted.scores, wanted.scores * (1 + 1e-5))])
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_is_as_wrong_as_was_measured(bundles: BundleCache, precision: str, tmp_path: Path) -> None:
+    folder = built(bundles, "el", "bart", tmp_path, precision=precision)
+    runner = Runner.load(folder)
+    engine = load_tensorrt_engine(runner.bundle)
+    measured = engine.entry.precision_error
+    assert measured is not None
+    found = compare_engines(
+        runner.bundle,
+        OnnxRuntimeEngine(runner.bundle),
+        engine,
+        sources_of(runner.bundle),
+        candidates=engine.entry.limits.max_candidates,
+    )
+    assert found.error <= 2 * measured.error

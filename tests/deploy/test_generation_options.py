@@ -1,0 +1,377 @@
+"""The resolved settings against transformers' rules, and every refusal with its one-line message."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
+
+from tightbeam.deploy.generation.options import (
+    DORMANT,
+    INERT,
+    SUPPORTED,
+    UNSUPPORTED,
+    GenerationError,
+    GenerationOptions,
+    resolve_options,
+)
+
+BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
+VOCABULARY, POSITIONS = 50, 64
+
+
+def resolve(defaults: dict[str, Any] | None = None, **overrides: Any) -> GenerationOptions:
+    return resolve_options({**BASE, **(defaults or {})}, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS)
+
+
+def test_each_field_of_transformers_stands_in_exactly_one_table() -> None:
+    tables = (SUPPORTED, INERT, DORMANT.keys(), UNSUPPORTED.keys())
+    fields = set(GenerationConfig().__dict__)
+    assert {field: sum(field in table for table in tables) for field in fields} == dict.fromkeys(fields, 1)
+    others = set().union(*tables) - fields
+    assert others == {"_commit_hash"}  # carried by older files, dropped by transformers when it reads them
+    assert sum(map(len, tables)) == len(fields | others)
+
+
+def test_what_transformers_fills_in_is_neutral() -> None:
+    filled_in = GenerationConfig._get_default_generation_params()
+    for field, value in filled_in.items():
+        if value is not None and field in {**DORMANT, **UNSUPPORTED}:
+            assert value in {**DORMANT, **UNSUPPORTED}[field], field
+    assert resolve(filled_in | {"max_length": None}) == resolve() == resolve(**filled_in | {"max_length": None})
+
+
+def test_all_defaults() -> None:
+    assert resolve() == GenerationOptions(
+        vocab_size=VOCABULARY,
+        num_beams=1,
+        num_return_sequences=1,
+        length_penalty=1.0,
+        early_stopping=False,
+        min_length=0,
+        max_length=21,
+        limited_by="",
+        no_repeat_ngram_size=0,
+        repetition_penalty=1.0,
+        forced_bos_token_id=None,
+        forced_eos_token_ids=(),
+        eos_token_ids=(2,),
+        pad_token_id=1,
+        beginning=1,
+        prompt=(2,),
+        choices=(),
+        bad_words_ids=(),
+        suppress_tokens=(),
+        begin_suppress_tokens=(),
+    )
+
+
+def test_a_published_configuration() -> None:
+    published = json.loads(
+        """{"_from_model_config": true, "bos_token_id": 0, "decoder_start_token_id": 2, "early_stopping": true,
+        "eos_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2, "length_penalty": 2.0, "max_length": 142,
+        "min_length": 56, "no_repeat_ngram_size": 3, "num_beams": 4, "pad_token_id": 1, "top_k": 50,
+        "transformers_version": "4.27.0.dev0"}"""
+    )
+    options = resolve_options(published, {"min_new_tokens": 10}, vocab_size=50264, max_positions=1024)
+    assert (options.num_beams, options.candidates, options.normalize) == (4, 8, True)
+    assert (options.max_length, options.min_length, options.length_penalty) == (142, 11, 2.0)
+    assert (options.forced_bos_token_id, options.forced_eos_token_ids, options.early_stopping) == (0, (2,), True)
+
+
+LENGTHS: list[dict[str, Any]] = [
+    {},
+    {"max_length": 20},
+    {"max_length": 9},
+    {"max_new_tokens": 9},
+    {"max_length": 30, "max_new_tokens": 4},
+    {"min_length": 3},
+    {"min_new_tokens": 3},
+    {"min_length": 9, "min_new_tokens": 0},
+    {"min_length": 40, "max_length": 12},
+    {"max_length": 1, "max_new_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("positions", [15, POSITIONS])
+@pytest.mark.parametrize("overrides", LENGTHS, ids=repr)
+@pytest.mark.parametrize("defaults", LENGTHS, ids=repr)
+def test_lengths_are_those_of_transformers(defaults: dict[str, Any], overrides: dict[str, Any], positions: int) -> None:
+    expected = transformers_lengths(defaults, overrides, positions)
+    resolved = None
+    try:
+        options = resolve_options(BASE | defaults, overrides, vocab_size=VOCABULARY, max_positions=positions)
+        resolved = (options.max_length, options.min_length)
+    except GenerationError as error:
+        assert expected is None or expected[0] > positions, error  # transformers may run past the positions, and fail
+    if resolved is not None:
+        assert resolved == expected
+
+
+def transformers_lengths(defaults: dict[str, Any], overrides: dict[str, Any], positions: int) -> tuple[int, int] | None:
+    """The (max_length, min_length) that `generate` arrives at, seen by its generation loop; None when it refuses."""
+    model = BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=VOCABULARY,
+            d_model=4,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=1,
+            decoder_attention_heads=1,
+            encoder_ffn_dim=4,
+            decoder_ffn_dim=4,
+            max_position_embeddings=positions,
+        )
+    )
+    seen: list[GenerationConfig] = []
+
+    def loop(model: Any, input_ids: Any, *, generation_config: GenerationConfig, **rest: Any) -> Any:
+        seen.append(generation_config)
+        return input_ids
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.generation_config = GenerationConfig(**BASE, **defaults)
+        try:
+            model.generate(torch.tensor([[5, 6]]), custom_generate=loop, **overrides)
+        except ValueError:
+            return None
+    return seen[0].max_length, seen[0].min_length
+
+
+def test_fallbacks_of_the_special_tokens() -> None:
+    assert resolve({"pad_token_id": None, "eos_token_id": [7, 2]}).pad_token_id == 7
+    assert resolve({"pad_token_id": None, "eos_token_id": None}).pad_token_id is None
+    assert resolve({"decoder_start_token_id": None}).prompt[0] == 0
+    assert resolve({"eos_token_id": None}).eos_token_ids == ()
+
+
+def test_fill_token() -> None:
+    assert resolve().fill_token_id == 1
+    assert resolve(pad_token_id=0).fill_token_id == 2
+    assert resolve({"eos_token_id": None}).fill_token_id == -1
+    assert resolve(eos_token_id=[7, 2], pad_token_id=0).fill_token_id == 7
+
+
+def test_candidates() -> None:
+    assert [resolve(num_beams=4, eos_token_id=eos).candidates for eos in (2, [2, 3], [2, 3, 4])] == [8, 12, 16]
+    assert resolve({"eos_token_id": None}, num_beams=4).candidates == 8
+    assert resolve(num_beams=25).candidates == VOCABULARY
+
+
+def test_numbers_and_lists_of_several_kinds() -> None:
+    options = resolve(
+        num_beams=np.int64(4), length_penalty=np.float32(2), suppress_tokens=(5,), bad_words_ids=((6,), [7, 8], [2])
+    )
+    assert (options.num_beams, options.length_penalty, options.suppress_tokens) == (4, 2.0, (5,))
+    assert options.bad_words_ids == ((6,), (7, 8))
+    assert type(options.num_beams) is int
+    assert type(options.length_penalty) is float
+    assert resolve(forced_eos_token_id=[2, 3]).forced_eos_token_ids == (2, 3)
+
+
+def test_none_leaves_what_transformers_cannot_do_without() -> None:
+    assert resolve({"num_beams": 4}, num_beams=None, sequence_bias=None).num_beams == 4
+
+
+def test_checkpoints_may_carry_fields_of_modes_that_are_off() -> None:
+    carried = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "num_assistant_tokens": 5}
+    assert resolve({**carried, "do_sample": False}) == resolve()
+    assert resolve(temperature=1.0, top_k=50, top_p=1.0) == resolve()
+
+
+def test_inert_fields_are_accepted() -> None:
+    given = {"use_cache": False, "output_scores": True, "return_dict_in_generate": True, "cache_config": {"x": 1}}
+    assert resolve(given, **given, cache_implementation="static") == resolve()
+
+
+def test_the_call_can_neutralise_the_checkpoint() -> None:
+    assert resolve({"do_sample": True, "renormalize_logits": True}, do_sample=False, renormalize_logits=False)
+
+
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+def test_unsupported_fields_are_refused_wherever_they_come_from(field: str) -> None:
+    for neutral in UNSUPPORTED[field]:
+        assert resolve({field: neutral}, **{field: neutral}) == resolve()
+    with pytest.raises(GenerationError, match=rf"^{field}='x' \(from the call\) is not supported; leave it out"):
+        resolve(**{field: "x"})
+    with pytest.raises(GenerationError, match=rf"^{field}='x' \(from the checkpoint's generation config\) is not supp"):
+        resolve({field: "x"})
+    with pytest.raises(GenerationError, match=f"^{field}="):
+        resolve(**{field: np.zeros(3)})
+
+
+@pytest.mark.parametrize("field", sorted(DORMANT))
+def test_dormant_fields_are_refused_from_the_call_only(field: str) -> None:
+    assert resolve({field: 0.123}) == resolve()
+    with pytest.raises(GenerationError, match=rf"^{field}=0.123 \(from the call\) is not supported; leave it out"):
+        resolve(**{field: 0.123})
+
+
+CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"do_sample": True}, f"do_sample=True {CALL} is not supported; leave it out or pass do_sample=False"),
+        ({"num_beam": 4}, f"num_beam=4 {CALL} is not a generation setting; did you mean num_beams?"),
+        ({"z" * 9999: 1}, f"{'z' * 60}...=1 {CALL} is not a generation setting; remove it"),
+        ({"zzzzz": None}, f"zzzzz=None {CALL} is not a generation setting; remove it"),
+        ({"num_beams": 0}, f"num_beams=0 {CALL} is not an integer of at least 1; pass 1 or more"),
+        ({"num_beams": True}, f"num_beams=True {CALL} is not an integer of at least 1; pass 1 or more"),
+        ({"num_beams": 4.0}, f"num_beams=4.0 {CALL} is not an integer of at least 1; pass 1 or more"),
+        ({"num_beams": "4"}, f"num_beams='4' {CALL} is not an integer of at least 1; pass 1 or more"),
+        ({"num_beams": 26}, "num_beams=26 needs 52 distinct tokens, the vocabulary has 50; pass num_beams=25 or less"),
+        (
+            {"num_beams": 1, "eos_token_id": list(range(50))},
+            "num_beams=1 needs 51 distinct tokens, the vocabulary has 50; pass fewer eos_token_id",
+        ),
+        (
+            {"num_return_sequences": 2},
+            f"num_return_sequences=2 {CALL} is more than num_beams=1 can give; pass 1 or less",
+        ),
+        ({"num_return_sequences": 0}, f"num_return_sequences=0 {CALL} is not an integer of at least 1; pass 1 or more"),
+        ({"max_length": 0}, f"max_length=0 {CALL} is not an integer of at least 1; pass 1 or more"),
+        (
+            {"max_length": 1},
+            f"max_length=1 {CALL} leaves no room for a new token, it counts the start token; pass 2 or more",
+        ),
+        (
+            {"max_length": 65},
+            f"max_length=65 {CALL} makes sequences of 65 tokens, the model has 64 positions; "
+            "pass max_length=64 or less",
+        ),
+        (
+            {"max_new_tokens": 64},
+            f"max_new_tokens=64 {CALL} makes sequences of 65 tokens, the model has 64 positions; "
+            "pass max_new_tokens=63 or less",
+        ),
+        ({"max_new_tokens": 0}, f"max_new_tokens=0 {CALL} is not an integer of at least 1; pass 1 or more"),
+        ({"min_length": -1}, f"min_length=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
+        ({"min_new_tokens": -1}, f"min_new_tokens=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
+        (
+            {"no_repeat_ngram_size": -2},
+            f"no_repeat_ngram_size=-2 {CALL} is not an integer of at least 0; pass 0 or more",
+        ),
+        (
+            {"repetition_penalty": 0.0},
+            f"repetition_penalty=0.0 {CALL} is no positive float32; pass a number above 0; 1.0 is off",
+        ),
+        (
+            {"repetition_penalty": float("nan")},
+            f"repetition_penalty=nan {CALL} is not a finite number; pass a number such as 1.0",
+        ),
+        (
+            {"length_penalty": float("inf")},
+            f"length_penalty=inf {CALL} is not a finite number; pass a number such as 1.0",
+        ),
+        (
+            {"length_penalty": 10**400},
+            f"length_penalty={reprlib.repr(10**400)} {CALL} is not a finite number; pass a number such as 1.0",
+        ),
+        ({"length_penalty": False}, f"length_penalty=False {CALL} is not a finite number; pass a number such as 1.0"),
+        (
+            {"length_penalty": -500},
+            f"length_penalty=-500 {CALL} leaves the range of float32 at the longest length; pass one nearer to 0",
+        ),
+        ({"early_stopping": "always"}, f"early_stopping='always' {CALL} is not a choice; pass True, False or 'never'"),
+        ({"early_stopping": 1}, f"early_stopping=1 {CALL} is not a choice; pass True, False or 'never'"),
+        (
+            {"forced_bos_token_id": 50},
+            f"forced_bos_token_id=50 {CALL} holds 50, which is outside the vocabulary; pass ids from 0 to 49",
+        ),
+        (
+            {"forced_bos_token_id": [3]},
+            f"forced_bos_token_id=[3] {CALL} holds [3], which is not a token id; pass integers",
+        ),
+        (
+            {"forced_eos_token_id": []},
+            f"forced_eos_token_id=[] {CALL} is not a list of token ids; pass a list such as [17, 4]",
+        ),
+        (
+            {"forced_eos_token_id": [2, 3], "suppress_tokens": [1, 2, 3]},
+            f"forced_eos_token_id=[2, 3] {CALL} is also in suppress_tokens, so nothing could follow; "
+            "drop one of the two",
+        ),
+        (
+            {"eos_token_id": [2, -1]},
+            f"eos_token_id=[2, -1] {CALL} holds -1, which is outside the vocabulary; pass ids from 0 to 49",
+        ),
+        ({"eos_token_id": "2"}, f"eos_token_id='2' {CALL} holds '2', which is not a token id; pass integers"),
+        ({"eos_token_id": True}, f"eos_token_id=True {CALL} holds True, which is not a token id; pass integers"),
+        ({"eos_token_id": [[2]]}, f"eos_token_id=[[2]] {CALL} holds [2], which is not a token id; pass integers"),
+        (
+            {"pad_token_id": -1},
+            f"pad_token_id=-1 {CALL} holds -1, which is outside the vocabulary; pass ids from 0 to 49",
+        ),
+        ({"suppress_tokens": 3}, f"suppress_tokens=3 {CALL} is not a list of token ids; pass a list such as [17, 4]"),
+        (
+            {"suppress_tokens": [99]},
+            f"suppress_tokens=[99] {CALL} holds 99, which is outside the vocabulary; pass ids from 0 to 49",
+        ),
+        *(
+            (
+                {"bad_words_ids": words},
+                f"bad_words_ids={words} {CALL} is not a list of lists of token ids; pass a list such as [[17], [4, 8]]",
+            )
+            for words in ([], [[]], [3], 3)
+        ),
+        (
+            {"bad_words_ids": [[3, 50]]},
+            f"bad_words_ids=[[3, 50]] {CALL} holds 50, which is outside the vocabulary; pass ids from 0 to 49",
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_refusals(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(GenerationError) as caught:
+        resolve(**overrides)
+    assert str(caught.value) == message
+
+
+def test_refusals_name_the_checkpoint() -> None:
+    with pytest.raises(GenerationError) as caught:
+        resolve({"max_length": 200})
+    assert str(caught.value) == (
+        f"max_length=200 {CHECKPOINT} makes sequences of 200 tokens, the model has 64 positions; "
+        "pass max_length=64 or less"
+    )
+    with pytest.raises(GenerationError) as caught:
+        resolve({"force_bos_token_to_be_generated": True})
+    assert str(caught.value).startswith(
+        f"force_bos_token_to_be_generated=True {CHECKPOINT} is not a generation setting"
+    )
+
+
+def test_a_start_token_is_needed() -> None:
+    with pytest.raises(GenerationError, match="decoder_start_token_id is not set, nor is bos_token_id"):
+        resolve({"bos_token_id": None, "decoder_start_token_id": None})
+
+
+def test_messages_are_one_short_line() -> None:
+    with pytest.raises(GenerationError) as caught:
+        resolve(bad_words_ids=[[word] for word in range(3000)])
+    assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)
+
+
+def test_the_model_needs_two_positions() -> None:
+    with pytest.raises(GenerationError, match=r"max_length=None \(from transformers' default\) leaves no room"):
+        resolve_options(BASE, {}, vocab_size=VOCABULARY, max_positions=1)
+
+
+def test_none_in_a_call_unsets_what_the_checkpoint_sets() -> None:
+    set_by_checkpoint = {"forced_eos_token_id": 2, "bad_words_ids": [[4]], "no_repeat_ngram_size": 3, "min_length": 9}
+    assert resolve(set_by_checkpoint, **dict.fromkeys(set_by_checkpoint)) == resolve()
+    assert resolve({"do_sample": True}, do_sample=None) == resolve()
+
+
+def test_an_end_of_sequence_token_among_the_bad_words_bans_nothing() -> None:
+    assert resolve(bad_words_ids=[[2]]).bad_words_ids == ()

@@ -1,0 +1,478 @@
+"""The engine on ONNX Runtime's CUDA provider, over plain memory and ONNX Runtime's CPU provider.
+
+What is wrong with an address, a shape, a type, a copy, or the order of them, changes tokens here or fails at once; what
+CUDA and its provider do is for `tests/deploy/test_onnxruntime_on_gpu.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from support.bundles import BundleCache
+from support.causal_runs import runs as causal_runs
+from support.checkpoints import WHISPER_GENERATION
+from support.cuda_in_memory import CudaInMemory, Work, expect_nothing_left
+from support.ending_models import ENDING, LENGTHS, often_ended
+from support.engine_comparison import SOURCES, expect_same, expect_same_result, runs_of
+from support.generate_runs import batch
+from support.session_in_memory import ON_HOST, in_memory
+from tightbeam.deploy import Bundle, BundleError, Runner
+from tightbeam.deploy.bundle.engine_files import EngineError
+from tightbeam.deploy.runtimes import onnxruntime_cuda
+from tightbeam.deploy.runtimes._cuda import CudaDevice
+from tightbeam.deploy.runtimes.base import Decoding
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cuda import (
+    OnnxRuntimeCudaEngine,
+    inputs_on_host,
+    load_onnxruntime_cuda,
+    placement,
+)
+from tightbeam.graph_passes import PRESETS
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_every_variant(bundles: BundleCache, variant: str) -> None:
+    path = bundles(variant, "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary))
+    assert bool(made.cuda.launches) == (variant != "baseline")
+    cuda = made.cuda
+    del made
+    expect_nothing_left(cuda)
+
+
+@pytest.mark.parametrize(("family", "variant"), [("t5", "dedup"), ("t5", "xcache"), ("prophetnet", "dedup")])
+def test_other_families(bundles: BundleCache, family: str, variant: str) -> None:
+    path = bundles(variant, family)
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary))
+    assert made.cuda.launches
+
+
+@pytest.mark.parametrize(("family", "variant"), [("gpt2", "baseline"), ("gpt2", "el"), ("llama", "dedup")])
+def test_decoder_only(bundles: BundleCache, family: str, variant: str) -> None:
+    path = bundles(variant, family)
+    expect_same(in_memory(path).runner, Runner.load(path, threads=1), causal_runs())
+
+
+@pytest.mark.parametrize("variant", ["baseline", "dedup"])
+def test_sound(bundles: BundleCache, variant: str) -> None:
+    path = bundles(variant, "whisper", generation=WHISPER_GENERATION)
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    assert expected.log_mel is not None
+    shape = 3, expected.log_mel.mels, expected.log_mel.frames
+    features = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    own = {"num_beams": 3, "max_new_tokens": 12}
+    expect_same_result(*(r.generate_from_features(features, **own) for r in (made.runner, expected)), own)
+
+
+@pytest.mark.parametrize("variant", ["baseline", "el", "slim"])
+def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
+    path = bundles(variant, "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    ends = often_ended(bundles.trace("bart")[0].model, ids, mask)
+    for own in ENDING:
+        expect_same(made.runner, expected, [(ids, mask, {"max_new_tokens": 24, "eos_token_id": ends, **own})])
+    assert "within the device" in made.cuda.kinds()
+
+
+@pytest.mark.parametrize("together", [1, 40, 200])
+def test_samples_are_encoded_some_at_a_time(bundles: BundleCache, together: int) -> None:
+    """As few as there may be of them so that each part begins where a runtime wants it."""
+    path = bundles("baseline", "bart")
+    made, expected = in_memory(path, together), Runner.load(path, threads=1)
+    vocabulary = expected.manifest.sizes.source_vocabulary
+    ids, mask = batch(vocabulary, 1, [32, 7, 20, 32, 3, 9, 30, 16, 21])
+    expect_same(made.runner, expected, [(ids, mask, {"num_beams": 2, "max_new_tokens": 5})])
+    assert made.encoder.runs == {1: 9, 40: 9, 200: 2}[together]
+
+
+def test_parts_begin_where_a_runtime_wants_them(bundles: BundleCache) -> None:
+    """5 token ids are 40 bytes: the 32nd sample is the next one that is aligned."""
+    path = bundles("dedup", "bart")
+    made, expected = in_memory(path, 1), Runner.load(path, threads=1)
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 1, [5, 2] * 20)
+    expect_same(made.runner, expected, [(ids, mask, {"num_beams": 2, "max_new_tokens": 3})])
+    assert made.encoder.runs == 2
+
+
+def test_only_candidates_come_back(bundles: BundleCache) -> None:
+    """A step's copies: the small inputs in two pieces, and three arrays [B, C]."""
+    path = bundles("el", "bart")
+    made = in_memory(path)
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    B, M = len(ids), 3
+    made.runner.generate(ids, mask, num_beams=M, max_new_tokens=8, min_new_tokens=8, no_repeat_ngram_size=2)
+    kinds = made.cuda.kinds()
+    steps = kinds[kinds.index("execute") + 1 :]
+    assert set(steps) == {"host to device", "execute", "device to host"}
+    assert steps.count("execute") == 8
+    back = [work.nbytes for work in made.cuda.done if work.kind == "device to host"]
+    assert back == [B * 2 * M * width for width in (4, 8, 8)] * 8
+
+
+def feed(decodings: Sequence[Decoding], step: int, token: int = 7, normalize: bool = True) -> list[list[Any]]:
+    """A greedy step of each: what comes of it."""
+    results = []
+    for decoding in decodings:
+        decoding.inputs["candidates"][...] = 4
+        decoding.inputs["lengths"][...] = step + 1
+        decoding.inputs["history_lengths"][...] = step + 1
+        decoding.inputs["history"][:, step] = token
+        decoding.inputs["tokens"][...] = token
+        decoding.inputs["positions"][...] = step
+        decoding.inputs["normalize"][...] = normalize
+        decoding.inputs["repetition_penalty"][...] = 1
+        results.append([array.copy() for array in decoding.step()])
+    return results
+
+
+def test_a_setting_that_changes_while_it_runs_is_seen(bundles: BundleCache) -> None:
+    """It is on the host, where a captured step would have what it was."""
+    made = in_memory(bundles("dedup", "bart"))
+    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
+    for step in range(8):
+        found, wanted = feed(decodings, step, normalize=step < 5)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert (wanted[0] < 0).all() == (step < 5), "logits of any sign, or log-probabilities"
+    assert made.cuda.launches == 4 + 2
+
+
+def test_beams_counted_on_the_gpu(bundles: BundleCache) -> None:
+    """As CUDA's provider has it."""
+    path = bundles("baseline", "bart")
+    made, expected = in_memory(path, on_host=ON_HOST - {"num_beams"}), Runner.load(path, threads=1)
+    assert "num_beams" in {tensor.name for tensor in made.engine.encoder_interface.inputs}
+    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary)[2:4])
+
+
+@pytest.mark.parametrize("variant", ["baseline", "dedup"])
+def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
+    """Each binds the decoder anew; one that goes on alone is captured again. They are of one size, and one alone may
+    have the caches of the decoding before."""
+    made = in_memory(bundles(variant, "bart"))
+    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    batches = [batch(made.runner.manifest.sizes.source_vocabulary, index, SOURCES[0]) for index in (0, 1)]
+    made.engine.begin(*batches[0], 1, 12, 4).close()
+    begun = [[engine.begin(ids, mask, 1, 12, 4) for engine in (made.engine, expected)] for ids, mask in batches]
+    turns = [0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1]
+    for turn, which in enumerate(turns):
+        found, wanted = feed(begun[which], turns[:turn].count(which), 7 + turn)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=str(turn))
+    assert made.cuda.launches == (0 if variant == "baseline" else 2 + 2 + 2)
+
+
+def test_a_step_that_was_bound_in_part_is_bound_anew(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    first, *decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, made.engine, expected)]
+    feed([first], 0)
+    set_input = made.decoder.set_input
+
+    def refuse(name: str, shape: Sequence[int], address: int) -> None:
+        raise onnxruntime_cuda.SessionError("not now")
+
+    made.decoder.set_input = refuse
+    with pytest.raises(EngineError, match="cannot run the decoder on the GPU: not now"):
+        feed(decodings[:1], 0)
+    made.decoder.set_input = set_input
+    for step in range(3):
+        found, wanted = feed(decodings, step)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_an_encoder_that_fails_late(bundles: BundleCache) -> None:
+    """While it is enqueued all is well; it is told before the decoder begins."""
+    made = in_memory(bundles("dedup", "bart"))
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    made.cuda.broken = True
+    with pytest.raises(EngineError, match=r"cudaStreamSynchronize failed \(cudaErrorIllegalAddress\)"):
+        made.engine.begin(ids, mask, 1, 9, 4)
+    made.cuda.broken = False
+    made.engine.begin(ids, mask, 1, 9, 4)
+
+
+def test_caches_of_another_size_make_room_for_the_encoder(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    made.runner.generate(ids, mask, num_beams=8, max_new_tokens=60)
+    held = sum(memory.nbytes for memories in made.engine._spare.values() for memory in memories)
+    execute, taken = made.encoder.execute, []
+
+    def measured(stream: int) -> None:
+        taken.append(sum(nbytes for nbytes, _ in made.cuda.device.values()))
+        execute(stream)
+
+    made.encoder.execute = measured
+    made.runner.generate(ids, mask, num_beams=1, max_new_tokens=3)
+    assert taken[0] < held
+
+
+def test_what_new_memory_holds(bundles: BundleCache) -> None:
+    """Caches are read past what was written, under a mask; banned tokens are written where there are some."""
+    made = in_memory(bundles("dedup", "bart"))
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    decoding = made.engine.begin(ids, mask, 1, 9, 4)
+    made.engine.device.synchronize()
+    for memories in decoding._caches.values():
+        for memory in memories:
+            assert not made.cuda.array(memory.address, (memory.nbytes,), np.uint8).any()
+    decoding.make_room_for_banned(3)
+    assert (decoding.inputs["banned"] == -1).all() and decoding.inputs["banned"].shape[1] >= 3
+
+
+def test_a_manifest_with_unknown_names(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    manifest = made.runner.manifest
+    decoder = manifest.decoder.model_copy(update={"outputs": manifest.decoder.outputs[1:]})
+    changed = replace(made.runner.bundle, manifest=manifest.model_copy(update={"decoder": decoder}))
+    with pytest.raises(BundleError, match="unknown or missing in its graphs: 'candidate_scores'"):
+        OnnxRuntimeCudaEngine(changed, made.engine.device, *made.engine.sessions, on_host=lambda session: ON_HOST)
+
+
+def test_sessions_go_before_their_stream(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    cuda, streams = made.cuda, []
+    for graph in (made.encoder, made.decoder):
+        weakref.finalize(graph.graph, lambda: streams.append(list(cuda.streams)))
+    del graph, made
+    gc.collect()
+    assert streams == [[cuda.STREAM]] * 2 and not cuda.streams
+
+
+def test_a_step_that_cannot_be_captured_runs_all_the_same(
+    bundles: BundleCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = bundles("dedup", "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    execute = made.decoder.execute
+
+    def also_on_the_host(stream: int) -> None:
+        execute(stream)
+        made.cuda.enqueue(stream, Work("host", 0, lambda: None))
+
+    made.decoder.execute = also_on_the_host
+    with caplog.at_level(logging.WARNING):
+        expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary)[:3])
+    assert made.cuda.launches == 0
+    assert [record.message for record in caplog.records] == [
+        "steps run without a CUDA graph, slower: what was captured holds a node of the kind cudaGraphNodeTypeHost, "
+        "which may not be repeated"
+    ]
+
+
+def test_a_step_that_cannot_be_captured_yet_is_captured_later(
+    bundles: BundleCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
+    answers = iter([False, False])
+    made.decoder.can_be_captured = lambda stream: next(answers, True)
+    launches = []
+    for step in range(5):
+        found, wanted = feed(decodings, step)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+        launches.append(made.cuda.launches)
+    assert launches == [0, 0, 0, 1, 2]
+    assert made.engine.makes_cuda_graphs and not caplog.records
+
+
+def test_what_the_session_refuses(bundles: BundleCache) -> None:
+    made = in_memory(bundles("dedup", "bart"))
+    made.decoder.fault = onnxruntime_cuda.SessionError("out of memory")
+    ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
+    with pytest.raises(BundleError, match=r"cannot run the decoder on the GPU: out of memory; run fewer rows together"):
+        made.runner.generate(ids, mask)
+    made.decoder.fault = onnxruntime_cuda.SessionError("cuDNN is unavailable for CUDA Execution Provider")
+    with pytest.raises(
+        BundleError, match=r"cuDNN is unavailable .*; pip install 'onnxruntime-gpu\[cuda,cudnn\]'; or run"
+    ):
+        made.runner.generate(ids, mask)
+    graph = made.decoder.graph
+    with pytest.raises(onnxruntime_cuda.SessionError):
+        graph.set_input("tokens", [-1], 0)
+        graph.execute(0)
+
+
+def test_operators_without_kernels_for_cuda(bundles: BundleCache) -> None:
+    """ONNX Runtime would run them on the CPU, and take an address of the GPU for one of the host."""
+    for name in ("cache.0.key", "lengths", "input_ids"):
+        with pytest.raises(
+            EngineError, match=rf"would read '{name}' in host memory, .* TIGHTBEAM_LIBRARY, .* --device cpu"
+        ):
+            in_memory(bundles("dedup", "bart"), on_host=ON_HOST | {name})
+
+
+def test_types_that_are_others_than_the_manifest_says(bundles: BundleCache) -> None:
+    """They say how much memory there is."""
+    bundle = Bundle.load(bundles("dedup", "bart"))
+    decoder = bundle.manifest.decoder
+    for field in ("inputs", "outputs"):
+        first, *rest = getattr(decoder, field)
+        other = decoder.model_copy(update={field: (first.model_copy(update={"dtype": "bool"}), *rest)})
+        changed = replace(bundle, manifest=bundle.manifest.model_copy(update={"decoder": other}))
+        with pytest.raises(
+            BundleError, match=r"decoder\.onnx has inputs or outputs of other types than bundle\.json says"
+        ):
+            OnnxRuntimeEngine(changed, threads=1)
+
+
+class Recorded:
+    """A session that notes what is bound, and with which options it runs."""
+
+    def __init__(self) -> None:
+        self.bound: list[tuple[Any, ...]] = []
+        self.options: Any = None
+
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name="a", type="tensor(int64)"), SimpleNamespace(name="b", type="tensor(float16)")]
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name="c", type="tensor(float)")]
+
+    def get_input_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name="Cpu"), SimpleNamespace(name="Cuda")]
+
+    def io_binding(self) -> Recorded:
+        return self
+
+    def bind_input(self, *arguments: Any) -> None:
+        self.bound.append(arguments)
+
+    bind_output = bind_input
+
+    def run_with_iobinding(self, binding: Recorded, options: Any) -> None:
+        assert binding is self
+        self.options = options
+
+
+def test_what_a_session_is_told() -> None:
+    session: Any = Recorded()
+    on_host = inputs_on_host(session)
+    assert on_host == {"a"}
+    graph = onnxruntime_cuda.SessionGraph(session, "cuda", on_host)
+    graph.set_input("a", (1,), 256)
+    graph.set_input("b", (2, 3), 512)
+    graph.set_output("c", (), 768)
+    assert session.bound == [
+        ("a", "cpu", 0, np.int64, [1], 256),
+        ("b", "cuda", 0, np.float16, [2, 3], 512),
+        ("c", "cuda", 0, np.float32, [], 768),
+    ]
+    graph.execute(0)
+    assert session.options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+
+
+def test_which_nodes_run_where(bundles: BundleCache) -> None:
+    bundle = Bundle.load(bundles("dedup", "bart"))
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(str(bundle.file(bundle.manifest.decoder)), options)
+    found = placement(session)
+    assert found["CPUExecutionProvider", "LayerNormalization"] == 3 * bundle.manifest.sizes.L + 1
+    assert {provider for provider, _ in found} == {"CPUExecutionProvider"}
+
+
+def test_without_a_cuda_provider(bundles: BundleCache) -> None:
+    if onnxruntime_cuda.PROVIDER in ort.get_available_providers():
+        pytest.skip("this onnxruntime has it")
+    with pytest.raises(EngineError, match=r"has no CUDA provider; .* pip install onnxruntime-gpu; .* --device cpu"):
+        Runner.load(bundles("dedup", "bart"), device="cuda")
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [onnxruntime_cuda.PROVIDER])
+
+
+@pytest.mark.usefixtures("provider")
+def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle.load(bundles("dedup", "bart"))
+    monkeypatch.delenv("TIGHTBEAM_LIBRARY", raising=False)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            EngineError, match=r"no kernels for CUDA, .* \(make cuda in a clone\), .* TIGHTBEAM_LIBRARY=none"
+        ),
+    ):
+        patch.setattr(onnxruntime_cuda, "cuda_library", lambda: None)
+        load_onnxruntime_cuda(bundle)
+    monkeypatch.setenv("TIGHTBEAM_LIBRARY", "/nowhere.so")
+    with pytest.raises(EngineError, match=r"TIGHTBEAM_LIBRARY is '/nowhere.so', which is no file"):
+        load_onnxruntime_cuda(bundle)
+
+
+@pytest.mark.usefixtures("provider")
+def test_how_the_sessions_are_opened(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the engine's stream, with the library, and so that a step that is captured needs no more memory."""
+    bundle = Bundle.load(bundles("dedup", "bart"))
+    engine = OnnxRuntimeEngine(bundle, threads=1)
+    library = Path(__file__)
+    registered, opened = [], []
+
+    class Session:
+        def __init__(self, session: Any) -> None:
+            self.session = session
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.session, name)
+
+        def get_providers(self) -> list[str]:
+            return [onnxruntime_cuda.PROVIDER, "CPUExecutionProvider"]
+
+        def get_input_memory_infos(self) -> list[Any]:
+            inputs = self.session.get_inputs()
+            return [SimpleNamespace(name="Cpu" if tensor.name in ON_HOST else "Cuda") for tensor in inputs]
+
+    def open_session(bundle: Bundle, graph: Any, options: Any, providers: Any, weights: Any) -> Any:
+        opened.append((options, providers))
+        assert registered[-1] == (options, library)
+        return Session(engine.encoder if graph is bundle.manifest.encoder else engine.decoder)
+
+    monkeypatch.setenv("TIGHTBEAM_LIBRARY", str(library))
+    monkeypatch.setattr(onnxruntime_cuda, "open_device", lambda: CudaDevice(CudaInMemory()))
+    monkeypatch.setattr(onnxruntime_cuda, "open_session", open_session)
+    monkeypatch.setattr(onnxruntime_cuda, "register_library", lambda *arguments: registered.append(arguments))
+    made = load_onnxruntime_cuda(bundle)
+    assert len(opened) == 2
+    for options, providers in opened:
+        assert not options.enable_mem_pattern
+        assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
+        (name, own), second = providers
+        assert (name, second) == (onnxruntime_cuda.PROVIDER, "CPUExecutionProvider")
+        assert own["user_compute_stream"] == str(made.device.stream)
+        assert (own["arena_extend_strategy"], own["use_tf32"]) == ("kNextPowerOfTwo", "0")
+
+
+@pytest.mark.usefixtures("provider")
+def test_with_a_provider_that_does_not_load(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime takes the CPU in its place, without an error."""
+    bundle = Bundle.load(bundles("dedup", "bart"))
+    monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
+    monkeypatch.setattr(onnxruntime_cuda, "open_device", lambda: CudaDevice(CudaInMemory()))
+    opened: Any = OnnxRuntimeEngine(bundle, threads=1).encoder
+    monkeypatch.setattr(onnxruntime_cuda, "open_session", lambda *arguments: opened)
+    with pytest.raises(EngineError, match=r"could not load its CUDA provider, .*onnxruntime-gpu\[cuda,cudnn\]"):
+        load_onnxruntime_cuda(bundle)

@@ -1,0 +1,256 @@
+"""Decoder-only models through every variant they can have: token for token what ``model.generate`` returns."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import NoRepeatNGramLogitsProcessor
+
+from support.bundles import BundleCache
+from support.causal_checkpoints import CAUSAL_CLASSES
+from support.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
+from support.expected import expect_equal, generate
+from tightbeam.deploy import GenerationError, InputError, Runner
+from tightbeam.deploy.bundle.reader import write_bundle
+from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding, left_pad
+from tightbeam.export.pipeline import write_files
+from tightbeam.graph_passes import PRESETS, Job, LayerPlan, PassError, Sizes, plan_bytes, presets_of, rewrite
+
+WITHOUT_LIBRARY = [
+    *(("gpt2", variant) for variant in ALL_VARIANTS),
+    ("mistral", "dedup"),
+    ("gemma", "dedup"),
+    ("olmo", "kcache"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [(family, variant) for family in CAUSAL_CLASSES for variant in VARIANTS.get(family, ("dedup",))],
+)
+def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, family: str, variant: str) -> None:
+    runner = Runner.load(bundles(variant, family), threads=1)
+    expect_equal(runner, bundles.trace(family)[0].model, runs())
+
+
+@pytest.mark.parametrize(("family", "variant"), WITHOUT_LIBRARY)
+def test_the_functions_inside_a_model_do_without_the_library(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, family: str, variant: str
+) -> None:
+    """A prompt of one token leaves the source empty: no weight there, and no NaN."""
+    monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
+    runner = Runner.load(bundles(variant, family), threads=1)
+    expect_equal(runner, bundles.trace(family)[0].model, runs())
+
+
+SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
+    ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
+    ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}),  # as 11B
+    ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False}),
+    ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
+    ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}}),
+    ("mistral", {"sliding_window": 2}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
+)
+
+
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=[f"{f}-{i}" for i, (f, _) in enumerate(SHAPES)])
+def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
+    model = bundles.trace(family, seed=9, **shape)[0].model
+    for variant in ("el", "kcache") if family == "gpt2" else ("dedup",):
+        runner = Runner.load(bundles(variant, family, seed=9, **shape), threads=1)
+        expect_equal(runner, model, runs(SETTINGS[1:2] + SETTINGS[3:]))
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [("gpt2", variant) for variant in ALL_VARIANTS] + [("llama", "dedup"), ("mistral", "baseline"), ("olmo", "kcache")],
+)
+def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, family: str, variant: str) -> None:
+    runner = Runner.load(bundles(variant, family), threads=1)
+    sizes = Sizes(**runner.manifest.sizes.model_dump())
+    for lengths, beams in itertools.product(((9, 3), (5, 5, 2), (1,)), (1, 4)):
+        runner.generate(*prompts(lengths, 0), num_beams=beams, max_new_tokens=7, min_new_tokens=7)
+        job = Job(B=len(lengths), M=beams, N=max(1, max(lengths) - 1), T=7)
+        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, job)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "source", "generated"),
+    [
+        ("olmo", {}, "kv", "k"),
+        ("falcon", {"multi_query": False}, "k", "k"),
+        ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
+        ("mistral", {"num_key_value_heads": 6}, "k", "k"),
+        ("qwen2", {"num_key_value_heads": 6}, "k", "k"),
+        ("olmo2", {"num_key_value_heads": 6}, "k", "k"),
+        ("qwen3", {"head_dim": 20}, "k", "k"),
+    ],
+)
+def test_keys_that_positions_turn_stand_in_for_values(
+    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str, generated: str
+) -> None:
+    """Cached before they are turned, and turned when they are read; SmolLM3 turns those of some layers alone, Mistral
+    has a window, Qwen2 a bias that is turned with its keys, OLMo 2 and Qwen3 a norm before that."""
+    checkpoint, canonical = bundles.trace(family, **shape)
+    plan = [LayerPlan(source, generated, "")] * canonical.sizes.L
+    graphs, results = rewrite(canonical, plan)
+    fill = partial(write_files, checkpoint=checkpoint, graphs=graphs, results=results, plan=plan, variant="keys")
+    runner = Runner.load(write_bundle(tmp_path / "out", fill).path, threads=1)
+    expect_equal(runner, checkpoint.model, runs(SETTINGS[1:]))
+    runner.generate(*prompts((9, 3), 0), num_beams=3, max_new_tokens=7, min_new_tokens=7)
+    assert runner.cache_bytes == plan_bytes(plan, canonical.sizes, Job(B=2, M=3, N=8, T=7))
+
+
+def test_padding_may_stand_on_either_side(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "llama"), threads=1)
+    for settings in SETTINGS[1], SETTINGS[5]:
+        left, right = (
+            runner.generate(*prompts((7, 2, 4), 3, side), max_new_tokens=9, **settings).sequences
+            for side in ("left", "right")
+        )
+        assert left.shape == right.shape
+        ids, mask = prompts((7, 2, 4), 3, "right")
+        turned = np.stack([np.roll(row, 7 - count) for row, count in zip(ids, mask.sum(axis=1), strict=True)])
+        np.testing.assert_array_equal(right[:, :7], turned)
+        again = runner.generate(turned, np.sort(mask, axis=1), max_new_tokens=9, **settings).sequences
+        np.testing.assert_array_equal(right, again)
+
+
+def test_without_a_mask_pad_tokens_do_not_count_as_in_transformers(bundles: BundleCache) -> None:
+    model = bundles.trace("gpt2")[0].model
+    runner = Runner.load(bundles("dedup", "gpt2"), threads=1)
+    ids, _ = prompts((6, 2, 4), 3)
+    for ends in (2, 1):  # a pad token that may end a sequence counts
+        settings = {"num_beams": 3, "max_new_tokens": 9, "eos_token_id": ends}
+        with torch.no_grad():
+            expected = model.generate(torch.tensor(ids), **settings)
+        np.testing.assert_array_equal(runner.generate(ids, **settings).sequences, expected.numpy())
+
+
+@pytest.mark.parametrize("size", range(5))
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_ngrams_see_padding_and_penalties_do_not(bundles: BundleCache, size: int, num_beams: int) -> None:
+    """The padding is a token that the model likes to generate."""
+    model = bundles.trace("llama")[0].model
+    runner = Runner.load(bundles("dedup", "llama"), threads=1)
+    ids, mask = prompts((3, 9), 5)
+    favourite = int(np.bincount(runner.generate(ids, mask, num_beams=1, max_new_tokens=20).sequences[0, 9:]).argmax())
+    ids, mask = prompts((3, 9), 5, pad=favourite)
+    settings = {"num_beams": num_beams, "no_repeat_ngram_size": size, "repetition_penalty": 1.1, "max_new_tokens": 20}
+    expected = generate(model, ids, mask, settings)
+    np.testing.assert_array_equal(runner.generate(ids, mask, **settings).sequences, expected.sequences.numpy())
+
+
+@pytest.mark.parametrize("size", range(1, 5))
+def test_tokens_banned_by_padding_are_those_of_transformers(size: int) -> None:
+    generator = np.random.default_rng(size)
+    for length in range(1, 9):
+        history = generator.integers(0, 2, (3, 2, length))
+        padding = generator.integers(0, length, 3)
+        found = banned_by_padding(history, padding, size)
+        for b, m in itertools.product(range(3), range(2)):
+            rows = [history[b, m], history[b, m, padding[b] :]]
+            banned = [_banned(row, size) if len(row) >= 1 else set() for row in rows]
+            assert banned[1] | set(found[b, m].tolist()) - {-1} == banned[0], (history[b, m], padding[b])
+
+
+def _banned(row: Any, size: int) -> set[int]:
+    scores = NoRepeatNGramLogitsProcessor(size)(torch.tensor(row)[None], torch.zeros((1, 2)))
+    return set(np.flatnonzero(np.isneginf(scores.numpy()[0])).tolist())
+
+
+def test_samples_that_are_through_leave_with_what_is_theirs(bundles: BundleCache) -> None:
+    """Sequences of very different lengths, padded prompts, and rows that move."""
+    model = bundles.trace("llama")[0].model
+    ids, mask = prompts((3, 9, 1, 6, 2, 8), 8)
+    ended = set()
+    for variant, num_beams in itertools.product(("baseline", "dedup"), (1, 3)):
+        runner = Runner.load(bundles(variant, "llama"), threads=1)
+        settings = {
+            "num_beams": num_beams,
+            "max_new_tokens": 24,
+            "eos_token_id": list(range(2, 40, 3)),
+            "repetition_penalty": 1.2,
+            "no_repeat_ngram_size": 2,
+        }
+        expected = generate(model, ids, mask, settings)
+        found = runner.generate(ids, mask, **settings).sequences
+        np.testing.assert_array_equal(found, expected.sequences.numpy())
+        ended |= {int(np.isin(row, settings["eos_token_id"]).argmax()) for row in found[:, 9:]}
+    assert len(ended) > 2
+
+
+def test_lengths_count_the_prompt(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "gpt2"), threads=1)
+    ids, mask = prompts((6, 2), 3)
+    assert runner.generate(ids, mask, num_beams=1, max_length=9, eos_token_id=None).sequences.shape == (2, 9)
+    assert runner.generate(ids, mask, num_beams=1).sequences.shape[1] <= 6 + 20
+    full = runner.generate(ids, mask, num_beams=2, max_new_tokens=58, min_new_tokens=58).sequences
+    assert full.shape == (2, 64)
+    with pytest.raises(GenerationError, match=r"max_length=6 .* counts the 6 tokens of the prompt; pass 7 or more, or"):
+        runner.generate(ids, mask, max_length=6)
+    with pytest.raises(GenerationError, match=r"makes sequences of 65 tokens, .* 64 positions; pass max_new_tokens=58"):
+        runner.generate(ids, mask, max_new_tokens=59)
+    with pytest.raises(InputError, match="input_ids has 64 positions, more than the 63 that a prompt may have, of 64"):
+        runner.generate(np.full((1, 64), 5))
+    with pytest.raises(InputError, match="attention_mask has a gap in sample 1; expected a prompt in one piece"):
+        runner.generate(np.full((2, 3), 5), np.array([[0, 1, 1], [1, 0, 1]]))
+    with pytest.raises(InputError, match="sample 0 has no token that attention_mask lets through"):
+        runner.generate(np.full((1, 3), 5), np.zeros((1, 3), np.int64))
+
+
+def test_a_prompt_in_its_two_forms() -> None:
+    ids = np.array([[5, 6, 7, 0], [0, 0, 8, 0], [0, 9, 10, 11]])
+    prompt = Prompt.of(ids, (ids > 0).astype(np.int64))
+    assert prompt.tokens.tolist() == [[0, 5, 6, 7], [0, 0, 0, 8], [0, 9, 10, 11]]
+    assert prompt.padding.tolist() == [1, 3, 1]
+    assert prompt.source_ids.tolist() == [[5, 6], [0, 0], [9, 10]]
+    assert prompt.source_mask.tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert prompt.first_positions.tolist() == [2, 0, 2]
+    padded, mask = left_pad([[5, 6], [7]], None)
+    assert (padded.tolist(), mask.tolist()) == ([[5, 6], [0, 7]], [[1, 1], [0, 1]])
+
+
+REFUSED = [
+    *[("llama", variant, "stands RotaryEmbedding") for variant in ("el", "xcache", "slim")],
+    ("llama", "kcache", "the keys of layer 0 have 12 numbers and are made of 36"),
+    ("qwen3", "el", "stands RMSNormalization and RotaryEmbedding"),
+    ("gpt2", "hybrid", "a decoder-only model has no cache 'first-k'; expected one of kv-per-beam, kv, k, states"),
+    ("falcon", "el", "prompt_inputs: between the keys of layer 0 and their scores stands RotaryEmbedding"),
+    ("gpt_bigcode", "kcache", "the keys of layer 0 have 12 numbers and are made of 36"),
+    ("gpt_bigcode", "slim", "the keys of layer 0 have 12 numbers and are made of 36"),
+]
+
+
+@pytest.mark.parametrize(("family", "variant", "reason"), REFUSED)
+def test_a_variant_that_cannot_be_is_refused_with_the_reason(
+    bundles: BundleCache, family: str, variant: str, reason: str
+) -> None:
+    with pytest.raises(PassError, match=reason):
+        bundles(variant, family)
+    assert variant not in presets_of(bundles.trace(family)[0].sizes)

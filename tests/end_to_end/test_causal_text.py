@@ -1,0 +1,264 @@
+"""Decoder-only models from a checkpoint to text: the export's comparison, lines in and out, old checkpoints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.models.falcon.modeling_falcon import FalconAttention
+
+from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json
+from support.checkpoints import SENTENCES, CheckpointCache
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.text.input_lines import run_lines
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.tables import memory_table
+from tightbeam.graph_passes import PassError
+
+TEXT = {"tokenizer": True, "vocab_size": 300}
+
+
+@pytest.fixture(scope="module")
+def runner(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", "gpt2", **TEXT), threads=1)
+
+
+@pytest.mark.parametrize(("family", "variant"), [("gpt2", "el"), ("llama", "dedup")])
+def test_an_export_ends_with_a_comparison(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, variant: str
+) -> None:
+    bundle = export_model(checkpoints(family, **TEXT), tmp_path / "out", variant=variant, max_new_tokens=9)
+    parity = bundle.manifest.parity
+    assert parity is not None
+    assert parity.tokens > 50
+    assert bundle.manifest.sizes.decoder_only
+    assert bundle.manifest.sizes.rotary == (family == "llama")
+    assert Bundle.load(tmp_path / "out").manifest == bundle.manifest
+    assert memory_table(bundle).row_count == 2 * (6 if family == "gpt2" else 2)
+    done = subprocess.run(
+        [sys.executable, "-m", "tightbeam.deploy.command", str(bundle.path), "-", "--json", "--num-beams", "2"],
+        input=f"{SENTENCES[0]}\n".encode(),
+        capture_output=True,
+        check=True,
+    )
+    record = json.loads(done.stdout)
+    runner = Runner.load(bundle.path, threads=1)
+    ids = runner.encode(SENTENCES[0])[0]
+    whole = runner.generate([ids], num_beams=2).sequences[0].tolist()
+    assert whole[: len(ids)] == ids
+    assert record["tokens"] == whole[len(ids) :]
+    assert record["text"] == runner.decode(whole[len(ids) :]) == runner.generate_text([SENTENCES[0]], num_beams=2)[0]
+
+
+def test_an_attention_outside_the_interface_is_measured(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """And stays as it was."""
+    folder = checkpoints("falcon", multi_query=False, **TEXT)
+    bundle = export_model(folder, tmp_path / "out", variant="dedup", generated_cache="k", max_new_tokens=5)
+    assert [layer.generated for layer in bundle.manifest.layers] == ["k", "k"]
+    assert len(bundle.manifest.guard) == 2
+    assert all(found.error <= found.allowed for found in bundle.manifest.guard)
+    checkpoint = load_checkpoint(folder)
+    names = list(checkpoint.model.state_dict())
+    with checkpoint.family.measurable(checkpoint.model):
+        assert list(checkpoint.model.state_dict()) != names
+    assert list(checkpoint.model.state_dict()) == names
+    assert FalconAttention.forward.__module__ == FalconAttention.__module__
+
+
+@pytest.mark.parametrize(
+    ("family", "choice", "reason"),
+    [
+        ("llama", {"variant": "el"}, r"prompt_inputs: .* stands RotaryEmbedding .* \(--variant dedup\)"),
+        ("llama", {"variant": "dedup", "generated_cache": "x"}, "self_inputs: .* stands RotaryEmbedding"),
+        ("llama", {"variant": "kcache"}, "prompt_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("gpt_bigcode", {"variant": "slim"}, "self_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),
+    ],
+)
+def test_what_the_sizes_rule_out_is_refused_first(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, choice: dict[str, str], reason: str
+) -> None:
+    """Before the model generates and is traced, which takes long, and nothing is left of it."""
+    steps: list[str] = []
+    with pytest.raises(PassError, match=reason):
+        export_model(checkpoints(family, **TEXT), tmp_path / "out", **choice, on_step=steps.append)
+    assert steps == ["loading"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_variant_a_model_gets_one_that_it_can_have(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for family, expected in (("gpt2", "el"), ("llama", "dedup")):
+        bundle = export_model(checkpoints(family), check=False)
+        assert bundle.manifest.variant == expected
+        assert bundle.path.name.endswith(f"-{expected}")
+
+
+def test_a_checkpoint_that_samples_searches_and_says_so(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "llama")
+    edit_json(folder / "generation_config.json", do_sample=True, temperature=0.6, top_p=0.9)
+    notes: list[str] = []
+    bundle = export_model(folder, tmp_path / "out", max_new_tokens=5, on_note=notes.append)
+    assert notes == [
+        "the checkpoint samples (do_sample), which a bundle cannot; it searches, as model.generate with do_sample=False"
+    ]
+    assert bundle.manifest.parity is not None
+    assert "do_sample" not in bundle.manifest.generation
+    model = load_checkpoint(folder).model
+    expected = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=5)
+    found = Runner.load(bundle.path, threads=1).generate(np.array([[5, 6, 7]]))
+    np.testing.assert_array_equal(found.sequences, expected.numpy())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch_size: int) -> None:
+    texts = [" ".join(text.split()[: 2 + index]) for index, text in enumerate(SENTENCES)]
+    too_long = " ".join(SENTENCES * 2).encode()
+    lines = [texts[0].encode(), too_long, b"\xff", *(text.encode() for text in texts[1:]), b" "]
+    settings: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 6, "repetition_penalty": 1.3}
+    results = list(run_lines(runner, lines, batch_size=batch_size, **settings))
+    expected = [runner.generate_text([text], **settings)[0] for text in texts]
+    assert [result.texts[0] if result.texts else None for result in results] == [
+        expected[0],
+        None,
+        None,
+        *expected[1:],
+        None,
+    ]
+    assert "longer than the 63 that a prompt may have, of 64 positions" in str(results[1].error)
+
+
+def test_a_prompt_too_long_for_the_settings_harms_no_other(runner: Runner) -> None:
+    lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
+    results = list(run_lines(runner, lines, ids=True, num_beams=1, max_new_tokens=8))
+    assert [result.error is None for result in results] == [True, False, True]
+    assert "makes sequences of 68 tokens, the model has 64 positions" in str(results[1].error)
+    results = list(run_lines(runner, lines, ids=True, num_beams=1, max_length=12, eos_token_id=None))
+    assert "max_length=12 (from the call) leaves no room for a new token, it counts the 60" in str(results[1].error)
+    assert (len(results[0].sequences[0]), len(results[2].sequences[0])) == (9, 11)  # as each would be alone
+
+
+def test_a_long_prompt_takes_no_room_of_its_neighbours(runner: Runner) -> None:
+    """Without a setting 20 tokens are made, as far as the positions go, of each line of its own."""
+    lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
+    settings: dict[str, Any] = {"num_beams": 1, "eos_token_id": None}
+    results = list(run_lines(runner, lines, ids=True, **settings))
+    assert [len(result.sequences[0]) for result in results] == [20, 4, 20]
+    expect_as_alone(runner, lines, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3, "max_length": 18},
+        {"num_beams": 2, "min_length": 9, "max_new_tokens": 9},
+        {"num_beams": 1, "no_repeat_ngram_size": 2, "max_new_tokens": 16},
+        {
+            "num_beams": 3,
+            "no_repeat_ngram_size": 1,
+            "repetition_penalty": 1.5,
+            "min_new_tokens": 8,
+            "max_new_tokens": 8,
+        },
+    ],
+)
+def test_padding_of_a_batch_changes_no_line(runner: Runner, settings: dict[str, Any]) -> None:
+    lines = [json.dumps(list(range(3, 3 + length))).encode() for length in (1, 9, 3, 9, 12)]
+    expect_as_alone(runner, lines, **settings)
+
+
+def expect_as_alone(runner: Runner, lines: list[bytes], **settings: Any) -> None:
+    together = list(run_lines(runner, lines, ids=True, **settings))
+    alone = [next(run_lines(runner, [line], ids=True, **settings)) for line in lines]
+    assert [result.sequences for result in together] == [result.sequences for result in alone]
+
+
+def test_a_prompt_is_cut_so_that_new_tokens_have_room(runner: Runner) -> None:
+    text = " ".join(SENTENCES * 2).encode()
+    for settings, new in (({"max_new_tokens": 5}, 5), ({}, 20), ({"max_length": 30}, 1)):
+        (result,) = run_lines(runner, [text], truncate=True, num_beams=1, eos_token_id=None, **settings)
+        assert (result.error, result.truncated) == (None, True)
+        assert len(result.sequences[0]) == new
+
+
+def test_a_new_token_may_be_an_end_token_at_once(runner: Runner) -> None:
+    settings: dict[str, Any] = {"num_beams": 1, "max_new_tokens": 4}
+    (result,) = run_lines(runner, [b"[5, 6, 7]"], ids=True, **settings)
+    (ended,) = run_lines(runner, [b"[5, 6, 7]"], ids=True, **settings, eos_token_id=result.sequences[0][0])
+    assert ended.sequences == [result.sequences[0][:1]]
+
+
+def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """GPT-2's weights have no prefix and masks among them, an old Llama's the frequencies of its rotation."""
+    for family in ("gpt2", "llama"):
+        folder = checkpoints.copy(tmp_path / family, family)
+        weights = load_file(folder / "model.safetensors")
+        if family == "gpt2":
+            weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
+            weights |= {"h.0.attn.bias": torch.ones(1, 1, 64, 64), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+        else:
+            weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        found, expected = (load_checkpoint(path).model.state_dict() for path in (folder, checkpoints(family)))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gpt2", {"n_head": 5}, "n_embd 36 is not divisible by n_head 5"),
+        ("gpt2", {"n_layer": 0}, "n_layer is 0; expected a whole number of at least 1"),
+        ("gpt2", {"activation_function": "x"}, "activation_function 'x' is unknown"),
+        ("gpt2", {"add_cross_attention": True}, "cross-attention is switched on; expected GPT2LMHeadModel alone"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query is false; supported are models with one key head"),
+        ("falcon", {"alibi": True}, "alibi is true; supported are models whose positions turn queries and keys"),
+        ("falcon", {"num_attention_heads": 8}, "hidden_size 36 is not divisible by num_attention_heads 8"),
+        ("falcon", {"multi_query": False, "num_kv_heads": 3}, "num_kv_heads is 3; expected num_attention_heads, 6"),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 4}, "not divisible by the 4 key heads"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn is false; expected true"),
+        ("falcon", {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3}, "is 3; expected 1 or 2"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "is 2; expected 1 without new_decoder_architecture"),
+        ("llama", {"num_key_value_heads": 4}, "num_attention_heads 6 is not divisible by the 4 key heads"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type 'dynamic' changes its angles with the length",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}},
+            "rope_type is 'nope'; expected one of",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor of rope_param"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, "expected a number above 0"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads is 0, by which transformers divides"),
+        ("llama", {"hidden_size": "7"}, "Field 'hidden_size' expected int, got str (value: '7'); correct the value"),
+        ("llama", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected 3 at least"),
+        ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; expected at most 1000"),
+        ("mistral", {"sliding_window": 1}, "sliding_window is 1; expected a whole number of at least 2, or none"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; supported are models that do not clip"),
+        ("llama", {"architectures": ["LlamaModel"]}, "only LlamaForCausalLM generates text"),
+    ],
+)
+def test_configs_that_cannot_be_exported(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, changes: dict[str, Any], reason: str
+) -> None:
+    folder = checkpoints.copy(tmp_path / "c", family)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ExportError) as caught:
+        load_checkpoint(folder)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

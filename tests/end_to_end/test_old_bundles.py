@@ -1,0 +1,31 @@
+"""Old bundles stay readable: one of each format version is kept in tests/data, and must load and generate as ever.
+
+Made by exporting a checkpoint of ``make_checkpoint("bart", vocab_size=300, tokenizer=True, d_model=12, ...)`` with
+``variant="el"``. When the format changes, add a folder; never make an old one again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle.reader import FORMAT_VERSION
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+EXPECTED = {1: [[2, 228, 191, 228, 259, 228, 228, 228, 2], [2, 228, 191, 259, 259, 228, 228, 228, 2]]}
+
+
+def test_every_format_version_is_kept() -> None:
+    assert sorted(EXPECTED) == list(range(1, FORMAT_VERSION + 1))
+
+
+@pytest.mark.parametrize("version", EXPECTED)
+def test_an_old_bundle_generates_as_ever(version: int) -> None:
+    runner = Runner.load(DATA / f"bundle-format-{version}", threads=1)
+    assert runner.manifest.format_version == version
+    found = runner.generate(np.array([[5, 6, 7, 8], [9, 10, 11, 2]]), num_beams=3)
+    assert found.sequences.tolist() == EXPECTED[version]
+    assert len(runner.generate_text(["the harbour bridge"])) == 1

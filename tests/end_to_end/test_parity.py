@@ -1,0 +1,87 @@
+"""Every family through every variant and search setting: token for token what ``model.generate`` returns."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.bundles import BundleCache
+from support.expected import expect_equal
+from support.generate_runs import SETTINGS, batch, runs_of
+from tightbeam.deploy import Runner
+from tightbeam.graph_passes import PRESETS, Job, Sizes
+
+FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", PRESETS)
+def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, variant: str, family: str) -> None:
+    model = bundles.trace(family)[0].model
+    runner = Runner.load(bundles(variant, family), threads=1)
+    expect_equal(runner, model, runs_of(runner, SETTINGS))
+
+
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"activation_function": "relu", "scale_embedding": False, "d_model": 40, "decoder_attention_heads": 5},
+    {"activation_function": "gelu_new", "decoder_attention_heads": 1, "encoder_attention_heads": 1, "d_model": 24},
+    {"activation_function": "tanh", "vocab_size": 64, "decoder_layers": 1, "encoder_layers": 3},
+    {"activation_function": "quick_gelu", "tie_word_embeddings": False, "encoder_layers": 1, "decoder_ffn_dim": 7},
+    {"activation_function": "silu", "d_model": 66, "decoder_attention_heads": 11, "encoder_attention_heads": 3},
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["activation_function"])
+def test_odd_sizes_and_activations(bundles: BundleCache, shape: dict[str, Any]) -> None:
+    model = bundles.trace("bart", seed=9, **shape)[0].model
+    for variant in PRESETS:
+        runner = Runner.load(bundles(variant, "bart", seed=9, **shape), threads=1)
+        expect_equal(runner, model, runs_of(runner, SETTINGS[4:]))
+
+
+def test_the_longest_source_and_output(bundles: BundleCache) -> None:
+    """Every position of the model is used, on both sides."""
+    model = bundles.trace("bart")[0].model
+    for variant in PRESETS:
+        runner = Runner.load(bundles(variant, "bart"), threads=1)
+        limit = runner.manifest.sizes.max_source
+        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (limit, limit - 1))
+        lengths = {"max_length": limit, "min_length": limit}
+        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
+
+
+def test_without_a_mask_every_position_counts_as_in_transformers(bundles: BundleCache) -> None:
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles("el", "bart"), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 4)
+    ids[mask == 0] = 1  # the pad token
+    settings = {"num_beams": 3, "max_new_tokens": 9}
+    with torch.no_grad():
+        expected = model.generate(torch.tensor(ids), **settings)
+    np.testing.assert_array_equal(runner.generate(ids, **settings).sequences, expected.numpy())
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, variant: str) -> None:
+    runner = Runner.load(bundles(variant, "bart"), threads=1)
+    sizes = Sizes(**runner.manifest.sizes.model_dump())
+    for lengths, beams in itertools.product(((9, 3), (5, 5, 2)), (1, 4)):
+        ids, mask = batch(sizes.source_vocabulary, 0, lengths)
+        settings = {"num_beams": beams, "max_new_tokens": 7, "min_new_tokens": 7, "no_repeat_ngram_size": 0}
+        runner.generate(ids, mask, **settings)
+        job = Job(B=len(lengths), M=beams, N=max(lengths), T=7)
+        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, job)
+
+
+def test_el_keeps_2LM_times_less_than_the_baseline(bundles: BundleCache) -> None:
+    kept = {}
+    for variant in ("baseline", "el"):
+        runner = Runner.load(bundles(variant, "bart"), threads=1)
+        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 0)
+        runner.generate(ids, mask, num_beams=4, max_new_tokens=2)
+        kept[variant] = runner.cache_bytes[0]
+    assert kept["baseline"] == 2 * runner.manifest.sizes.L * 4 * kept["el"]

@@ -1,0 +1,294 @@
+"""Whisper: sound in, and the tokens of ``model.generate`` out, whatever the variant and the prompt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json, refusal
+from support.checkpoints import WHISPER_GENERATION, CheckpointCache
+from support.sounds import RATE_HZ, Array, chirp
+from support.tolerance import allowed, assert_runs_close, error
+from tightbeam.deploy import Runner
+from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.audio.files import read_sound
+from tightbeam.deploy.audio.transcribe import hear, transcribe
+from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.generation.options import GenerationError
+from tightbeam.deploy.generation.whisper import speech_options
+from tightbeam.deploy.text.tokenizer import InputError
+from tightbeam.export import export_model
+from tightbeam.export.checkpoint.load import Checkpoint, quiet_transformers
+from tightbeam.export.errors import ExportError
+from tightbeam.graph_passes import PRESETS
+
+soundfile = pytest.importorskip("soundfile")
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"max_new_tokens": 9},
+    {"language": "de", "max_new_tokens": 12},
+    {"task": "translate", "num_beams": 3, "length_penalty": 2.0},
+    {"language": "<|fr|>", "task": "transcribe", "num_beams": 4, "early_stopping": True, "max_new_tokens": 14},
+    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never", "min_new_tokens": 6},
+    {"num_beams": 5, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "max_length": 60},
+)
+
+
+def extract(checkpoint: Checkpoint, sounds: list[Array]) -> torch.Tensor:
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path)
+    return extractor(sounds, sampling_rate=RATE_HZ, return_tensors="pt").input_features
+
+
+def generate(model: Any, features: torch.Tensor, settings: dict[str, Any]) -> Any:
+    with torch.no_grad(), quiet_transformers():
+        return model.generate(features, return_dict_in_generate=True, output_scores=True, **settings)
+
+
+def expect_equal(runner: Runner, checkpoint: Checkpoint, settings: tuple[dict[str, Any], ...]) -> None:
+    scores = []
+    for index, own in enumerate(settings):
+        sounds = [chirp(1.0), chirp(0.4, high_hz=900), chirp(0.7, low_hz=2000 - 300 * index, high_hz=100)]
+        features = extract(checkpoint, [sound * (1 - 0.1 * index) for sound in sounds])
+        expected = generate(checkpoint.model, features, own)
+        found = runner.generate_from_features(features.numpy(), **own)
+        np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
+        if found.scores is not None:
+            try:
+                exact = generate(checkpoint.model.double(), features.double(), own)
+            finally:
+                checkpoint.model.float()
+            scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
+    if scores:
+        assert_runs_close(scores)
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, variant: str) -> None:
+    """Languages are chosen by the model where none is given."""
+    arguments = {"generation": WHISPER_GENERATION}
+    checkpoint = bundles.trace("whisper", **arguments)[0]
+    runner = Runner.load(bundles(variant, "whisper", **arguments), threads=1)
+    expect_equal(runner, checkpoint, SETTINGS)
+
+
+PROMPTS: tuple[dict[str, Any], ...] = (
+    {},  # neither languages nor tasks
+    {
+        "_from_model_config": False,
+        "no_timestamps_token_id": 106,
+        "forced_decoder_ids": [[1, 106]],
+        "is_multilingual": False,
+    },  # whisper-tiny.en
+    {**WHISPER_GENERATION, "forced_decoder_ids": [[1, None], [2, 94]]},  # whisper-tiny
+    {**WHISPER_GENERATION, "forced_decoder_ids": [[1, 91], [2, 93], [3, 106]]},
+    {**WHISPER_GENERATION, "language": "fr", "task": "translate"},
+)
+
+
+@pytest.mark.parametrize("generation", PROMPTS, ids=lambda generation: str(generation.get("forced_decoder_ids")))
+def test_prompts_of_old_and_new_checkpoints(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, generation: dict[str, Any]
+) -> None:
+    checkpoint = bundles.trace("whisper", generation=WHISPER_GENERATION)[0]
+    folder = bundles("el", "whisper", generation=WHISPER_GENERATION)
+    plain = {name: value for name, value in checkpoint.generation_config.items() if name not in WHISPER_GENERATION}
+    monkeypatch.setattr(checkpoint.model, "generation_config", transformers.GenerationConfig(**plain, **generation))
+    runner = Runner.load(folder, threads=1)
+    runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": {**plain, **generation}}))
+    settings = tuple({"max_new_tokens": 7 + beams, "num_beams": beams} for beams in range(1, 9))
+    expect_equal(runner, checkpoint, settings)
+
+
+def test_features_are_those_of_transformers(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """At Whisper's own sizes; transformers computes in float32, this in float64 and thus no further from the truth."""
+    for mels in (80, 128):
+        extractor = transformers.WhisperFeatureExtractor(feature_size=mels)
+        extractor.save_pretrained(tmp_path)
+        log_mel = LogMel.read(tmp_path / "preprocessor_config.json")
+        np.testing.assert_allclose(log_mel.filters, extractor.mel_filters, rtol=1e-9, atol=1e-12)
+        noise = np.random.default_rng(0).standard_normal(7 * RATE_HZ).astype(np.float32) / 9
+        for sound in (chirp(30.0), chirp(3.3) + noise[: int(3.3 * RATE_HZ)], noise, np.zeros(5, np.float32), chirp(40)):
+            cut = sound[: log_mel.samples]
+            (naive,) = extractor(sound, sampling_rate=RATE_HZ, return_tensors="np").input_features
+            padded = np.pad(cut.astype(np.float64), (0, log_mel.samples - len(cut)))
+            exact = extractor._np_extract_fbank_features([padded], "cpu")[0]
+            found = log_mel.features(cut)
+            assert found.shape == (mels, 3000)
+            assert error(found, exact) <= allowed(exact, naive)
+
+
+def test_a_sound_file_is_heard(bundles: BundleCache, tmp_path: Path) -> None:
+    """WAV and FLAC, two channels, another rate, longer than a window: the command prints one line for each."""
+    arguments = {"generation": WHISPER_GENERATION, "tokenizer": True}
+    folder = bundles("dedup", "whisper", **arguments)
+    runner = Runner.load(folder, threads=1)
+    steps = np.round(chirp(2.5) * 32768).astype(np.int16)
+    sound = steps.astype(np.float32) / 32768
+    soundfile.write(tmp_path / "a.wav", steps, RATE_HZ)
+    soundfile.write(tmp_path / "a.flac", np.stack([steps, steps], axis=1), RATE_HZ)
+    features = hear(runner, str(tmp_path / "a.wav"))
+    assert features.shape == (3, 9, 100)
+    np.testing.assert_array_equal(features, hear(runner, str(tmp_path / "a.flac")))
+    checkpoint = bundles.trace("whisper", **arguments)[0]
+    heard = transcribe(runner, features, max_new_tokens=10)
+    texts, tokens = [], []
+    for window in (sound[:RATE_HZ], sound[RATE_HZ : 2 * RATE_HZ], sound[2 * RATE_HZ :]):
+        row = generate(checkpoint.model, extract(checkpoint, [window]), {"max_new_tokens": 10}).sequences[0].tolist()
+        tokens += row
+        texts.append(checkpoint.tokenizer.decode([t for t in row if t <= 106], skip_special_tokens=True).strip())
+    assert (heard.texts, heard.sequences) == ([" ".join(texts)], [tokens])
+
+    command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder)]
+    for name in ("a.wav", "a.flac"):
+        done = subprocess.run(
+            [*command, str(tmp_path / name), "--max-new-tokens", "10"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == " ".join(heard.texts[0].splitlines()) + "\n"
+    lines = f"{tmp_path}/a.wav\n{tmp_path}/none.wav\n"
+    done = subprocess.run([*command, "--json"], input=lines, capture_output=True, text=True, check=False)
+    good, bad = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1
+    assert good["text"] == runner.transcribe([str(tmp_path / "a.wav")])[0]
+    assert "none.wav" in bad["error"]
+    soundfile.write(tmp_path / "short.wav", steps[:9000], RATE_HZ)
+    options = ["--json", "--language", "de", "--task", "translate", "--num-beams", "2", "--max-new-tokens", "5"]
+    done = subprocess.run([*command, str(tmp_path / "short.wav"), *options], capture_output=True, text=True, check=True)
+    record = json.loads(done.stdout)
+    settings = {"language": "de", "task": "translate", "num_beams": 2, "max_new_tokens": 5}
+    expected = generate(checkpoint.model, extract(checkpoint, [sound[:9000]]), settings)
+    assert record["tokens"][:4] == [3, 91, 94, 106]
+    assert record["tokens"] == expected.sequences[0].tolist()
+    assert record["score"] == pytest.approx(float(expected.sequences_scores[0]), rel=1e-4)
+
+
+def test_other_rates_are_resampled(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    expected = chirp(1.0, high_hz=3000)
+    for rate_hz in (8000, 22050, 44100, 48000):
+        soundfile.write(tmp_path / "r.wav", chirp(1.0, rate_hz, high_hz=3000), rate_hz, subtype="FLOAT")
+        found = read_sound(str(tmp_path / "r.wav"), RATE_HZ)
+        assert abs(len(found) - len(expected)) <= 1
+        assert error(found[400:15600], expected[400:15600]) < 1e-3
+
+
+def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.wav").write_text("no sound")
+    soundfile.write(tmp_path / "empty.wav", np.zeros(0, np.float32), RATE_HZ)
+    soundfile.write(tmp_path / "nan.wav", np.full(9, np.nan, np.float32), RATE_HZ, subtype="FLOAT")
+    soundfile.write(tmp_path / "slow.wav", chirp(0.1, 8000), 8000)
+    soundfile.write(tmp_path / "loud.wav", np.full(9, 3e38, np.float32), RATE_HZ, subtype="FLOAT")
+    soundfile.write(tmp_path / "odd.wav", np.zeros(9, np.float32), 2**31 - 1)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "slow.wav").read_bytes()[:100])
+    with pytest.raises(InputError, match="no file is named"):
+        read_sound("", RATE_HZ)
+    for name, expected in (
+        ("none.wav", "there is no file"),
+        (".", "is a folder"),
+        ("cut.wav", r"is cut short, it has 100 bytes of 1,644"),
+        ("loud.wav", r"holds samples of up to 3\.0e\+38; expected -1 to 1"),
+        ("odd.wav", r"has 2147483647 samples a second, expected 1,000 to 768,000"),
+        ("text.wav", "cannot be read as sound"),
+        ("empty.wav", "holds no sound"),
+        ("nan.wav", "no numbers"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            read_sound(str(tmp_path / name), RATE_HZ)
+    monkeypatch.setitem(sys.modules, "scipy.signal", None)
+    with pytest.raises(InputError, match=r"8000 samples a second, the model hears 16000.*pip install"):
+        read_sound(str(tmp_path / "slow.wav"), RATE_HZ)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(InputError, match=r"needs the package soundfile.*pip install"):
+        read_sound(str(tmp_path / "slow.wav"), RATE_HZ)
+
+
+def test_the_whole_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Compared with torch on sounds that go through a file, the command and our own features."""
+    folder = checkpoints("whisper", generation=WHISPER_GENERATION, tokenizer=True)
+    bundle = export_model(folder, tmp_path / "out", variant="slim")
+    assert bundle.manifest.parity is not None
+    assert bundle.manifest.parity.tokens > 100
+    assert bundle.manifest.speech is not None
+    (tmp_path / "out" / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"preprocessor_config\.json"):
+        Runner.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"language": "english"}, "language='english' is no language code of this model; it has de, en, fr"),
+        ({"language": ["en", "de"]}, "is no language code"),
+        ({"task": "sing"}, "task='sing' is no task of this model; it has transcribe, translate"),
+        (
+            {"return_timestamps": True},
+            "return_timestamps=True is not supported for speech; pass return_timestamps=False",
+        ),
+        ({"num_return_sequences": 2}, "num_return_sequences=2 is not supported for speech"),
+        ({"no_speech_threshold": 0.6}, "no_speech_threshold=0.6 is not supported for speech; leave no_speech_thr"),
+        ({"max_new_tokens": 46}, "max_new_tokens=46 .from the call. makes sequences of 49 tokens, the model has 48"),
+        ({"forced_decoder_ids": [[2, 5]]}, "is no prompt; expected"),
+        ({"forced_decoder_ids": [[1, 500]]}, "forced_decoder_ids holds 500, outside the vocabulary"),
+        ({"is_multilingual": False, "language": "en"}, "language and task are for multilingual models"),
+        ({"sing": 1}, "sing=1 .from the call. is not a generation setting"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], expected: str) -> None:
+    defaults = {**WHISPER_GENERATION, "decoder_start_token_id": 3, "eos_token_id": 2}
+    with pytest.raises(GenerationError, match=expected):
+        speech_options(defaults, settings, vocab_size=107, max_positions=48)
+
+
+def test_what_does_not_fit_the_model(bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    runner = Runner.load(bundles("el", "whisper", generation=WHISPER_GENERATION), threads=1)
+    with pytest.raises(InputError, match="this model hears, it takes no token ids"):
+        runner.generate(np.array([[5]]))
+    with pytest.raises(InputError, match="this model hears, it takes no text"):
+        runner.generate_text(["a text"])
+    with pytest.raises(InputError, match=r"input_features is \[1, 9, 99\], expected \[B, 9, 100\]"):
+        runner.generate_from_features(np.zeros((1, 9, 99), np.float32))
+    with pytest.raises(InputError, match="NaN or infinity"):
+        runner.generate_from_features(np.full((1, 9, 100), np.nan, np.float32))
+    reader = Runner.load(bundles("el", "bart"), threads=1)
+    with pytest.raises(InputError, match="this model reads, it takes no sound"):
+        reader.generate_from_features(np.zeros((1, 9, 100), np.float32))
+    with pytest.raises(InputError, match="this model reads, it takes no sound"):
+        reader.transcribe(["a.wav"])
+
+    folder = checkpoints.copy(tmp_path / "c", "whisper")
+    edit_json(folder / "preprocessor_config.json", feature_size=80)
+    with pytest.raises(ExportError, match=r"80 mels and 100 frames, config\.json expects 9 and 100"):
+        export_model(folder, tmp_path / "out", check=False)
+    edit_json(folder / "preprocessor_config.json", feature_size="many")
+    with pytest.raises(ExportError, match="feature_size is 'many', expected a whole number"):
+        export_model(folder, tmp_path / "out", check=False)
+    shutil.copyfile(checkpoints("whisper") / "preprocessor_config.json", folder / "preprocessor_config.json")
+    for name, value, expected in (
+        ("n_fft", 1, "n_fft is 1, expected 2 to"),
+        ("n_fft", None, "n_fft is None, expected a whole number"),
+        ("padding_value", "x", "padding_value is 'x', expected a sample's"),
+        ("padding_value", float("nan"), "padding_value is nan, expected a sample's"),
+        ("padding_side", "left", "padding_side is 'left'; supported is 'right'"),
+        ("dither", 0.1, "dither is 0.1, which adds noise"),
+        ("feature_extractor_type", "Nope", "feature_extractor_type is 'Nope'"),
+    ):
+        before = json.loads((folder / "preprocessor_config.json").read_text())
+        edit_json(folder / "preprocessor_config.json", **{name: value})
+        with pytest.raises(ExportError, match=expected):
+            export_model(folder, tmp_path / "out", check=False)
+        (folder / "preprocessor_config.json").write_text(json.dumps(before))
+    (folder / "preprocessor_config.json").unlink()
+    assert "preprocessor_config.json: not readable" in refusal(folder)
+    shutil.copyfile(checkpoints("whisper") / "preprocessor_config.json", folder / "preprocessor_config.json")
+    edit_json(folder / "config.json", decoder_attention_heads=5)
+    assert "not divisible by decoder_attention_heads 5" in refusal(folder)

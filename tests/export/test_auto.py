@@ -1,0 +1,212 @@
+"""``--variant auto``: the cost model, the machine's numbers, the ranking, and what rules a variant out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import pytest
+
+from support.bundles import BundleCache
+from support.checkpoints import CheckpointCache
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.auto import machine
+from tightbeam.export.auto.machine import cache_file, this_machine
+from tightbeam.export.auto.ranking import best_of, rank
+from tightbeam.export.auto.workload import Workload, parse_bytes
+from tightbeam.export.options import choose
+from tightbeam.graph_passes import PRESETS, Job, ModelGraphs, Sizes, plan_bytes, rewrite, same_for_all
+from tightbeam.graph_passes.caches.cost import Machine, count_weights, encoder_work, predict, step_work
+
+LARGE = Sizes(1024, 16, 16, 64, 64, 12, 50264, 50264, 1024, 1024)
+"""BART-large's."""
+
+
+@pytest.fixture(scope="module")
+def canonical(bundles: BundleCache) -> ModelGraphs:
+    return bundles.trace("bart")[1]
+
+
+def products_of(graph: gs.Graph) -> int:
+    return sum(
+        int(np.prod(node.inputs[1].shape))
+        for node in graph.nodes
+        if node.op in ("MatMul", "Gemm") and isinstance(node.inputs[1], gs.Constant)
+    )
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_weights_are_counted_as_the_graphs_have_them(canonical: ModelGraphs, variant: str) -> None:
+    """The cost model's numbers are those of the weights that the rewritten graphs multiply, to the last one."""
+    sizes, job = canonical.sizes, Job(B=1, M=1, N=1, T=1, itemsize=1)
+    plan = same_for_all(PRESETS[variant], sizes.L, "")
+    graphs, _ = rewrite(canonical, plan)
+    counts = count_weights(canonical)
+    in_encoder = sum(work.bytes for work in encoder_work(plan, sizes, job, counts))
+    assert products_of(graphs.encoder) == in_encoder
+    caches = {"kv-reordered": 10 * sizes.D, "kv": 2 * sizes.D, "k": sizes.D, "x": sizes.D}
+    source = {"kv-per-beam": 2 * sizes.D, "kv": 2 * sizes.D, "k": sizes.D, "states": sizes.D, "first-k": sizes.D}
+    read = sizes.L * (caches[PRESETS[variant].generated] + source[PRESETS[variant].source])
+    in_decoder = sum(work.bytes for work in step_work(plan, sizes, job, counts)) - read
+    assert products_of(graphs.decoder) == in_decoder
+
+
+def test_a_machine_of_memory_prefers_what_reads_least_and_one_of_arithmetic_what_multiplies_least() -> None:
+    counts = count_weights_of_large()
+    job = Job(B=32, M=4, N=1024, T=100)
+
+    def total(variant: str, machine: Machine) -> float:
+        return predict(same_for_all(PRESETS[variant], LARGE.L, ""), LARGE, job, counts, machine).total
+
+    only_memory, only_arithmetic = Machine(1e9, 1e18), Machine(1e18, 1e9)
+    assert min(PRESETS.keys() - {"baseline"}, key=lambda variant: total(variant, only_arithmetic)) == "dedup"
+    ranked = sorted(PRESETS, key=lambda variant: total(variant, only_memory))
+    assert ranked[-2:] == ["dedup", "baseline"]
+    assert total("baseline", only_memory) > 2 * total("el", only_memory)
+
+
+def count_weights_of_large() -> Any:
+    from tightbeam.graph_passes.caches.cost import WeightCounts
+
+    D, F = 1024, 4096
+    return WeightCounts(12 * (4 * D * D + 2 * D * F), 12 * (6 * D * D + 2 * D * F) + D * LARGE.vocabulary)
+
+
+def test_predictions_grow_with_every_size() -> None:
+    counts, machine, job = count_weights_of_large(), Machine(40e9, 200e9), Job(B=4, M=4, N=256, T=64)
+    for preset in PRESETS.values():
+        plan = same_for_all(preset, LARGE.L, "")
+        small = predict(plan, LARGE, job, counts, machine)
+        for field in ("B", "M", "N", "T"):
+            large = predict(plan, LARGE, replace(job, **{field: 2 * getattr(job, field)}), counts, machine)
+            assert large.total > small.total
+
+
+def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: ModelGraphs) -> None:
+    job, fast = Job(B=8, M=4, N=64, T=32), Machine(40e9, 200e9)
+    needed = {name: 10_000 + sum(preset.cache_bytes(canonical.sizes, job)) for name, preset in PRESETS.items()}
+    ranked, impossible = rank(canonical, job, fast, 10_000, None)
+    assert not impossible
+    assert {variant.variant: variant.memory_bytes for variant in ranked} == {
+        name: count for name, count in needed.items() if name != "baseline"
+    }
+    assert not any(variant.refused for variant in ranked)
+    times = [variant.prediction.total for variant in ranked]
+    assert times == sorted(times)
+    limited, _ = rank(canonical, job, fast, 10_000, needed["dedup"] - 1)
+    assert {v.variant for v in limited if v.refused} == {
+        name for name, count in needed.items() if count >= needed["dedup"] and name != "baseline"
+    }
+    assert not best_of(limited).refused
+    with pytest.raises(ExportError, match=r"no variant fits the memory limit; \w+ needs the least, [\d,]+ bytes"):
+        best_of(rank(canonical, job, fast, 10_000, 10_001)[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "possible"),
+    [("gpt2", {"dedup", "el", "kcache", "xcache", "slim"}), ("llama", {"dedup"}), ("mt5", set(PRESETS) - {"baseline"})],
+)
+def test_the_ranking_says_what_a_model_cannot_have(bundles: BundleCache, family: str, possible: set[str]) -> None:
+    graphs = bundles.trace(family)[1]
+    ranked, impossible = rank(graphs, Job(B=2, M=2, N=16, T=8), Machine(1e9, 1e9), 1000, None)
+    assert {variant.variant for variant in ranked} == possible
+    assert set(impossible) == set(PRESETS) - {"baseline"} - possible
+    assert all("\n" not in reason and len(reason) > 20 for reason in impossible.values())
+    assert all(variant.prediction.total > 0 for variant in ranked)
+
+
+def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "READ_BYTES", 2**22)
+    monkeypatch.setattr(machine, "WIDTH", 64)
+    measured = this_machine()
+    assert measured.bandwidth > 1e8
+    assert measured.rate > 1e8
+    monkeypatch.setattr(machine, "_bandwidth", lambda: 1 / 0)
+    assert this_machine() == measured
+    (name,) = json.loads(cache_file().read_text())
+    assert "threads" in name
+    for broken in ("", "[]", json.dumps({name: {"bandwidth": -1, "rate": 2}}), json.dumps({name: 3})):
+        cache_file().write_text(broken)
+        with pytest.raises(ZeroDivisionError):
+            this_machine()
+    monkeypatch.setattr(machine, "_bandwidth", lambda: 2.0)
+    monkeypatch.setattr(machine, "_rate", lambda: 3.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert this_machine() == Machine(2.0, 3.0)
+
+
+def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    checkpoint, tables = checkpoints("bart"), []
+    workload = Workload(batch_size=64, bandwidth_gb_s=1e-3, gflop_s=1e9)
+    bundle = export_model(checkpoint, tmp_path / "a", variant="auto", workload=workload, on_ranking=tables.append)
+    assert bundle.manifest.variant != "dedup"
+    assert bundle.manifest.layers[0].reason.startswith(f"auto: {bundle.manifest.variant} is predicted to be fastest")
+    assert [group.renderables[0].row_count for group in tables] == [len(PRESETS) - 1]
+    workload = Workload(bandwidth_gb_s=1e9, gflop_s=1e-3)
+    bundle = export_model(checkpoint, tmp_path / "b", variant="auto", workload=workload, check=False)
+    assert bundle.manifest.variant == "dedup"
+    with pytest.raises(ExportError, match=r"weights and caches need [\d,]+ bytes, over the limit of 1,000"):
+        export_model(checkpoint, tmp_path / "c", variant="dedup", workload=Workload(memory_limit=1000), check=False)
+    for unused in (Workload(batch_size=99), Workload(source_length=20), Workload(bandwidth_gb_s=7.0)):
+        with pytest.raises(ExportError, match="--variant auto"):
+            export_model(checkpoint, tmp_path / "c", variant="dedup", workload=unused)
+    with pytest.raises(ExportError, match="chooses both caches"):
+        choose("auto", "k")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"batch_size": 0}, "batch_size=0"), ({"gflop_s": -1.0}, "gflop_s=-1.0"), ({"new_tokens": 65}, "65 exceeds")],
+)
+def test_workloads_that_cannot_be(bundles: BundleCache, settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ExportError, match=expected):
+        Workload(**settings).job(bundles.trace("bart")[0])
+
+
+def test_amounts_of_memory() -> None:
+    amounts = {
+        "2GB": 2 * 10**9,
+        "512MiB": 2**29,
+        "1.5 gib": 3 * 2**29,
+        "7b": 7,
+        "2g": 2 * 10**9,
+        " 3 MB ": 3 * 10**6,
+    }
+    assert {text: parse_bytes(text) for text in amounts} == amounts
+    for text in (
+        "",
+        "7",
+        "GB",
+        "-1GB",
+        "2XB",
+        "1e9",
+        "nan",
+        "0",
+        "0GB",
+        "2 GB more",
+        "9" * 400 + "GB",
+        "1" + "0" * 5000,
+        "\u0663GB",
+    ):
+        with pytest.raises(ExportError, match="memory"):
+            parse_bytes(text)
+
+
+def test_plan_bytes_are_those_of_the_presets() -> None:
+    job = Job(B=2, M=3, N=10, T=5)
+    kept = {name: plan_bytes(same_for_all(preset, LARGE.L, ""), LARGE, job) for name, preset in PRESETS.items()}
+    one_source, one_generated = 2 * 10 * 1024 * 4, 6 * 5 * 1024 * 4  # a number for each position and feature
+    assert kept == {
+        "baseline": (2 * 12 * 3 * one_source, 2 * 12 * one_generated),
+        "dedup": (2 * 12 * one_source, 2 * 12 * one_generated),
+        "el": (one_source, 2 * 12 * one_generated),
+        "kcache": (12 * one_source, 12 * one_generated),
+        "xcache": (one_source, 12 * one_generated),
+        "slim": (one_source, 12 * one_generated),
+        "hybrid": (one_source, 12 * one_generated),
+    }

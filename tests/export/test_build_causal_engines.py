@@ -1,0 +1,26 @@
+"""As test_build_engine.py, for decoder-only models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.bundles import BundleCache
+from support.causal_engines import CAUSAL
+from support.engine_builds import check_builds, check_tokens_of_what_tensorrt_is_given
+
+
+@pytest.mark.parametrize(("family", "variant"), CAUSAL)
+def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
+    check_builds(bundles(variant, family), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [("gpt2", "kcache"), ("gpt_bigcode", "el"), ("llama", "dedup"), ("llama", "baseline"), ("mistral", "baseline")],
+)
+def test_tokens_of_what_tensorrt_is_given_are_the_bundle_s(
+    bundles: BundleCache, family: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_tokens_of_what_tensorrt_is_given(bundles, family, variant, tmp_path, monkeypatch)

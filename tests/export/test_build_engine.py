@@ -1,0 +1,360 @@
+"""Bundles to TensorRT engines, on a machine without a GPU: every variant and family parses and builds, what TensorRT is
+given gives the bundle's own tokens, and nothing that a plugin or TensorRT does ends the process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from support.bundles import BundleCache
+from support.causal_engines import CAUSAL
+from support.checkpoints import CLASSES, CheckpointCache
+from support.engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_what_tensorrt_is_given
+from tightbeam.deploy.bundle.engine_files import ENGINES, EngineError, load_engine
+from tightbeam.deploy.bundle.reader import WEIGHTS, Bundle, BundleError
+from tightbeam.export import export_model
+from tightbeam.export.errors import ExportError
+from tightbeam.export.tensorrt.build import build_engine, run_builds
+from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
+from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
+from tightbeam.export.writing.graphs import read_graphs
+from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins import DOMAIN
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+
+ENCODER_DECODER = [(family, variant) for family in CLASSES for variant in PRESETS]
+
+OLD_BUNDLE = Path(__file__).resolve().parents[1] / "data" / "bundle-format-1"
+
+
+@pytest.fixture
+def own_bundle(bundles: BundleCache, tmp_path: Path) -> Path:
+    """A bundle that may be changed."""
+    return Path(shutil.copytree(bundles("dedup"), tmp_path / "bundle"))
+
+
+# ---- every variant and family builds ----
+
+
+@pytest.mark.parametrize(("family", "variant"), ENCODER_DECODER)
+def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
+    check_builds(bundles(variant, family), tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("family", "variant"), [("bart", "el"), ("t5", "dedup"), ("whisper", "xcache"), ("llama", "dedup")]
+)
+def test_half_precision_builds_and_its_error_is_told(
+    bundles: BundleCache, family: str, variant: str, precision: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(bundles(variant, family), tmp_path / "bundle"))
+    whole, half = build(folder).entry, build(folder, precision=precision).entry
+    assert whole.precision_error is None
+    assert half.precision_error is not None
+    epsilon = {"fp16": 2**-11, "bf16": 2**-8}[precision]
+    assert epsilon / 4 < half.precision_error.error < 60 * epsilon  # these models' attention is sharp
+    assert half.precision_error.steps == 64
+    types = {tensor.name: tensor.dtype for tensor in half.decoder.inputs}
+    assert {types[state.input] for state in half.cache_states} == {{"fp16": "float16", "bf16": "bfloat16"}[precision]}
+    assert half.decoder.bytes < whole.decoder.bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(("family", "variant"), [*ENCODER_DECODER, *CAUSAL])
+def test_every_variant_builds_in_half_precision(
+    bundles: BundleCache, family: str, variant: str, precision: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(bundles(variant, family), tmp_path / "bundle"))
+    if {"k", "first-k"} & set(PRESETS[variant].__dict__.values()):
+        with pytest.raises(
+            ExportError, match=r"values of keys, which was measured in float32 alone.*--variant el or dedup"
+        ):
+            build(folder, precision=precision)
+    else:
+        assert build(folder, precision=precision).entry.precision == precision
+
+
+# ---- the very graph that TensorRT is given, in ONNX Runtime ----
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        *(("bart", variant) for variant in PRESETS),
+        *(("t5", "el"), ("umt5", "baseline"), ("prophetnet", "dedup"), ("marian", "xcache"), ("fsmt", "slim")),
+    ],
+)
+def test_tokens_of_what_tensorrt_is_given_are_the_bundle_s(
+    bundles: BundleCache, family: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_tokens_of_what_tensorrt_is_given(bundles, family, variant, tmp_path, monkeypatch)
+
+
+def test_the_ranges_of_an_engine_s_inputs(bundles: BundleCache) -> None:
+    bundle = Bundle.load(bundles("dedup", "llama"))
+    limits = engine_limits(bundle.manifest, max_batch_size=3, max_num_beams=5, max_source_length=11, max_new_tokens=7)
+    from tightbeam.graph_passes.tensorrt.form import tensorrt_form
+
+    graphs, _ = tensorrt_form(read_graphs(bundle), limits.max_new_tokens, "fp32")
+    ranges = shape_ranges(graphs.decoder, bundle.manifest, limits)
+    assert ranges["ancestry"][0] == (1, 1, 1) and ranges["ancestry"][2] == (3, 5, 7)
+    assert ranges["history"][2] == (15, 18)
+    assert ranges["banned"] == ((1, 0), (3, 0), (15, 128))
+    assert {ranges[state.input][2][2] for state in graphs.states} == {7}
+    assert all(low <= usual <= high for r in ranges.values() for low, usual, high in zip(*r, strict=True))
+    assert values_on_host(bundle.manifest, limits)["candidates"][2] == (40,)
+
+
+# ---- nothing ends the process ----
+
+RAISING = """
+import os
+from tightbeam.plugins.tensorrt import plugin
+
+original = plugin._guarded
+
+
+def guarded(failed):
+    def wrap(method):
+        def raising(self, *arguments):
+            if os.environ["FAULT"] == "abort":
+                os.abort()
+            raise RuntimeError(f"boom in {method.__name__}")
+
+        raising.__name__ = method.__name__
+        return original(failed)(raising if method.__name__ == os.environ["RAISE_IN"] else method)
+
+    return wrap
+
+
+plugin._guarded = guarded
+"""
+CALLBACKS = (
+    "create_plugin",
+    "get_output_data_types",
+    "get_output_shapes",
+    "supports_format_combination",
+    "get_aliased_input",
+    "get_workspace_size",
+    "get_fields_to_serialize",
+)
+
+
+@pytest.mark.parametrize("fault", ["raise", "abort"])
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_a_build_survives_a_plugin_that_fails(
+    own_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: str, fault: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(RAISING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("RAISE_IN", callback)
+    monkeypatch.setenv("FAULT", fault)
+    reason = f"RuntimeError: boom in {callback}" if fault == "raise" else r"TensorRT ended its process \(signal 6\)"
+    with pytest.raises(ExportError, match=f"building the decoder failed: .*{reason}"):
+        build(own_bundle)
+    assert not (own_bundle / ENGINES).exists()
+
+
+def test_a_graph_that_tensorrt_does_not_take_is_told_with_its_reason(own_bundle: Path, tmp_path: Path) -> None:
+    model = onnx.load(own_bundle / "encoder.onnx", load_external_data=False)
+    model.graph.node[0].op_type = "NonZero"
+    onnx.save(model, tmp_path / "encoder.onnx")
+    shutil.copy(own_bundle / WEIGHTS, tmp_path)
+    graph = GraphRequest(
+        part="thing", model=tmp_path / "encoder.onnx", target=tmp_path / "encoder.engine", ranges={}, on_host={}
+    )
+    request = Request(capabilities=tuple(CAPABILITIES), graphs=(graph,))
+    with pytest.raises(ExportError, match=r"building the thing failed: tensorrt\w* [\d.]+ cannot parse the graph: \w"):
+        run_builds(request, lambda what, done, steps: None)
+
+
+def test_half_precision_in_little_room(own_bundle: Path) -> None:
+    limits = engine_limits(Bundle.load(own_bundle).manifest, max_new_tokens=2)
+    error = build(own_bundle, precision="fp16", limits=limits).entry.precision_error
+    assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
+
+
+def test_a_bundle_in_half_precision_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    path = export_model(checkpoints("bart"), tmp_path / "half", variant="dedup", precision="fp16", check=False).path
+    with pytest.raises(
+        ExportError, match=r"half is in fp16, .*: export-model --precision fp32, then build-engine --pr"
+    ):
+        build(path, precision="fp16")
+
+
+def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self.wait()
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(ExportError, match=r"starting TensorRT failed: TensorRT ended its process \(exit code 1\)"):
+        build(own_bundle)
+
+
+def test_progress_is_told(own_bundle: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    build(own_bundle, on_progress=lambda *what: told.append(what))
+    assert told[0] == ("preparing the graphs", 0, 1)
+    assert {what.partition(":")[0] for what, _, _ in told} == {
+        *("preparing the graphs", "starting TensorRT", "building the encoder", "building the decoder")
+    }
+    assert any(what.startswith("building the decoder: ") and done == steps > 1 for what, done, steps in told)
+
+
+# ---- what is refused ----
+
+
+def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
+    built = build(own_bundle, name="one")
+    assert sorted(path.name for path in built.path.iterdir()) == ["decoder.engine", "encoder.engine", "engine.json"]
+    assert load_engine(Bundle.load(own_bundle), "one").entry == built.entry
+    with pytest.raises(EngineError, match=r"one exists; choose another --name, or replace it with --force"):
+        build_engine(own_bundle, capabilities=CAPABILITIES, name="one")
+    Bundle.load(own_bundle)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "int8"}, "precision 'int8' is not supported; expected fp32, fp16, bf16"),
+        ({"capabilities": ["90"]}, r"compute capability '90' cannot be built for: .*pass one of"),
+        ({"capabilities": ["80", "80"]}, "expected different ones"),
+        ({"capabilities": []}, "compute capabilities none"),
+        ({"capabilities": ["75"]}, "compute capability 75 has no products in fp32 .*--precision fp16"),
+        ({"name": "../x"}, r"'\.\./x' is no name for an engine"),
+        ({"name": ""}, "is no name for an engine"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ExportError, EngineError, TensorRTError), match=message):
+        build_engine(own_bundle, **{"capabilities": CAPABILITIES, **settings})
+    assert not (own_bundle / ENGINES).exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        *(("max_batch_size", 0), ("max_num_beams", -1), ("max_source_length", 65), ("max_new_tokens", 64)),
+        *(("max_num_beams", 51), ("max_candidates", 7)),
+    ],
+)
+def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limit: str, value: int) -> None:
+    """Of 101 tokens; 4 beams take 8 candidates at least."""
+    manifest = Bundle.load(bundles("dedup")).manifest
+    fewest = 8 if limit == "max_candidates" else 1
+    with pytest.raises(
+        ExportError, match=f"--{limit.replace('_', '-')} {value} cannot be run by this model; pass {fewest} to"
+    ):
+        engine_limits(manifest, **{limit: value})
+
+
+# ---- the command ----
+
+
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "tightbeam.export.build_command", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+def test_the_command(own_bundle: Path) -> None:
+    done = command(
+        own_bundle, "--compute-capability", ",".join(CAPABILITIES), "--precision", "fp16", "--max-batch-size", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("built for: tensorrt") and lines[1].startswith(
+        "largest run: 2 samples x 4 beams, 64 source"
+    )
+    assert "plugins: 3 BeamAttention, 1 BeamTopK, 3 SourceAttention" in done.stdout
+    assert "error of fp16: " in done.stdout and "of 64 steps" in done.stdout
+    assert (own_bundle / ENGINES / "sm80-sm120-fp16" / "decoder.engine").stat().st_size > 10_000
+    again = command(own_bundle, "--compute-capability", ",".join(CAPABILITIES), "--precision", "fp16")
+    assert again.returncode == 1 and again.stderr.count("\n") == 1 and "--force" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compute-capability", "12x"], "compute capability '12x' cannot be built for"),
+        (["--compute-capability", ","], "compute capabilities none"),
+        (["--max-batch-size", "0"], "--max-batch-size 0 cannot be run"),
+        (["--precision", "fp8"], "precision 'fp8' is not supported"),
+        (["--nonsense"], "see build-engine --help"),
+    ],
+)
+def test_errors_of_the_command_are_one_line(bundles: BundleCache, arguments: list[str], message: str) -> None:
+    done = command(bundles("dedup"), *arguments)
+    assert done.returncode in (1, 2) and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_names_in_any_bytes(own_bundle: Path) -> None:
+    """Of the bundle no UTF-8, of the engine no ASCII."""
+    bundle = own_bundle.rename(own_bundle.with_name("a b\udcff"))
+    options = ["--compute-capability", ",".join(CAPABILITIES), "--name", "é"]
+    done = command(bundle, *options, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("a b\\udcff/engines/é\n")
+    assert load_engine(Bundle.load(bundle), "é").path.is_dir()
+
+
+def with_unknown_operator(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.domain == DOMAIN).op_type = "Nonsense"
+
+
+def with_renamed_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(with_unknown_operator, "it has unknown operators: Nonsense"), (with_renamed_input, "is not output of any prev")],
+)
+def test_graphs_that_are_none(own_bundle: Path, change: Callable[[onnx.ModelProto], None], message: str) -> None:
+    bundle = Bundle.load(own_bundle)
+    model = onnx.load(own_bundle / "decoder.onnx", load_external_data=False)
+    change(model)
+    onnx.save(model, own_bundle / "decoder.onnx")
+    with pytest.raises(BundleError, match=f"decoder.onnx cannot be read as a graph .*{message}.*; export the model"):
+        read_graphs(bundle)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("num_beams", "4"), ("max_length", [1]), ("max_new_tokens", 0)])
+def test_defaults_that_no_limit_follows_from(bundles: BundleCache, setting: str, value: Any) -> None:
+    manifest = Bundle.load(bundles("dedup")).manifest
+    manifest = manifest.model_copy(update={"generation": {**manifest.generation, setting: value}})
+    with pytest.raises(ExportError, match=f"{setting} of the bundle is .*, expected 1 or more; export the model"):
+        engine_limits(manifest)
+
+
+def test_operators_of_another_version(tmp_path: Path) -> None:
+    bundle = shutil.copytree(OLD_BUNDLE, tmp_path / "bundle")
+    done = command(bundle, "--compute-capability", ",".join(CAPABILITIES))
+    assert done.returncode == 1 and done.stderr.splitlines()[1:] == [
+        f"error: {bundle}/decoder.onnx cannot be read as a graph (its operators are of version 1, expected 2); "
+        "export the model again"
+    ]
+    assert not (bundle / ENGINES).exists()
+
+
+def test_without_a_gpu_current_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has a GPU")
+    done = command(bundles("dedup"))
+    assert done.returncode == 1 and "needs a GPU, and this machine has none; name a capability: " in done.stderr
+    missing = command(tmp_path / "nowhere")
+    assert missing.returncode == 1 and missing.stderr.startswith("error: ") and missing.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,208 @@
+"""What is exact in algebra alone does not get into a bundle: each layer's error decides, on real activations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.bundles import traced
+from support.checkpoint_edits import edit_weights
+from support.checkpoints import CheckpointCache
+from support.ill_conditioned import OWN_2, spoil
+from tightbeam.deploy import Runner
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.accuracy.calibration import calibrate, read_calibration
+from tightbeam.export.accuracy.guard import HALF, SHARE, Measured, guard, needs_guard
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, same_for_all
+
+L = 3
+CROSS_1 = "model.decoder.layers.1.encoder_attn.k_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def spoiled_folder(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two key weights that undo all precision of float32, and one that undoes that of half precision alone."""
+    folder = checkpoints.copy(tmp_path_factory.mktemp("spoiled") / "bart")
+    third = CROSS_1.replace("layers.1", "layers.2")
+    return spoil(folder, {CROSS_1: 1e7, OWN_2: 1e7, third: 100})
+
+
+Given = tuple[Checkpoint, ModelGraphs, Any]
+
+
+@pytest.fixture(scope="module")
+def spoiled(spoiled_folder: Path) -> Given:
+    checkpoint = load_checkpoint(spoiled_folder)
+    return checkpoint, traced(checkpoint), calibrate(checkpoint, None)
+
+
+def decide(given: Given, variant: str, precision: str) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
+    _, canonical, activations = given
+    return guard(canonical, same_for_all(PRESETS[variant], L, f"preset {variant}"), activations, precision)
+
+
+def test_a_layer_whose_keys_do_not_give_its_values_keeps_something_else(spoiled: Given) -> None:
+    plan, measured = decide(spoiled, "kcache", "fp32")
+    assert [layer.source for layer in plan] == ["k", "states", "k"]
+    assert [layer.generated for layer in plan] == ["k", "k", "x"]
+    by_place = {(found.part, found.layer): found for found in measured}
+    assert len(by_place) == 2 * L
+    for place, found in by_place.items():
+        lost = place in {("source", 1), ("generated", 2)}
+        assert (found.error > found.allowed) == lost == (found.kept != found.wanted)
+        assert found.condition == pytest.approx(1e7, rel=0.5) if lost else found.condition < 200
+    assert "source states in place of k: in fp32 its error is" in plan[1].reason
+    assert plan[0].reason == "preset kcache"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_allows_less(spoiled: Given, precision: str) -> None:
+    plan, measured = decide(spoiled, "kcache", precision)
+    assert [layer.source for layer in plan][1:] == ["states", "states"]
+    assert [layer.generated for layer in plan][2] == "x"
+    by_place = {(found.part, found.layer): found for found in measured}
+    assert by_place["source", 2].condition == pytest.approx(100, rel=0.01)
+    assert all(found.allowed == SHARE[precision] * found.original for found in measured)
+    assert HALF[precision] == precision
+
+
+@pytest.mark.parametrize("variant", ["el", "xcache"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_what_undoes_nothing_is_exact_whatever_the_weights(spoiled: Given, variant: str, precision: str) -> None:
+    plan, measured = decide(spoiled, variant, precision)
+    assert plan == same_for_all(PRESETS[variant], L, f"preset {variant}")
+    assert all(found.condition == 0 and found.error <= found.allowed for found in measured)
+
+
+def test_the_first_layers_keys_are_read_by_all_or_by_none(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "bart")
+    checkpoint = load_checkpoint(spoil(folder, {CROSS_1.replace("layers.1", "layers.0"): 1e7}))
+    given = checkpoint, traced(checkpoint), calibrate(checkpoint, None)
+    plan, measured = decide(given, "hybrid", "fp32")
+    assert [layer.source for layer in plan] == ["states"] * L
+    assert all(found.error > found.allowed for found in measured if found.part == "source")
+
+
+def test_an_export_tells_what_it_kept_and_generates_the_same_tokens(
+    spoiled: Given, spoiled_folder: Path, tmp_path: Path
+) -> None:
+    bundle = export_model(spoiled_folder, tmp_path / "out", variant="kcache")
+    manifest = json.loads((bundle.path / "bundle.json").read_text())
+    assert [layer["source"] for layer in manifest["layers"]] == ["k", "states", "k"]
+    assert [layer["generated"] for layer in manifest["layers"]] == ["k", "k", "x"]
+    assert "allowed" in manifest["layers"][1]["reason"]
+    assert {entry["kept"] for entry in manifest["guard"]} == {"k", "states", "x"}
+    assert bundle.manifest.parity is not None
+    model = spoiled[0].model
+    ids = torch.arange(5, 45).reshape(4, 10)
+    settings = {"num_beams": 3, "max_new_tokens": 12}
+    with torch.no_grad():
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    found = Runner.load(bundle.path, threads=1).generate(ids.numpy(), **settings)
+    np.testing.assert_array_equal(found.sequences, expected.numpy())
+
+
+def test_keys_without_an_inverse_are_no_error(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "bart")
+    edit_weights(folder, lambda weights: weights[CROSS_1][:12].zero_())
+    bundle = export_model(folder, tmp_path / "out", variant="kcache")
+    entry = next(entry for entry in bundle.manifest.guard if (entry.part, entry.layer) == ("source", 1))
+    assert entry.kept == "states"
+    assert entry.condition is None or entry.condition > 1e15
+
+
+@pytest.mark.parametrize("factor", [0.0, 3e5])
+@pytest.mark.parametrize("variant", ["el", "kcache"])
+def test_numbers_beyond_half_precision_and_none_at_all_are_no_error(
+    checkpoints: CheckpointCache, tmp_path: Path, variant: str, factor: float
+) -> None:
+    """A pruned layer, and activations that float16 does not have."""
+    folder = checkpoints.copy(tmp_path / "c", "bart")
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        name = "model.decoder.layers.0.encoder_attn"
+        for part in ("weight", "bias"):
+            weights[f"{name}.v_proj.{part}"] *= factor
+        weights[f"{name}.out_proj.weight"] /= factor or 1.0
+
+    edit_weights(folder, change)
+    bundle = export_model(folder, tmp_path / "out", variant=variant)
+    first = next(found for found in bundle.manifest.guard if (found.layer, found.part) == (0, "source"))
+    assert first.kept == first.wanted
+    assert first.allowed > 0 or first.error == 0
+
+
+def test_attention_without_numbers_is_told(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "bart")
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for part in ("q_proj", "k_proj"):
+            weights[f"model.decoder.layers.1.encoder_attn.{part}.weight"] *= 1e30
+
+    edit_weights(folder, change)
+    with pytest.raises(ExportError, match=r"the attention of decoder layer 1 gives no finite numbers|not numbers"):
+        export_model(folder, tmp_path / "out", check=False)
+
+
+def test_keys_and_values_need_no_guard() -> None:
+    assert not needs_guard(same_for_all(PRESETS["dedup"], L, ""))
+    assert not needs_guard(same_for_all(PRESETS["baseline"], L, ""))
+    assert all(needs_guard(same_for_all(PRESETS[name], L, "")) for name in PRESETS.keys() - {"dedup", "baseline"})
+
+
+def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("the harbour bridge\n\n  \na small town by the river\n", encoding="utf-8")
+    assert read_calibration(path) == ("the harbour bridge", "a small town by the river")
+    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True, vocab_size=300))
+    cross, own = calibrate(checkpoint, read_calibration(path))
+    assert len(cross) == len(own) == L
+    assert {seen.query.shape[0] for seen in (*cross, *own)} == {2}
+    for name, content, reason in (
+        ("empty", b"\n \n", "no line of text"),
+        ("binary", b"\xff\xfe\x00", "not UTF-8"),
+        ("gone", None, "No such file"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ExportError, match=reason):
+            read_calibration(tmp_path / name)
+    long = ("q" * 500, "the harbour " * 20_000, "a town")
+    cross, _ = calibrate(checkpoint, long)
+    assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word that has no room
+    with pytest.raises(ExportError, match="no calibration text begins with a word that the model has room for"):
+        calibrate(checkpoint, long[:1])
+    with pytest.raises(ExportError, match="calibration texts are for what is measured; dedup is exact"):
+        export_model(checkpoints("bart"), tmp_path / "out", variant="dedup", calibration=path)
+    with pytest.raises(ExportError, match="no tokenizer"):
+        calibrate(load_checkpoint(checkpoints("bart")), ("a text",))
+
+
+def test_activations_are_those_of_the_model(spoiled: Given) -> None:
+    """From what was seen, attention gives what the model's own layers give to their output projections."""
+    checkpoint, _, (cross, own) = spoiled
+    for seen in (*cross, *own):
+        weights = torch.softmax(seen.scale * seen.query @ seen.key.transpose(-1, -2) + seen.mask, dim=-1)
+        assert torch.isfinite(weights).all()
+    layers = checkpoint.model.get_decoder().layers
+    for layer, seen in enumerate(cross):
+        projected = layers[layer].encoder_attn.v_proj(seen.inputs)
+        B, G, N, V = seen.value.shape
+        assert torch.allclose(projected.reshape(B, N, G, V).transpose(1, 2), seen.value, atol=1e-5)
+    assert (own[0].mask[0, 0].triu(1)[0, 1:] == -torch.inf).all()
+
+
+def test_mixed_choices_by_hand(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    bundle = export_model(checkpoints("bart"), tmp_path / "out", source_cache="k", generated_cache="x")
+    assert bundle.manifest.variant == "k+x"
+    assert bundle.manifest.layers[0].reason == "preset el, --source-cache k, --generated-cache x"
+    same = export_model(checkpoints("bart"), tmp_path / "el", variant="slim", generated_cache="kv", check=False)
+    assert same.manifest.variant == "el"
+    with pytest.raises(ExportError, match=r"generated-cache 'z' is unknown; expected one of kv-reordered, kv, k, x"):
+        export_model(checkpoints("bart"), tmp_path / "z", generated_cache="z")

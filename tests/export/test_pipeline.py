@@ -1,0 +1,185 @@
+"""An export from end to end: what it returns, what it checks, and that a failed one leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+
+from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json
+from support.checkpoints import SENTENCES, CheckpointCache
+from tightbeam.deploy import Bundle, BundleError, Runner
+from tightbeam.export import ExportError, export_model
+from tightbeam.export import pipeline as exporter
+from tightbeam.export.accuracy import parity
+from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.tables import longest_output, memory_table
+from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassResult, rewrite
+
+
+def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    checkpoint = checkpoints("bart", tokenizer=True, vocab_size=300)
+    steps: list[str] = []
+    target = tmp_path / "deep" / "out"
+    bundle = export_model(checkpoint, target, variant="el", max_new_tokens=9, on_step=steps.append)
+    assert tuple(steps) == exporter.STEPS
+    assert Bundle.load(target).manifest == bundle.manifest
+    manifest = bundle.manifest
+    assert manifest.parity is not None
+    assert manifest.parity.samples == len(SAMPLE_TEXTS)
+    assert manifest.parity.tokens > 0
+    assert (manifest.variant, manifest.family, manifest.sizes.L) == ("el", "bart", 3)
+    assert [choice.source for choice in manifest.layers] == ["states"] * 3
+    assert manifest.tokenizer is not None
+    assert manifest.tokenizer.kind == "tokenizers"
+    assert longest_output(manifest.generation, 64) == 9
+    assert memory_table(bundle).row_count == 2 * len(PRESETS)
+    runner = Runner.load(target, threads=1)
+    assert runner.options().max_length == 10
+    texts = list(SENTENCES[:2])
+    both = runner.generate_text(texts, num_beams=2)
+    assert both == [runner.generate_text([text], num_beams=2)[0] for text in texts]
+    assert sorted(path.name for path in target.parent.iterdir()) == ["out"]
+
+
+def test_a_bundle_that_generates_something_else_is_not_kept(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number of one weight is changed on the way: the comparison must see it."""
+
+    def spoiled(canonical: ModelGraphs, plan: tuple[LayerPlan, ...]) -> tuple[ModelGraphs, list[PassResult]]:
+        graphs, results = rewrite(canonical, plan)
+        norm = next(node for node in graphs.decoder.nodes if node.op == "LayerNormalization")
+        values = norm.inputs[1].values.copy()
+        values[0] += 5
+        norm.inputs[1].values = values
+        return graphs, results
+
+    checkpoint = checkpoints("bart")
+    target = tmp_path / "out"
+    export_model(checkpoint, target, variant="dedup")
+    before = (target / "bundle.json").read_bytes()
+    monkeypatch.setattr(exporter, "rewrite", spoiled)
+    with pytest.raises(ExportError, match="does not generate what torch does"):
+        export_model(checkpoint, target, variant="dedup", force=True)
+    assert (target / "bundle.json").read_bytes() == before
+    with pytest.raises(ExportError, match="does not generate what torch does"):
+        export_model(checkpoint, tmp_path / "other", variant="dedup")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
+    expected = parity.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
+    samples = parity.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)
+    reference = parity.Reference(checkpoints("bart"), samples, (expected,))
+    assert parity._is_tie(reference, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
+    settings = {"num_beams": 2, "max_new_tokens": 5}
+    own = parity._generate(parity.load_checkpoint(checkpoints("bart")), samples, settings)
+    assert not parity._is_tie(reference, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
+    assert parity._is_tie(reference, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
+
+
+def test_a_setting_that_is_not_supported_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    checkpoint = checkpoints("bart", generation={"encoder_no_repeat_ngram_size": 3})
+    with pytest.raises(ExportError, match="encoder_no_repeat_ngram_size=3"):
+        export_model(checkpoint, tmp_path / "out", variant="dedup")
+    assert not (tmp_path / "out").exists()
+    export_model(checkpoint, tmp_path / "out", variant="dedup", check=False)
+    runner = Runner.load(tmp_path / "out", threads=1)
+    with pytest.raises(ValueError, match=r"encoder_no_repeat_ngram_size=3 .from the checkpoint"):
+        runner.generate(np.array([[5, 6]]))
+    runner.generate(np.array([[5, 6]]), encoder_no_repeat_ngram_size=0, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_beams", "x"),
+        ("num_beams", 2.0),
+        ("num_beams", 0),
+        ("no_repeat_ngram_size", "x"),
+        ("min_length", "x"),
+        ("max_length", "x"),
+        ("max_new_tokens", 1.5),
+        ("begin_suppress_tokens", 5),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused_before_the_work(
+    checkpoints: CheckpointCache, tmp_path: Path, name: str, value: Any, check: bool
+) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "bart")
+    edit_json(folder / "generation_config.json", **{name: value})
+    steps: list[str] = []
+    with pytest.raises(ExportError, match=rf"generation_config.json: {name}="):
+        export_model(folder, tmp_path / "out", check=check, on_step=steps.append)
+    assert steps == ["loading"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "slimmer"}, "variant 'slimmer' is unknown; expected one of baseline, dedup, el, kcache"),
+        ({"precision": "half"}, "precision 'half' is not supported; expected fp32, fp16"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": 64}, "the model's 64 positions"),
+    ],
+)
+def test_options_that_cannot_be(
+    checkpoints: CheckpointCache, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_model(checkpoints("bart"), tmp_path / "out", **options)
+
+
+def test_an_output_in_the_way_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BundleError, match="exists; choose another --output, or replace it with --force"):
+        export_model("no-such-model", tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
+def test_a_tokenizer_without_a_tokenizer_json(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Marian's: two SentencePiece models and a vocabulary, read by transformers' own class on both sides."""
+    from transformers import MarianTokenizer
+
+    folder = checkpoints.copy(tmp_path / "marian", "marian")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES * 20), encoding="utf-8")
+    for side in ("source", "target"):
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text), model_prefix=str(folder / side), vocab_size=99, model_type="bpe", minloglevel=2
+        )
+        (folder / f"{side}.model").rename(folder / f"{side}.spm")
+        (folder / f"{side}.vocab").unlink()
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
+    words = ["</s>", *(pieces.id_to_piece(i) for i in range(3, 99)), "<unk>"]
+    vocabulary = {word: index for index, word in enumerate(words)} | {"<pad>": 98}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    config = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de", "model_max_length": 64}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    bundle = export_model(folder, tmp_path / "out", variant="el", max_new_tokens=8)
+    assert bundle.manifest.tokenizer is not None
+    assert bundle.manifest.tokenizer.kind == "transformers"
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    model = parity.load_checkpoint(folder).model
+    inputs = tokenizer(SENTENCES[0], return_tensors="pt")
+    with torch.no_grad():
+        expected = model.generate(**inputs, num_beams=3, max_new_tokens=8)
+    found = Runner.load(tmp_path / "out", threads=1).generate_text([SENTENCES[0]], num_beams=3)
+    assert found == [tokenizer.decode(expected[0], skip_special_tokens=True)]
+
+
+def test_the_demo_model_exports_and_ties_its_embedding(bundles: BundleCache, tmp_path: Path) -> None:
+    bundle = export_model("demo", tmp_path / "demo", variant="el")
+    matched = {entry.name: entry.matched for entry in bundle.manifest.passes}
+    assert matched["tie_embeddings"] == 1
+    numbers = sum(p.numel() for p in parity.load_checkpoint("demo").model.parameters())
+    assert bundle.manifest.weights.bytes < 4 * numbers * 1.01

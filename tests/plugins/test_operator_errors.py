@@ -1,0 +1,242 @@
+"""Bad input to the CPU kernels: an error that names operator and tensor, no crash, and nothing half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.operator_runs import MODULES, model_of, outputs_of, run, session_of
+from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops._case import Case
+
+LIBRARY = cpu_library()
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+Spoil = Callable[[dict[str, Any]], None]
+
+
+def sound(name: str) -> Case:
+    """A case with every input there is."""
+    options = {"rotary": 4, "shifted": True, "bias": True, "prior": True}
+    sizes: dict[str, dict[str, Any]] = {
+        "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
+        "BeamTopK": {"B": 2, "M": 3, "vocabulary": 11, "C": 6, "T": 5, "P": 2, "n": 2},
+        "SourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
+        "LatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "rotary": 4, "scaled": True},
+        "BeamAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "T": 5, "T_max": 7, "lengths": [5, 3]}
+        | options,
+        "BeamLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "T": 5, "T_max": 7, "lengths": [5, 3]}
+        | options
+        | {"scaled": True},
+    }
+    case: Case = MODULES[name].random_case(1, **sizes[name])
+    return case
+
+
+def put(tensor: str, index: Any, value: Any) -> Spoil:
+    def spoil(inputs: dict[str, Any]) -> None:
+        inputs[tensor][index] = value
+
+    return spoil
+
+
+def swap(tensor: str, array: Any) -> Spoil:
+    def spoil(inputs: dict[str, Any]) -> None:
+        inputs[tensor] = np.asarray(array, dtype=inputs[tensor].dtype)
+
+    return spoil
+
+
+def cut(rows: int, *tensors: str) -> Spoil:
+    def spoil(inputs: dict[str, Any]) -> None:
+        for tensor in tensors:
+            inputs[tensor] = inputs[tensor][:rows]
+
+    return spoil
+
+
+def drop(*tensors: str) -> Spoil:
+    def spoil(inputs: dict[str, Any]) -> None:
+        for tensor in tensors:
+            del inputs[tensor]
+
+    return spoil
+
+
+def row_bias(*shape: int, beside: bool = False) -> Spoil:
+    """In place of the bias that all rows share, or beside it."""
+
+    def spoil(inputs: dict[str, Any]) -> None:
+        if not beside:
+            del inputs["distance_bias"]
+        inputs["row_bias"] = np.zeros(shape, dtype=np.float32)
+
+    return spoil
+
+
+VALUES: list[tuple[str, Spoil, str]] = [
+    ("NGramBlock", put("lengths", 1, 7), r"NGramBlock: lengths\[1\] is 7, expected 1 to 6"),
+    ("NGramBlock", put("lengths", 0, 0), r"NGramBlock: lengths\[0\] is 0, expected 1 to 6"),
+    ("NGramBlock", put("lengths", 2, -3), r"NGramBlock: lengths\[2\] is -3"),
+    ("NGramBlock", put("history", (0, 5), 9), r"NGramBlock: history\[0, 5\] is 9, expected a token in 0..8"),
+    ("NGramBlock", put("history", (1, 0), -1), r"NGramBlock: history\[1, 0\] is -1"),
+    ("NGramBlock", swap("ngram_size", -1), r"NGramBlock: ngram_size is -1"),
+    ("BeamTopK", put("logits", (4, 3), np.nan), r"BeamTopK: logits\[4\] holds NaN"),
+    ("BeamTopK", put("logits", 2, -np.inf), r"BeamTopK: logits\[2\] is all -inf"),
+    ("BeamTopK", put("logits", (0, 0), np.inf), r"BeamTopK: logits\[0\] holds \+inf"),
+    ("BeamTopK", put("beam_scores", (1, 2), np.nan), r"BeamTopK: beam_scores\[1, 2\] is -?nan"),
+    ("BeamTopK", put("history", (3, 0), 11), r"BeamTopK: history\[3, 0\] is 11, expected 0 to 10"),
+    ("BeamTopK", put("banned", (5, 1), -2), r"BeamTopK: banned\[5, 1\] is -2, expected -1 to 10"),
+    ("BeamTopK", put("banned", (5, 1), 11), r"BeamTopK: banned\[5, 1\] is 11"),
+    ("BeamTopK", put("lengths", 0, 6), r"BeamTopK: lengths\[0\] is 6, expected 1 to 5"),
+    ("BeamTopK", swap("candidates", [0]), r"BeamTopK: candidates is 0"),
+    ("BeamTopK", swap("candidates", [12]), r"BeamTopK: candidates is 12, expected 1 to 11"),
+    ("BeamTopK", swap("candidates", [2**40]), r"BeamTopK"),
+    ("BeamTopK", swap("repetition_penalty", 0), r"BeamTopK: repetition_penalty is 0"),
+    ("BeamTopK", swap("repetition_penalty", np.nan), r"BeamTopK: repetition_penalty is -?nan"),
+    ("BeamTopK", swap("no_repeat_ngram_size", -2), r"BeamTopK: no_repeat_ngram_size is -2"),
+    *(
+        entry
+        for name in ("BeamAttention", "BeamLatentAttention")
+        for entry in (
+            (name, put("lengths", 0, 6), rf"{name}: lengths\[0\] is 6, expected 1 to 5"),
+            (name, put("lengths", 1, 0), rf"{name}: lengths\[1\] is 0"),
+            (name, put("ancestry", (1, 2, 0), 3), rf"{name}: ancestry\[1, 2, 0\] is 3, expected a beam in 0..2"),
+            (name, put("ancestry", (0, 0, 1), -1), rf"{name}: ancestry\[0, 0, 1\] is -1"),
+            (name, put("ancestry", (0, 1, 4), 0), rf"{name}: ancestry\[0, 1, 4\], the newest position, is 0"),
+            (name, put("first_positions", 1, 1000), rf"{name}: first_positions\[1\] is 1000"),
+            (name, put("first_positions", 0, -1), rf"{name}: first_positions\[0\] is -1"),
+            (name, swap("distance_bias", np.zeros((4, 4))), rf"{name}: lengths\[0\] is 5, distance_bias has only 4"),
+            (name, row_bias(6, 4, 4), rf"{name}: lengths\[0\] is 5, row_bias has only 4"),
+            (name, row_bias(6, 4, 7, beside=True), "has distance_bias and row_bias, expected one of them"),
+            (name, row_bias(5, 4, 7), rf"{name}: row_bias is \[5, 4, 7\], expected \[B M, H, Y\]"),
+            (name, row_bias(6, 3, 7), rf"{name}: row_bias is \[6, 3, 7\], expected \[B M, H, Y\]"),
+            (name, row_bias(6, 4, 0), rf"{name}: row_bias is \[6, 4, 0\], expected \[B M, H, Y\] with Y"),
+            (name, drop("sines"), rf"{name}: has one of cosines and sines"),
+            (name, drop("prior_lse"), rf"{name}: has one of prior_output and prior_lse"),
+            (name, swap("cosines", np.zeros((16, 4))), rf"{name}: (cosines|sines) "),
+        )
+    ),
+    ("BeamLatentAttention", drop("row_scales"), r"BeamLatentAttention: has one of row_scales and scale_cache"),
+    ("LatentAttention", drop("sines"), r"LatentAttention: has one of cosines and sines"),
+    ("LatentAttention", swap("cosines", np.zeros((7, 3))), r"LatentAttention: (cosines|sines) "),
+    (
+        "LatentAttention",
+        cut(6, "cosines", "sines"),
+        r"LatentAttention: cosines has 6 rows, expected one for each of the 7 positions",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"), VALUES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_bad_value_is_named(name: str, spoil: Spoil, message: str) -> None:
+    case = sound(name)
+    spoil(case.inputs)
+    with pytest.raises(Exception, match=message):
+        run(name, case, LIBRARY)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_each_size_of_each_input_is_checked(name: str) -> None:
+    """One dimension of one input one larger, or empty: refused by name, or of no matter to the rest (a width that only
+    this input has)."""
+    free = {("NGramBlock", "scores", 1), ("NGramBlock", "history", 1), ("SourceAttention", "value", 3)}
+    free |= {("BeamTopK", "logits", 1), ("BeamTopK", "banned", 1), ("BeamTopK", "history", 1)}
+    free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
+    free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
+    free |= {("BeamLatentAttention", "cache", 2)}  # room for more positions
+    refused = 0
+    for tensor, array in sound(name).inputs.items():
+        for axis in range(array.ndim):
+            case = sound(name)
+            shape = list(array.shape)
+            shape[axis] += 1
+            larger = np.zeros(shape, dtype=array.dtype)
+            larger[tuple(slice(size) for size in array.shape)] = array
+            case.inputs[tensor] = larger
+            try:
+                run(name, case, LIBRARY)
+            except Exception as error:
+                assert f"{name}: " in str(error), (tensor, axis)
+                refused += 1
+            else:
+                assert (name, tensor, axis) in free
+            case.inputs[tensor] = np.take(array, [], axis=axis)
+            try:
+                run(name, case, LIBRARY)
+            except Exception as error:
+                assert f"{name}: " in str(error), (tensor, axis)
+            else:
+                assert (name, tensor, axis) == ("BeamTopK", "banned", 1)
+    assert refused
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_wrong_type_or_rank_is_refused(name: str) -> None:
+    for tensor, array in sound(name).inputs.items():
+        case = sound(name)
+        case.inputs[tensor] = array.astype(np.float64 if array.dtype != np.float64 else np.float32)
+        with pytest.raises(Exception, match=name):
+            session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case), False), LIBRARY)
+        case.inputs[tensor] = np.ones((1, *array.shape), dtype=array.dtype) if array.ndim else np.ones(2, array.dtype)
+        with pytest.raises(Exception, match=rf"{name}: {tensor} is \["):
+            run(name, case, LIBRARY)
+
+
+@pytest.mark.parametrize("name", ["SourceAttention", "BeamAttention", "BeamLatentAttention", "LatentAttention"])
+def test_query_heads_are_a_multiple_of_key_heads(name: str) -> None:
+    wrong = {"H": 2, "G": 2, "K": 4, "B": 1, "M": 1}
+    extra = {"N": 3} if name in ("SourceAttention", "LatentAttention") else {"T": 3, "T_max": 3}
+    if name in ("SourceAttention", "BeamAttention"):
+        extra["V"] = 4
+    case = MODULES[name].random_case(0, **wrong, **extra)
+    first = next(iter(case.inputs))
+    array = case.inputs[first]
+    case.inputs[first] = np.zeros((1, 3, 4) if name == "LatentAttention" else (1, array.shape[1] + 4), np.float32)
+    with pytest.raises(Exception, match=rf"{name}: (has H = 3 query heads, expected a multiple|.* expected)"):
+        run(name, case, LIBRARY)
+
+
+@pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
+def test_a_refused_step_writes_nothing(name: str) -> None:
+    import onnxruntime as ort
+
+    case = sound(name)
+    case.inputs["lengths"][1] = 99
+    session = session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case)), LIBRARY)
+    binding = session.io_binding()
+    kept = {}
+    for tensor, array in case.inputs.items():
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        binding.bind_ortvalue_input(tensor, value)
+        if tensor.endswith("cache"):
+            binding.bind_ortvalue_output(f"{tensor}_out", value)
+            kept[tensor] = (value, array.copy())
+    binding.bind_output("output", "cpu")
+    with pytest.raises(Exception, match=name):
+        session.run_with_iobinding(binding)
+    for value, before in kept.values():
+        np.testing.assert_array_equal(value.numpy(), before)
+
+
+@pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
+def test_a_sample_without_a_source_gives_zeros(name: str) -> None:
+    """As the prior of another attention it then has no share."""
+    case = sound(name)
+    case.inputs["mask"][1] = False
+    found = run(name, case, LIBRARY)
+    assert (found["lse"][3:] == -np.inf).all() and np.isfinite(found["lse"][:3]).all()
+    assert (found["output"][3:] == 0).all() and np.isfinite(found["output"]).all()
+
+
+def test_nan_goes_through_attention_to_where_it_is_told() -> None:
+    case = sound("SourceAttention")
+    case.inputs["query"][0, 0] = np.nan
+    found = run("SourceAttention", case, LIBRARY)["output"]
+    assert np.isnan(found[0, :5]).all()
+    assert np.isfinite(found[1:]).all()

@@ -1,0 +1,269 @@
+"""Each operator against its definition in float64: as its function, and as the kernel of our CPU library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.operator_runs import MODULES, check, model_of, outputs_of, run, session_of
+from support.tolerance import LUCK
+from tightbeam.plugins import OPERATORS, functions
+from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops._case import Case
+
+LIBRARY = cpu_library()
+WAYS = [
+    pytest.param(None, id="function"),
+    pytest.param(
+        LIBRARY,
+        id="library",
+        marks=pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install"),
+    ),
+]
+SIZES = st.integers(1, 9)
+SEEDS = st.integers(0, 2**31)
+
+
+def test_every_operator_has_cases_here() -> None:
+    assert MODULES.keys() == OPERATORS.keys()
+
+
+@pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [pytest.param(name, case, id=f"{name}-{case.name}") for name, module in MODULES.items() for case in module.cases()],
+)
+def test_case(name: str, case: Case, library: Path | None) -> None:
+    check(name, case, run(name, case, library))
+
+
+@pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
+def test_without_the_optional_output(name: str, library: Path | None) -> None:
+    for case in MODULES[name].cases():
+        check(name, case, run(name, case, library, ["output"]))
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=60, deadline=None)
+@given(R=SIZES, T=st.integers(1, 24), vocabulary=st.integers(1, 4), n=st.integers(0, 26), seed=SEEDS)
+def test_ngram_block(library: Path | None, seed: int, **sizes: Any) -> None:
+    case = MODULES["NGramBlock"].random_case(seed, **sizes)
+    check("NGramBlock", case, run("NGramBlock", case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=80, deadline=None)
+@given(
+    B=st.integers(1, 3),
+    M=st.integers(1, 4),
+    C=st.integers(1, 12),
+    extra=st.integers(0, 60),
+    T=st.integers(1, 12),
+    P=st.integers(0, 3),
+    n=st.integers(0, 4),
+    penalty=st.sampled_from([0.5, 1.0, 1.7]),
+    normalize=st.booleans(),
+    levels=st.sampled_from([None, 2]),
+    seed=SEEDS,
+)
+def test_beam_top_k(library: Path | None, seed: int, C: int, extra: int, **sizes: Any) -> None:
+    case = MODULES["BeamTopK"].random_case(seed, C=C, vocabulary=C + extra, **sizes)
+    check("BeamTopK", case, run("BeamTopK", case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=40, deadline=None)
+@given(
+    B=st.integers(1, 3),
+    M=st.integers(1, 5),
+    G=st.integers(1, 3),
+    shared=st.integers(1, 3),
+    K=st.integers(1, 40),
+    V=st.integers(1, 40),
+    N=st.integers(1, 80),
+    spread=st.sampled_from([1.0, 10.0]),
+    seed=SEEDS,
+)
+def test_source_attention(library: Path | None, seed: int, G: int, shared: int, **sizes: Any) -> None:
+    case = MODULES["SourceAttention"].random_case(seed, G=G, H=G * shared, **sizes)
+    case.inputs["key"][~np.broadcast_to(case.inputs["mask"][:, None], case.inputs["key"].shape[:3])] = 1e6
+    check("SourceAttention", case, run("SourceAttention", case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=40, deadline=None)
+@given(
+    B=st.integers(1, 3),
+    M=st.integers(1, 5),
+    G=st.integers(1, 3),
+    shared=st.integers(1, 3),
+    K=st.integers(1, 40),
+    N=st.integers(1, 80),
+    spread=st.sampled_from([1.0, 10.0]),
+    turned=st.sampled_from([0.0, 0.5, 1.0]),
+    scaled=st.booleans(),
+    seed=SEEDS,
+)
+def test_latent_attention(
+    library: Path | None, seed: int, G: int, shared: int, K: int, turned: float, **sizes: Any
+) -> None:
+    rotary = 2 * int(turned * K / 2)
+    case = MODULES["LatentAttention"].random_case(seed, G=G, H=G * shared, K=K, rotary=rotary, **sizes)
+    check("LatentAttention", case, run("LatentAttention", case, library), LUCK)
+
+
+OPTIONS = {
+    "B": st.integers(1, 3),
+    "M": st.integers(1, 5),
+    "G": st.integers(1, 3),
+    "shared": st.integers(1, 3),
+    "half": st.integers(1, 12),
+    "T": st.integers(1, 40),
+    "room": st.integers(0, 5),
+    "window": st.sampled_from([0, 0, 1, 5]),
+    "rotated": st.sampled_from([0.0, 0.5, 1.0]),
+    "shifted": st.booleans(),
+    "bias": st.sampled_from(["", "bias", "row_bias"]),
+    "prior": st.booleans(),
+    "spread": st.sampled_from([1.0, 10.0]),
+    "seed": SEEDS,
+}
+
+
+def history_case(
+    name: str, seed: int, *, G: int, shared: int, half: int, T: int, room: int, rotated: float, bias: str, **sizes: Any
+) -> Case:
+    sizes |= {bias: True} if bias else {}
+    case: Case = MODULES[name].random_case(
+        seed, G=G, H=G * shared, K=2 * half, T=T, T_max=T + room, rotary=2 * int(half * rotated), **sizes
+    )
+    return case
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=60, deadline=None)
+@given(V=st.integers(1, 20), **OPTIONS)  # type: ignore[arg-type]
+def test_beam_attention(library: Path | None, **sizes: Any) -> None:
+    case = history_case("BeamAttention", **sizes)
+    check("BeamAttention", case, run("BeamAttention", case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=60, deadline=None)
+@given(**OPTIONS)  # type: ignore[arg-type]
+def test_beam_latent_attention(library: Path | None, **sizes: Any) -> None:
+    case = history_case("BeamLatentAttention", **sizes)
+    check("BeamLatentAttention", case, run("BeamLatentAttention", case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("SourceAttention", {"B": 2, "M": 2, "H": 4, "G": 2, "K": 16, "V": 16, "N": 4000}),
+        ("LatentAttention", {"B": 2, "M": 2, "H": 4, "G": 1, "K": 48, "N": 4000}),
+        ("BeamAttention", {"B": 2, "M": 3, "H": 4, "G": 2, "K": 16, "V": 16, "T": 2000, "T_max": 2100}),
+        ("BeamLatentAttention", {"B": 2, "M": 3, "H": 4, "G": 4, "K": 8, "T": 2000, "T_max": 2001, "window": 1500}),
+    ],
+)
+def test_long_sources_and_outputs(library: Path | None, name: str, sizes: dict[str, int]) -> None:
+    case = MODULES[name].random_case(0, **sizes)
+    check(name, case, run(name, case, library))
+
+
+@pytest.mark.parametrize("library", WAYS)
+def test_a_source_joins_in_the_same_softmax(library: Path | None) -> None:
+    """SourceAttention over a prompt, then BeamAttention with it as prior, is attention over both."""
+    source = MODULES["SourceAttention"].random_case(1, B=2, M=3, H=4, G=2, K=8, V=8, N=11)
+    case = MODULES["BeamAttention"].random_case(2, B=2, M=3, H=4, G=2, K=8, V=8, T=6, T_max=7, lengths=[6, 6])
+    case.inputs["projected"][:, : 4 * 8] = source.inputs["query"]
+    prompt = run("SourceAttention", source, library)
+    prior = {"prior_output": prompt["output"], "prior_lse": prompt["lse"]}
+    joined = run("BeamAttention", Case("joined", {**case.inputs, **prior}, case.attributes), library)
+
+    own = MODULES["BeamAttention"].exact(case)
+    histories = [
+        MODULES["BeamAttention"].own_history(own[name], case.inputs["ancestry"])
+        for name in ("key_cache_out", "value_cache_out")
+    ]
+    keys, values = (
+        np.concatenate([np.repeat(source.inputs[name], 3, axis=0), history], axis=2)
+        for name, history in zip(("key", "value"), histories, strict=True)
+    )
+    mask = np.concatenate([np.repeat(source.inputs["mask"], 3, axis=0), np.ones((6, 6), np.bool_)], axis=1)
+    whole = Case(
+        "whole", {"query": source.inputs["query"], "key": keys, "value": values, "mask": mask}, source.attributes
+    )
+    check("SourceAttention", whole, {"output": joined["output"]})
+
+
+@pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
+def test_a_source_of_nothing_has_no_weight(name: str, library: Path | None) -> None:
+    """The prompt of one token, all of which is fed: its rows go on as if there were no prior."""
+    sizes = {"V": 8} if name == "SourceAttention" else {}
+    source = MODULES[name].random_case(1, B=2, M=3, H=4, G=2, K=8, N=11, **sizes)
+    source.inputs["mask"][1] = False
+    prompt = run(name, source, library)
+    check(name, source, prompt)
+    assert (prompt["output"][3:] == 0).all()
+    assert np.isneginf(prompt["lse"][3:]).all()
+    own, widths = ("BeamAttention", {"V": 8}) if name == "SourceAttention" else ("BeamLatentAttention", {})
+    case = MODULES[own].random_case(2, B=2, M=3, H=4, G=2, K=8, T=6, T_max=7, lengths=[6, 4], **widths)
+    prior = {"prior_output": prompt["output"].reshape(6, -1), "prior_lse": prompt["lse"]}
+    joined = run(own, Case("joined", {**case.inputs, **prior}, case.attributes), library)["output"]
+    alone = run(own, case, library)["output"]
+    np.testing.assert_allclose(joined[3:], alone[3:], rtol=1e-6, atol=1e-7)
+    assert np.abs(joined[:3] - alone[:3]).max() > 1e-3
+
+
+@pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
+def test_a_cache_bound_to_one_buffer_gets_one_row(name: str, library: Path | None) -> None:
+    sizes = {"V": 3} if name == "BeamAttention" else {}
+    case = MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=3, T=3, T_max=6, lengths=[3, 2], **sizes)
+    expected = MODULES[name].exact(case, np.float32)
+    import onnxruntime as ort
+
+    session = session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case)), library)
+    binding = session.io_binding()
+    buffers = {}
+    for tensor, array in case.inputs.items():
+        value = ort.OrtValue.ortvalue_from_numpy(array.copy())
+        binding.bind_ortvalue_input(tensor, value)
+        if tensor.endswith("cache"):
+            binding.bind_ortvalue_output(f"{tensor}_out", value)
+            buffers[tensor] = value
+    binding.bind_output("output", "cpu")
+    session.run_with_iobinding(binding)
+    assert buffers
+    for tensor, value in buffers.items():
+        np.testing.assert_array_equal(value.numpy(), expected[f"{tensor}_out"])
+
+
+@pytest.mark.parametrize("library", WAYS)
+def test_beam_top_k_puts_the_lower_beam_and_token_first_among_equals(library: Path | None) -> None:
+    case = MODULES["BeamTopK"].random_case(0, B=1, M=2, vocabulary=6, C=4, T=1, normalize=False, levels=1)
+    case.inputs["logits"][:] = 0
+    found = run("BeamTopK", case, library)
+    assert found["beams"].tolist() == [[0, 0, 0, 0]]
+    assert found["tokens"].tolist() == [[0, 1, 2, 3]]
+    assert found["scores"].tolist() == [[0, 0, 0, 0]]
+
+
+def test_nodes_that_differ_in_what_they_leave_out_are_refused() -> None:
+    import onnx
+
+    bare = onnx.helper.make_node("SourceAttention", ["q", "k", "v", "m"], ["a"], domain="tightbeam", scale=1.0)
+    with_lse = onnx.helper.make_node("SourceAttention", ["q", "k", "v", "m"], ["b", "c"], domain="tightbeam", scale=1.0)
+    with pytest.raises(ValueError, match="SourceAttention: only some nodes of the model have lse"):
+        functions([bare, with_lse])
+    short = onnx.helper.make_node("SourceAttention", ["q", "k"], ["a"], domain="tightbeam", scale=1.0)
+    with pytest.raises(ValueError, match=r"SourceAttention: has .* expected"):
+        functions([short])

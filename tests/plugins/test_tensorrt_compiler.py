@@ -1,0 +1,229 @@
+"""The kernels through NVRTC, and the compiled ones on disk. Needs no GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cuda_host import kernels
+from support.kernel_results import FOLDERS
+from tightbeam.plugins.tensorrt import compiler
+from tightbeam.plugins.tensorrt.compiler import CACHE, CompiledKernel, cache_folder, compile_kernel
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="cuda.bindings is not here", exc_type=ImportError)
+
+OPERATOR, NAME = "ngram_block", "tightbeam::device::ngram_block<float>"
+FLOATS = ("float", "__half", "__nv_bfloat16")
+ELF = b"\x7fELF"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that NVRTC was asked for; it gives what is not code."""
+    asked: list[str] = []
+
+    def note(nvrtc: Any, headers: Path, operator: str, name: str, capability: str) -> CompiledKernel:
+        asked.append(name)
+        return CompiledKernel("symbol", f"{name} for {capability}\n".encode() + bytes(range(256)))
+
+    monkeypatch.setattr(compiler, "_compile", note)
+    return asked
+
+
+def operators_of(name: str) -> list[str]:
+    """The folders whose kernels have one of this name."""
+    if "join_splits" in name:
+        return ["source_attention", "latent_attention"]
+    kernel = name.removeprefix("tightbeam::device::")
+    return [folder for folder in FOLDERS.values() if kernel.startswith(folder)]
+
+
+def all_kernels() -> list[tuple[str, str]]:
+    """Operator and name of every kernel that any call of an operator starts."""
+    names = [*kernels("kernels").names, *kernels("attention").names]
+    return [(operator, name) for name in names for operator in operators_of(name)]
+
+
+def one_of_each_template() -> list[tuple[str, str]]:
+    """By turns of each float type."""
+    by_template: dict[tuple[str, str], list[str]] = {}
+    for operator, name in all_kernels():
+        by_template.setdefault((operator, name.partition("<")[0]), []).append(name)
+    chosen = []
+    for i, ((operator, _), names) in enumerate(by_template.items()):
+        of_type = [name for name in names if f"<{FLOATS[i % len(FLOATS)]}" in name]
+        chosen.append((operator, (of_type or names)[0]))
+    return chosen
+
+
+def check_compiled(operator: str, name: str, capability: str) -> None:
+    found = compile_kernel(operator, name, capability)
+    assert found.cubin.startswith(ELF)
+    assert found.symbol.encode() in found.cubin
+    assert re.search(r"device::(\w+)", name)[1] in found.symbol  # type: ignore[index]
+
+
+def test_every_operator_has_kernels_in_every_type() -> None:
+    found = all_kernels()
+    for operator in FOLDERS.values():
+        names = [name for of, name in found if of == operator]
+        for kind in FLOATS:
+            assert any(f"<{kind}" in name for name in names), (operator, kind)
+
+
+def test_every_template_compiles() -> None:
+    chosen = one_of_each_template()
+    assert len(chosen) >= 12
+    for operator, name in chosen:
+        check_compiled(operator, name, "80")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "86", "89", "120"])
+def test_every_kernel_compiles_for(capability: str) -> None:
+    for operator, name in all_kernels():
+        check_compiled(operator, name, capability)
+
+
+def test_a_kernel_is_compiled_once(compiled: list[str], cache: Path) -> None:
+    first = compile_kernel(OPERATOR, NAME, "80")
+    assert compile_kernel(OPERATOR, NAME, "80") == first
+    assert compiled == [NAME]
+    assert len(list(cache.iterdir())) == 1
+    assert compile_kernel(OPERATOR, NAME, "86") != first
+    assert compile_kernel(OPERATOR, f"{NAME}2", "80") != first
+    assert len(compiled) == len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "longer", "no first line", "empty", "folder"])
+def test_a_damaged_file_is_compiled_again(compiled: list[str], cache: Path, damage: str) -> None:
+    first = compile_kernel(OPERATOR, NAME, "80")
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    if damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        changed = {
+            "cut": whole[:-1],
+            "changed": whole[:-1] + bytes([whole[-1] ^ 1]),
+            "longer": whole + b"\0",
+            "no first line": whole.partition(b"\n")[2],
+            "empty": b"",
+        }
+        path.write_bytes(changed[damage])
+    assert compile_kernel(OPERATOR, NAME, "80") == first
+    assert len(compiled) == 2
+    if damage != "folder":
+        assert path.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv(CACHE, str(tmp_path / "file"))
+    assert compile_kernel(OPERATOR, NAME, "80") == compile_kernel(OPERATOR, NAME, "80")
+    assert len(compiled) == 2
+
+
+def test_no_half_file_is_left(compiled: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    compile_kernel(OPERATOR, NAME, "80")
+    assert list(cache.iterdir()) == []
+
+
+def test_where_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder() == tmp_path / "cache" / "kernels"
+    for empty in ("", None):
+        monkeypatch.setenv(CACHE, "") if empty == "" else monkeypatch.delenv(CACHE)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert cache_folder() == tmp_path / "xdg" / "tightbeam" / "kernels"
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert cache_folder() == tmp_path / "home" / ".cache" / "tightbeam" / "kernels"
+
+
+def test_a_user_without_a_home(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with a number for a user."""
+
+    def unknown() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(CACHE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_folder() is None
+    assert compile_kernel(OPERATOR, NAME, "80").cubin and compiled
+
+
+def test_what_a_kernel_is_made_of_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def key() -> str:
+        return compiler._key.__wrapped__(OPERATOR, NAME, "80", "13.0")
+
+    (tmp_path / "common").mkdir()
+    header = tmp_path / "common" / "device.cuh"
+    header.write_text("1")
+    monkeypatch.setattr(compiler, "SOURCES", tmp_path)
+    first = key()
+    assert key() == first
+    header.write_text("2")
+    second = key()
+    header.rename(header.with_name("other.cuh"))
+    third = key()
+    monkeypatch.setattr(compiler, "OPTIONS", ("-std=c++20",))
+    assert len({first, second, third, key()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "capability"),
+    [
+        (OPERATOR, "tightbeam::device::no_such_kernel<float>", "80"),
+        (OPERATOR, "tightbeam::device::ngram_block<double>", "80"),
+        (OPERATOR, NAME, "12345"),
+        (OPERATOR, NAME, "nonsense"),
+        ("no_such_operator", NAME, "80"),
+    ],
+)
+def test_what_cannot_be_compiled(operator: str, name: str, capability: str, cache: Path) -> None:
+    with pytest.raises(TensorRTError) as caught:
+        compile_kernel(operator, name, capability)
+    message = str(caught.value)
+    assert f"NVRTC cannot compile {name} for compute capability {capability}: " in message
+    assert "\n" not in message
+    assert not cache.exists()
+
+
+def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import nvrtc
+
+    def missing() -> None:
+        raise RuntimeError("no libnvrtc")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
+    compiler._nvrtc.cache_clear()
+    with pytest.raises(TensorRTError, match=r"NVRTC.* cannot be loaded \(no libnvrtc\); pip install 'tightbeam\["):
+        compile_kernel(OPERATOR, NAME, "80")
+
+
+def test_without_the_headers_of_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import cuda.pathfinder
+
+    for found in (None, str(tmp_path)):
+        monkeypatch.setattr(cuda.pathfinder, "find_nvidia_header_directory", lambda name, found=found: found)
+        compiler._cuda_headers.cache_clear()
+        with pytest.raises(TensorRTError, match=r"CUDA's headers \(cuda_fp16.h\).* missing; pip install 'tightbeam\["):
+            compile_kernel(OPERATOR, NAME, "80")

@@ -1,0 +1,207 @@
+"""Which TensorRT there is and what it can build for, and what is said where something is missing. Needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tightbeam.plugins.tensorrt import distribution as flavour
+from tightbeam.plugins.tensorrt import launcher as starter
+from tightbeam.plugins.tensorrt import native
+from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+from tightbeam.plugins.tensorrt.launcher import CudaStarter, default_starter
+from tightbeam.plugins.tensorrt.native import Gpu, plan, tables
+
+CAPABILITIES = SimpleNamespace(__members__=dict.fromkeys(("NONE", "CURRENT", "SM120", "SM80")))
+RTX = TensorRT(SimpleNamespace(__version__="1.7", ComputeCapability=CAPABILITIES), "tensorrt_rtx")
+PLAIN = TensorRT(SimpleNamespace(__version__="10.9"), "tensorrt")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (flavour, starter):
+        monkeypatch.setattr(module, "gpu_capability", lambda: None)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flavour, "gpu_capability", lambda: "90")
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing is remembered of what was loaded, nor of what a test finds."""
+    caches: list[Any] = [load_tensorrt, native._library, tables, default_starter]
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_capabilities() -> None:
+    assert RTX.capabilities == ("80", "120")
+    assert PLAIN.capabilities == ()
+
+
+def test_capabilities_of_the_tensorrt_that_is_here() -> None:
+    try:
+        found = load_tensorrt()
+    except TensorRTError as error:
+        pytest.skip(str(error))
+    if not found.is_rtx:
+        pytest.skip("tensorrt builds for the GPU of this machine alone")
+    assert {"80", "86", "89", "120"} <= set(found.capabilities)
+    found.settle_capabilities(found.capabilities)
+
+
+def test_what_can_be_built_for(one_gpu: None) -> None:
+    assert RTX.settle_capabilities(["80"]) == ("80",)
+    assert RTX.settle_capabilities(["120", "80"]) == ("120", "80")
+    assert PLAIN.settle_capabilities([CURRENT]) == ("90",)
+    assert PLAIN.settle_capabilities(["90"]) == ("90",)
+
+
+@pytest.mark.parametrize("wanted", ["91", "sm80", "8.0", "", "CURRENT", "NONE"])
+def test_an_unknown_capability(one_gpu: None, wanted: str) -> None:
+    with pytest.raises(TensorRTError) as caught:
+        RTX.settle_capabilities(["80", wanted])
+    assert str(caught.value) == (
+        f"compute capability {wanted!r} cannot be built for: TensorRT-RTX 1.7 has 80, 120; pass one of 80, 120, current"
+    )
+    with pytest.raises(
+        TensorRTError, match=r"TensorRT 10.9 builds for the GPU of this machine alone; pass .* 90, curr"
+    ):
+        PLAIN.settle_capabilities(["80" if wanted == "90" else wanted])
+
+
+def test_capabilities_are_put_in_order_however_they_are_written() -> None:
+    assert in_order(["120", "sm_86", "8.0", " SM89", "12.1", "current", "x"]) == [
+        *("x", "80", "86", "89", "120", "121", "current")
+    ]
+
+
+def test_a_gpu_that_tensorrt_rtx_has_not(one_gpu: None) -> None:
+    with pytest.raises(TensorRTError, match=r"'90' cannot be built for: .*, current; an H100 or H200 \(90\) needs"):
+        RTX.settle_capabilities(["90"])
+    with pytest.raises(TensorRTError, match=r"of this machine has compute capability 90, and .* has 80, 120; an H100"):
+        RTX.settle_capabilities([CURRENT])
+
+
+def test_current_stands_alone(one_gpu: None) -> None:
+    with pytest.raises(TensorRTError, match="the capability 'current' stands alone; leave the others out"):
+        RTX.settle_capabilities(["80", CURRENT])
+
+
+def test_current_needs_a_gpu(no_gpu: None) -> None:
+    RTX.settle_capabilities(["80"])
+    with pytest.raises(TensorRTError, match=r"'current' needs a GPU, and this machine has none; name a .*: 80, 120"):
+        RTX.settle_capabilities([CURRENT])
+    with pytest.raises(TensorRTError, match=r"'current' needs a GPU, and this machine has none$"):
+        PLAIN.settle_capabilities([CURRENT])
+
+
+class Driver:
+    """``libcuda.so.1`` with a GPU of compute capability 8.6; what each function returns."""
+
+    def __init__(self, started: int = 0, found: int = 0, asked: int = 0) -> None:
+        self.started, self.found, self.asked = started, found, asked
+
+    def cuInit(self, flags: int) -> int:
+        return self.started
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        return self.found
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:
+        value._obj.value = {75: 8, 76: 6}[attribute]
+        return self.asked
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [(Driver(), "86"), (Driver(started=100), None), (Driver(found=101), None), (Driver(asked=1), None), (None, None)],
+)
+def test_capability_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver | None, expected: str | None
+) -> None:
+    def load(name: str) -> Driver:
+        if driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert flavour.gpu_capability() == expected
+
+
+def only(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
+    """Of the modules that TensorRT may be, these are there; an exception is what an import raises."""
+    real = importlib.import_module
+
+    def load(name: str) -> Any:
+        if not name.startswith("tensorrt"):
+            return real(name)
+        found = modules.get(name, ImportError(f"No module named {name!r}"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(importlib, "import_module", load)
+
+
+def module(**contents: Any) -> ModuleType:
+    found = ModuleType("tensorrt")
+    found.__dict__.update(contents)
+    return found
+
+
+def test_tensorrt_is_taken_before_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = module(Builder=object, __version__="10.9")
+    only(monkeypatch, tensorrt=plain, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
+    found = load_tensorrt()
+    assert (found.trt, found.flavour, found.version, found.is_rtx) == (plain, "tensorrt", "10.9", False)
+
+
+def test_without_tensorrt(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, tensorrt=module(), tensorrt_rtx_libs=OSError("libx.so: no such file\nsecond line"))
+    with pytest.raises(TensorRTError) as caught:
+        load_tensorrt()
+    assert str(caught.value) == (
+        "there is no TensorRT here (tensorrt: tensorrt has no Builder; tensorrt_rtx: libx.so: no such file); "
+        "pip install 'tightbeam[tensorrt]', or install tensorrt"
+    )
+
+
+def test_without_the_library_that_names_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
+    monkeypatch.setattr(flavour, "rtx_name_library", lambda: None)
+    with pytest.raises(TensorRTError, match=r"libtensorrt_rtx_name.so is missing.* Install a C\+\+ compiler"):
+        load_tensorrt()
+
+
+def test_without_our_library(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "tensorrt_library", lambda: None)
+    for call in (tables, lambda: plan("NGramBlock", "float32", {}, {}, {}, Gpu(1, 1), 0)):
+        with pytest.raises(TensorRTError, match=r"libtightbeam_tensorrt.so is missing.* Install a C\+\+ compiler"):
+            call()
+
+
+@pytest.mark.parametrize("make", [CudaStarter, default_starter])
+def test_kernels_need_a_gpu(fresh: None, no_gpu: None, make: Any) -> None:
+    pytest.importorskip("cuda.bindings.driver", exc_type=ImportError)
+    with pytest.raises(TensorRTError) as caught:
+        make()
+    assert str(caught.value) == "the kernels need a GPU, and this machine has none, or no driver for it"
+
+
+def test_kernels_need_the_bindings_of_cuda(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(TensorRTError, match=r"cuda.bindings, which starts the kernels, is missing .*; pip install"):
+        CudaStarter()

@@ -1,0 +1,77 @@
+"""Bundles of the tests' checkpoints, each made once; one trace of a checkpoint serves all its variants."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support.checkpoints import CheckpointCache
+from tightbeam.deploy.bundle.reader import Manifest, write_bundle
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.pipeline import write_files
+from tightbeam.export.tracing.torch_export import trace
+from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, ModelGraphs, rewrite, same_for_all
+from tightbeam.graph_passes.precision.lower_precision import lower_precision
+
+_TRACED: dict[str, ModelGraphs] = {}
+
+
+def traced(checkpoint: Checkpoint) -> ModelGraphs:
+    """As ``trace``, which takes torch seconds, once in a test run for each content of a checkpoint's folder."""
+    content = hashlib.sha256(checkpoint.family.model_type.encode())
+    for path in sorted([checkpoint.path / "config.json", *checkpoint.path.glob("*.safetensors")]):
+        content.update(path.read_bytes())
+    key = content.hexdigest()
+    if key not in _TRACED:
+        _TRACED[key] = trace(checkpoint)
+    return _TRACED[key].copy()
+
+
+class BundleCache:
+    """Bundles by variant and checkpoint arguments. Those folders are shared: change only a copy."""
+
+    def __init__(self, checkpoints: CheckpointCache, root: Path) -> None:
+        self.checkpoints = checkpoints
+        self.root = root
+        self.traced: dict[str, tuple[Checkpoint, ModelGraphs]] = {}
+        self.made: dict[str, Path] = {}
+
+    def trace(self, family: str = "bart", **arguments: Any) -> tuple[Checkpoint, ModelGraphs]:
+        """The loaded checkpoint and its canonical graphs."""
+        key = json.dumps([family, arguments], sort_keys=True)
+        if key not in self.traced:
+            checkpoint = load_checkpoint(self.checkpoints(family, **arguments))
+            self.traced[key] = (checkpoint, traced(checkpoint))
+        return self.traced[key]
+
+    def mixed(self, family: str, seed: int, target: Path) -> Path:
+        """A bundle at ``target`` whose layers keep different kinds, drawn at random."""
+        checkpoint, canonical = self.trace(family)
+        generator = np.random.default_rng(seed)
+        source, generated = (generator.permutation(list(kinds)) for kinds in (SOURCE, GENERATED))
+        plan = [LayerPlan(str(source[layer]), str(generated[layer]), "") for layer in range(canonical.sizes.L)]
+        graphs, results = rewrite(canonical, plan)
+        return write_bundle(
+            target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
+        ).path
+
+    def __call__(self, variant: str, family: str = "bart", *, precision: str = "fp32", **arguments: Any) -> Path:
+        key = json.dumps([variant, family, precision, arguments], sort_keys=True)
+        if key not in self.made:
+            checkpoint, canonical = self.trace(family, **arguments)
+            plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
+            graphs, results = rewrite(canonical, plan)
+            if precision != "fp32":
+                results.append(lower_precision(graphs, precision))
+            target = self.root / f"{family}-{variant}-{precision}-{len(self.made)}"
+
+            def fill(folder: Path) -> Manifest:
+                return write_files(folder, checkpoint, graphs, results, plan, variant=variant, precision=precision)
+
+            write_bundle(target, fill)
+            self.made[key] = target
+        return self.made[key]

@@ -1,0 +1,275 @@
+"""Tiny random checkpoints of every family, for all tests: odd sizes, nothing zero, nothing symmetric.
+
+Weights are spread so wide that the logits differ clearly and beam search does not end in one repeated token.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    ProphetNetConfig,
+    ProphetNetForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
+
+from support.causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
+
+STD = {
+    **{"position_embeddings": 1.0, "ngram_embeddings": 0.1, "query_proj": 1.0, "value_proj": 0.4},
+    **{"feed_forward.output": 0.03},
+    **{"embed_positions": 1.0, "embed": 0.3, "shared": 0.3, "q_proj": 0.4, "k_proj": 0.4, "out_proj": 0.07, "fc2": 0.1},
+    **{"Attention.q": 0.15, "Attention.o": 0.07, "wo": 0.1, "relative_attention_bias": 2.0},
+}
+"""Sharp attention and small branches, so that the tokens generated depend on the source and on one another."""
+
+CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "bart": (BartConfig, BartForConditionalGeneration),
+    "pegasus": (PegasusConfig, PegasusForConditionalGeneration),
+    "mbart": (MBartConfig, MBartForConditionalGeneration),
+    "marian": (MarianConfig, MarianMTModel),
+    "fsmt": (FSMTConfig, FSMTForConditionalGeneration),
+    "t5": (T5Config, T5ForConditionalGeneration),
+    "mt5": (MT5Config, MT5ForConditionalGeneration),
+    "umt5": (UMT5Config, UMT5ForConditionalGeneration),
+    "prophetnet": (ProphetNetConfig, ProphetNetForConditionalGeneration),
+    "whisper": (WhisperConfig, WhisperForConditionalGeneration),
+}
+
+ODD_SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 36,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 3,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 50,
+    "decoder_ffn_dim": 44,
+    "max_position_embeddings": 64,
+    "scale_embedding": True,
+    "tie_word_embeddings": True,
+}
+T5_SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 36,
+    "d_kv": 12,
+    "num_heads": 3,
+    "num_layers": 3,  # generate needs at least as many as in the decoder
+    "num_decoder_layers": 3,
+    "d_ff": 44,
+    "n_positions": 16,
+    # Few, so that a short run meets buckets of many distances, and distances beyond the last.
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 13,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 2,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bart": {"activation_function": "gelu"},
+    "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
+    "mbart": {"activation_function": "gelu_new", "vocab_size": 103, "decoder_start_token_id": 2},
+    "fsmt": {"src_vocab_size": 95, "tgt_vocab_size": 93, "vocab_size": 93, "tie_word_embeddings": False},
+    "marian": {
+        "activation_function": "swish",
+        "vocab_size": 99,
+        "decoder_attention_heads": 6,
+        "pad_token_id": 98,
+        "decoder_start_token_id": 98,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    },
+    "t5": {**T5_SIZES, "feed_forward_proj": "relu", "vocab_size": 95},
+    "mt5": {**T5_SIZES, "feed_forward_proj": "gated-gelu", "d_kv": 16, "vocab_size": 97},
+    "umt5": {
+        **T5_SIZES,
+        "feed_forward_proj": "gated-silu",
+        "num_heads": 4,
+        "d_kv": 9,
+        "num_decoder_layers": 2,
+        "vocab_size": 103,
+    },
+    "prophetnet": {
+        "vocab_size": 99,
+        "hidden_size": 36,
+        "num_encoder_attention_heads": 2,
+        "num_decoder_attention_heads": 3,
+        "num_encoder_layers": 3,  # as in T5's sizes
+        "num_decoder_layers": 3,
+        "encoder_ffn_dim": 50,
+        "decoder_ffn_dim": 44,
+        "max_position_embeddings": 64,
+        # As in T5's sizes.
+        "num_buckets": 8,
+        "relative_max_distance": 13,
+        "decoder_start_token_id": 5,
+    },
+    "whisper": {
+        "activation_function": "gelu",
+        "vocab_size": 107,
+        "num_mel_bins": 9,
+        "max_source_positions": 50,  # a second
+        "max_target_positions": 48,
+        "pad_token_id": 4,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+        "suppress_tokens": [5, 6],
+        "begin_suppress_tokens": [2, 9],
+    },
+}
+WHISPER_GENERATION: dict[str, Any] = {
+    "_from_model_config": False,  # transformers would drop the rest
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 90, "<|de|>": 91, "<|fr|>": 92},
+    "task_to_id": {"transcribe": 93, "translate": 94},
+    "no_timestamps_token_id": 106,
+    "max_length": 30,
+}
+"""As the published multilingual checkpoints have it."""
+
+SENTENCES = (
+    "the harbour bridge was closed on monday after a ship had struck it in the night",
+    "a small town by the river has opened a library for children and their parents",
+    "the council will vote on the new tram line before the end of the year",
+    "two men were found by a dog on the hill and carried home through the snow",
+)
+
+
+def make_checkpoint(
+    folder: Path,
+    family: str = "bart",
+    seed: int = 0,
+    tokenizer: bool = False,
+    generation: dict[str, Any] | None = None,
+    max_shard_size: str = "5GB",
+    **config_overrides: Any,
+) -> Path:
+    """Writes a random checkpoint into `folder` (created) and returns it; the same arguments give the same bytes.
+
+    `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config_class, model_class = {**CLASSES, **CAUSAL_CLASSES}[family]
+    causal = family in CAUSAL_CLASSES
+    if causal:
+        config = causal_config(family, config_overrides)
+    else:
+        sizes = {} if family.endswith(("t5", "prophetnet")) else ODD_SIZES
+        config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + zlib.crc32(family.encode()))
+        model = model_class(config)
+        if family.endswith("t5") and config_overrides.get("tie_word_embeddings") is False:
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))  # T5Config always ties
+        (randomise_causal if causal else randomise)(model)
+        if family in ("t5", "umt5"):  # whose logits are divided by the root of d_model
+            model.decoder.final_layer_norm.weight.data.mul_(config.d_model**0.5)
+    for name, value in (generation or {}).items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if family == "whisper":
+        frames = 2 * config.max_source_positions
+        WhisperFeatureExtractor(
+            feature_size=config.num_mel_bins, chunk_length=1, hop_length=16000 // frames
+        ).save_pretrained(folder)
+    if tokenizer:
+        make_tokenizer(config).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel) -> None:
+    """Fills every weight, bias, norm and the final logits bias with random numbers; computed positions stay."""
+    buffers = [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
+    for name, tensor in [*model.named_parameters(), *buffers]:
+        computed = not tensor.requires_grad or ("embed_positions" in name and model.config.model_type == "fsmt")
+        if computed and name != "final_logits_bias":
+            continue
+        if "norm" in name and name.endswith("weight"):
+            # Random signs: else tied embeddings make every token predict itself.
+            tensor.normal_(1.0, 0.2).mul_(torch.randint(0, 2, tensor.shape) * 2 - 1)
+        elif name.endswith("bias"):
+            tensor.normal_(0.0, 0.3)
+        elif name.endswith(("k_proj.weight", "key_proj.weight", "Attention.k.weight")):
+            # As sharp as random numbers, with an inverse that adds nothing to the error: what K-only caches do where
+            # there is none is test_guard.py's matter.
+            torch.nn.init.orthogonal_(tensor, gain=STD["k_proj"] * max(tensor.shape) ** 0.5)
+        else:
+            tensor.normal_(0.0, next((std for part, std in STD.items() if part in name), 0.25))
+
+
+LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
+
+
+def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
+    """A character-pair tokenizer over lower-case English that fits the vocabulary and appends the end token."""
+    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    special = {int(config.pad_token_id): "<pad>", int(eos): "</s>"}
+    first_free = next(i for i in range(config.vocab_size) if i not in special)
+    special[first_free] = "<unk>"
+    trainer = trainers.BpeTrainer(vocab_size=config.vocab_size - len(special), show_progress=False)
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.Metaspace()
+    learned.train_from_iterator(SENTENCES, trainer)
+    description = json.loads(learned.to_str())["model"]
+    names = iter(sorted(description["vocab"], key=description["vocab"].__getitem__))
+    free = (i for i in range(config.vocab_size) if i not in special)
+    vocabulary = {token: i for i, token in special.items()} | {name: i for i, name in zip(free, names, strict=False)}
+    merges = [tuple(pair) for pair in description["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    if getattr(config, "is_encoder_decoder", False):  # else the text goes on
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", int(eos))])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=next(filter(None, (getattr(config, name, None) for name in LENGTHS))),
+    )
+
+
+class CheckpointCache:
+    """Checkpoints by their arguments, made once in a test run. Those folders are shared: change only a copy."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.made: dict[str, Path] = {}
+
+    def __call__(self, family: str = "bart", **arguments: Any) -> Path:
+        key = json.dumps([family, arguments], sort_keys=True)
+        if key not in self.made:
+            self.made[key] = make_checkpoint(self.root / f"{family}-{len(self.made)}", family, **arguments)
+        return self.made[key]
+
+    def copy(self, folder: Path, family: str = "bart", **arguments: Any) -> Path:
+        """A copy in `folder` that the test may damage."""
+        return Path(shutil.copytree(self(family, **arguments), folder, dirs_exist_ok=True))

@@ -1,0 +1,86 @@
+"""Whether what the CUDA kernels gave is right, for the tests on the host shim and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from support.cuda_host import FLOATS
+from support.operator_cases import MODULES, check_candidates
+from support.tolerance import assert_close
+from tightbeam.plugins.ops._case import Array, Case
+from tightbeam.plugins.ops.beam_attention import cases as beam_attention
+from tightbeam.plugins.ops.latent_attention import cases as latent_attention
+from tightbeam.plugins.ops.source_attention import cases as source_attention
+
+FOLDERS = {name: module.__name__.split(".")[-2] for name, module in MODULES.items()}
+BY_FOLDER = {FOLDERS[name]: module for name, module in MODULES.items()}
+
+
+def rounded(case: Case, dtype: str) -> Case:
+    """The same case with numbers that ``dtype`` has."""
+    inputs = {
+        name: array.astype(FLOATS[dtype]).astype(np.float32) if name in case.floats else array
+        for name, array in case.inputs.items()
+    }
+    return replace(case, inputs=inputs)
+
+
+@contextmanager
+def rounding(op: str, dtype: str) -> Iterator[None]:
+    """The definitions round where the kernels with matrix units have to: weights, and keys that were rotated."""
+    if op == "beam_attention" or dtype == "float32":
+        yield
+        return
+
+    def nearest(array: Array) -> Array:
+        return array.astype(FLOATS[dtype]).astype(array.dtype)
+
+    softmax, rotate = beam_attention.softmax_with_lse, beam_attention.rotate
+
+    def rounded_softmax(scores: Array) -> tuple[Array, Array]:
+        weights, lse = softmax(scores)
+        return nearest(weights), lse
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (source_attention, latent_attention, beam_attention):
+            patch.setattr(module, "softmax_with_lse", rounded_softmax)
+        for module in (latent_attention, beam_attention):
+            patch.setattr(module, "rotate", lambda *arguments: nearest(rotate(*arguments)))
+        yield
+
+
+def check_attention(op: str, case: Case, dtype: str, found: Mapping[str, Array], luck: float = 1) -> None:
+    """Raise AssertionError where ``found`` is further from the definition than a naive version may be.
+
+    ``op``: the folder. ``case``: of numbers that ``dtype`` has. ``found``: every output; the shape may be another.
+    ``luck``: how many times further, for a random case of few numbers (``tolerance.LUCK``).
+    """
+    exact = BY_FOLDER[op].exact(case)
+    with rounding(op, dtype):
+        naive = BY_FOLDER[op].exact(case, np.float32)
+    assert found.keys() == exact.keys()
+    for name, expected in exact.items():
+        result = found[name].reshape(expected.shape)
+        if name.endswith("cache_out"):
+            np.testing.assert_array_equal(result.astype(np.float32), naive[name], err_msg=name)
+            continue
+        in_precision = naive[name].astype(result.dtype).astype(np.float32)
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(result.astype(np.float32)[~finite], expected[~finite], err_msg=name)
+        assert_close(result.astype(np.float32)[finite], expected[finite], in_precision[finite], luck)
+
+
+def check_result(name: str, case: Case, dtype: str, found: Mapping[str, Array], luck: float = 1) -> None:
+    """As check_attention, of any operator by its name."""
+    module = MODULES[name]
+    if name == "NGramBlock":
+        np.testing.assert_array_equal(found["blocked"].astype(np.float32), module.exact(case)["blocked"])
+    elif name == "BeamTopK":
+        check_candidates(case, dict(found), module.exact(case), module.exact(case, np.float32), luck)
+    else:
+        check_attention(FOLDERS[name], case, dtype, found, luck)

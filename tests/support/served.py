@@ -1,0 +1,155 @@
+"""A real Triton server with models of the tests, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as grpc_client
+import tritonclient.http.aio as http_client
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.serving.config import ServingSettings
+from tightbeam.deploy.serving.repository import write_model
+from tightbeam.deploy.text.input_lines import run_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def serve_local() -> ModuleType:
+    """tools/serve/serve_local.py; skips where there is no server for this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools"))
+        module = importlib.import_module("serve_local")
+    if fault := module.installation_fault():
+        pytest.skip(fault)
+    return module
+
+
+def serve(bundle: Path, repository: Path, name: str, **settings: Any) -> None:
+    """Write a model that serves a bundle."""
+    again = {key: settings.pop(key) for key in ("next_version", "force") if key in settings}
+    write_model(Bundle.load(bundle), repository, ServingSettings(name=name, **settings), **again)
+
+
+def inputs_of(module: ModuleType, arrays: dict[str, Any]) -> list[Any]:
+    found = []
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        found.append(tensor)
+    return found
+
+
+def texts(*values: str | bytes) -> np.ndarray:
+    return np.array([[value.encode() if isinstance(value, str) else value] for value in values], np.object_)
+
+
+class Answers(dict[str, Any]):
+    """Outputs by name; or ``error``, what the server refused with."""
+
+    @classmethod
+    def of(cls, result: Any, names: tuple[str, ...]) -> Answers:
+        return cls({name: result.as_numpy(name) for name in names})
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return [[text.decode() for text in row] for row in self["TEXT"]]
+
+    @property
+    def ids(self) -> list[list[list[int]]]:
+        """By row and sequence, without padding."""
+        return [
+            [ids[:length].tolist() for ids, length in zip(row, lengths, strict=True)]
+            for row, lengths in zip(self["OUTPUT_IDS"], self["OUTPUT_LENGTHS"], strict=True)
+        ]
+
+
+OUTPUTS = ("TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS")
+Ask = Callable[..., Coroutine[Any, Any, Answers]]
+
+
+async def asked(client: Any, model: str, arrays: dict[str, Any], names: tuple[str, ...], **settings: Any) -> Answers:
+    """One request, over whichever protocol the client speaks."""
+    module = http_client if isinstance(client, http_client.InferenceServerClient) else grpc_client
+    try:
+        return Answers.of(await client.infer(model, inputs_of(module, arrays), parameters=settings or None), names)
+    except InferenceServerException as error:
+        return Answers(error=error.message(), status=error.status())
+
+
+def run(server: Any, work: Callable[[Ask, Ask], Coroutine[Any, Any, Any]]) -> Any:
+    """Run ``work(http, grpc)``, whose arguments ask: ``await http(model, {"TEXT": ...}, num_beams=4)``."""
+
+    async def both() -> Any:
+        http = http_client.InferenceServerClient(server.http, conn_limit=256, conn_timeout=120)
+        grpc = grpc_client.InferenceServerClient(server.grpc)
+
+        def ask(client: Any) -> Ask:
+            async def one(
+                model: str, arrays: dict[str, Any], names: tuple[str, ...] = OUTPUTS, **given: Any
+            ) -> Answers:
+                return await asked(client, model, arrays, names, **given)
+
+            return one
+
+        try:
+            return await work(ask(http), ask(grpc))
+        finally:
+            await http.close()
+            await grpc.close()
+
+    return asyncio.run(both())
+
+
+def metrics(server: Any, model: str) -> dict[str, float]:
+    """Of one model, by name."""
+    found: dict[str, float] = server.counters(model)
+    return found
+
+
+def processes(server: Any, what: str, model: str = "") -> list[int]:
+    """Those below the server: ``what`` is "stub" or "worker"."""
+    marks = {"stub": "triton_python_backend_stub", "worker": "tightbeam.deploy.serving.worker"}
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            group = os.getpgid(int(folder.name))
+        except (OSError, ProcessLookupError):
+            continue
+        if marks[what] in command and f"/{model}" in command and group == server.process.pid:
+            found.append(int(folder.name))
+    return found
+
+
+def region(stub: int) -> Path:
+    """The memory that a stub shares with its server."""
+    return SHARED_MEMORY / Path(f"/proc/{stub}/cmdline").read_bytes().decode().split("\0")[2]
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait until something is true; returns it."""
+    end = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def expected(runner: Runner, text: str, **settings: Any) -> tuple[list[list[int]], list[str]]:
+    """Sequences without padding, and texts, as the runner alone gives them."""
+    (result,) = run_lines(runner, [text.encode()], **settings)
+    assert result.error is None and result.texts is not None
+    return result.sequences, result.texts

@@ -1,0 +1,82 @@
+"""Requests as Triton's Python backend gives them to the worker, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy import Runner
+from tightbeam.deploy.serving.batches import run_requests
+from tightbeam.deploy.serving.messages import Event, Figures, Refused, Request, Row, Token
+from tightbeam.deploy.serving.requests import AUDIO, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.text.output import Output
+
+__all__ = ["Heard", "ids_request", "run", "sound_request", "text_request"]
+
+
+def text_request(number: int, *rows: str | bytes, **parameters: Any) -> Request:
+    encoded = [row.encode() if isinstance(row, str) else row for row in rows]
+    return Request(number, {TEXT: np.array(encoded, np.object_).reshape(-1, 1)}, json.dumps(parameters))
+
+
+def ids_request(number: int, *rows: Sequence[int], **parameters: Any) -> Request:
+    """Rows of several lengths are padded, with a number that is no token, and come with their lengths."""
+    padded, lengths = _padded([np.array(row, np.int64) for row in rows], -7)
+    inputs = {INPUT_IDS: padded} if len(set(map(len, rows))) == 1 else {INPUT_IDS: padded, LENGTHS: lengths}
+    return Request(number, inputs, json.dumps(parameters))
+
+
+def sound_request(number: int, *sounds: Any, **parameters: Any) -> Request:
+    padded, lengths = _padded(list(sounds), np.nan)
+    return Request(number, {AUDIO: padded, LENGTHS: lengths}, json.dumps(parameters))
+
+
+def _padded(rows: Sequence[Any], fill: float) -> tuple[Any, Any]:
+    padded = np.full((len(rows), max(map(len, rows))), fill, rows[0].dtype)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return padded, np.array([[len(row)] for row in rows], np.int32)
+
+
+class Heard:
+    """What ``run_requests`` told."""
+
+    def __init__(self, events: Sequence[Event], figures: Figures) -> None:
+        self.events, self.figures = events, figures
+
+    def outputs(self, number: int) -> list[Output]:
+        """Of each row of a request; each was told once."""
+        rows = {event.row: event.output for event in self.events if isinstance(event, Row) and event.number == number}
+        assert sum(isinstance(event, Row) and event.number == number for event in self.events) == len(rows)
+        assert list(sorted(rows)) == list(range(len(rows)))
+        return [rows[row] for row in range(len(rows))]
+
+    def refusals(self) -> dict[int, Refused]:
+        refused = [event for event in self.events if isinstance(event, Refused)]
+        found = {event.number: event for event in refused}
+        assert len(found) == len(refused)
+        return found
+
+    def tokens(self, number: int, row: int = 0) -> list[Token]:
+        """Those of one row; none comes after the row itself."""
+        own = [event for event in self.events if not isinstance(event, Refused) and event.number == number]
+        of_row = [event for event in own if event.row == row]
+        tokens = [event for event in of_row if isinstance(event, Token)]
+        assert of_row[: len(tokens)] == tokens
+        return tokens
+
+
+def run(
+    runner: Runner,
+    requests: Sequence[Request],
+    *,
+    max_rows: int = 1000,
+    stream: bool = False,
+    cancelled: Callable[[], Collection[int]] = tuple,
+) -> Heard:
+    events: list[Event] = []
+    figures = run_requests(runner, requests, max_rows=max_rows, stream=stream, send=events.append, cancelled=cancelled)
+    return Heard(events, figures)
