@@ -25,56 +25,57 @@ OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_er
 .DEFAULT_GOAL := help
 .PHONY: help demo serve-demo test lint slow cuda cuda-provider gpu-check sanitize valgrind clean
 
-help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(BUILT) ## export the bundled model with --variant el, then summarise the bundled texts
+demo: $(BUILT) ## [1 min] export the bundled model with --variant el, then write headlines for the bundled reports
 	$(BIN)/export-model demo --variant el --output build/demo-el --force
 	$(BIN)/run-model build/demo-el export/demo/examples.txt
 
-serve-demo: $(BUILT) $(SERVED) ## serve the bundled model with Triton Inference Server on loopback, and print a request
+serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton Inference Server on loopback, and print a request
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force
 	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force > /dev/null
 	$(BIN)/python tools/serve/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
 
-test: lint $(BUILT) $(SERVED) ## lint, types, and every test that needs neither minutes nor a GPU
+test: lint $(BUILT) $(SERVED) ## [10 min] lint, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu"
 
-lint: $(READY) ## ruff and strict mypy
+lint: $(READY) ## [1 min] formatting, strict types, and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
 
-slow: $(BUILT) ## the tests that take minutes or gigabytes
+slow: $(BUILT) ## [10 min] the tests that take minutes or gigabytes
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
-cuda: $(READY) ## build and install the CUDA library too, for all GPUs it is meant for; needs nvcc
+cuda: $(READY) ## [12 min] build and install the CUDA library too, for every supported GPU; needs nvcc
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
 	@$(ALONE)
 
-gpu-check: $(ON_GPU) ## everything that claims to run on a GPU, on the one of this machine; see docs/hardware.md
+gpu-check: $(ON_GPU) ## [30 min] every check and measurement that needs a GPU, on the GPU of this machine; see docs/hardware.md
 	$(GPU)/bin/python tools/gpu_check.py
 
-cuda-provider: $(READY) ## how ONNX Runtime's CUDA provider takes our graphs, seen without a GPU; minutes, needs nvcc and cmake
+cuda-provider: $(READY) ## [6 min] ONNX Runtime's CUDA provider over our graphs, without a GPU; needs nvcc and cmake
 	cmake -S plugins -B build/cuda-provider/library -DTIGHTBEAM_CUDA=ON -DTIGHTBEAM_SHARED_CUDA_RUNTIME=ON \
 	  -DTIGHTBEAM_CUDA_ARCHITECTURES=90-real
 	cmake --build build/cuda-provider/library --parallel
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade -c constraints.txt --target build/cuda-provider/python onnxruntime-gpu
 	$(BIN)/python -m pytest -m slow tests/plugins/test_cuda_provider.py
 
-sanitize: $(READY) ## the operator tests with address and undefined behaviour sanitizers in the CPU library; needs cmake
+sanitize: $(READY) ## [3 min] the operator tests with address and undefined behaviour sanitizers; needs cmake
 	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
 	cmake --build build/sanitize
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TIGHTBEAM_LIBRARY=build/sanitize/libtightbeam_cpu.so \
 	  $(BIN)/python -m pytest -s --noconftest $(OPERATOR_TESTS)
 
-valgrind: $(READY) ## the operator tests under valgrind, minutes; needs cmake and valgrind
+valgrind: $(READY) ## [20 min] the operator tests under valgrind; needs cmake and valgrind
 	cmake -S plugins -B build/valgrind -DTIGHTBEAM_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	cmake --build build/valgrind
 	$(BIN)/python tools/memcheck.py build/valgrind/libtightbeam_cpu.so --noconftest $(OPERATOR_TESTS)
 
-clean: ## remove .venv, build output and caches
+clean: ## [0 min] remove .venv, build output and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find export graph_passes plugins deploy tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
