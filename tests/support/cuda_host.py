@@ -186,7 +186,7 @@ class GuardedMemory:
 
 @functools.cache
 def fields_of(op: str) -> dict[str, tuple[str, Any, bool]]:
-    """Of the struct in ``ops/<op>/arguments.h``: name -> type of C, ctypes type, whether what it points to is only read."""
+    """Of the struct in ``ops/<op>/arguments.h``: name -> C type, ctypes type, points to constants."""
     text = re.sub(r"//.*", "", (PLUGINS / "ops" / op / "arguments.h").read_text())
     (body,) = re.findall(r"struct \w+ \{(.*?)\};", text, re.DOTALL)
     fields: dict[str, tuple[str, Any, bool]] = {}

@@ -1,4 +1,4 @@
-"""The papers' tables by our formulas (`tools/papers/papers.py`): what agrees, cell by cell, and the few cells that do not."""
+"""The papers' tables by our formulas (`tools/papers/papers.py`): what agrees, cell by cell."""
 
 from __future__ import annotations
 

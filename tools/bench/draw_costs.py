@@ -2,10 +2,10 @@
 
     python tools/bench/draw_costs.py memory
     python tools/bench/draw_costs.py roofline                       # of this machine, measured
-    python tools/bench/draw_costs.py roofline --machine "an NVIDIA H200" --bandwidth-gb-s 4800 --tflop-s 989 --itemsize 2
+    python tools/bench/draw_costs.py roofline --machine "an H200" --bandwidth-gb-s 4800 --tflop-s 989 --itemsize 2
 
-Bytes are those of graph_passes/caches/bytes.py, bytes and operations of a step those of graph_passes/caches/cost.py, at the
-sizes of BART-large.
+Bytes are those of graph_passes/caches/bytes.py, bytes and operations of a step those of graph_passes/caches/cost.py, at
+the sizes of BART-large.
 """
 
 from __future__ import annotations
