@@ -1,8 +1,8 @@
 """TensorRT plugins of all operators: one ``IPluginV3`` made of an operator's table.
 
 Shapes, types, attributes and what is written in place come from ``plugins/ops/<op>/operator.h``, the kernels and
-how they are started from ``plugins/ops/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in its attribute
-``tensors``, since TensorRT passes those that are there and no names.
+how they are started from ``plugins/ops/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in
+its attribute ``tensors``, since TensorRT passes those that are there and no names.
 """
 
 from __future__ import annotations
