@@ -1,7 +1,8 @@
 """A bundle on ONNX Runtime's CUDA provider over the stand-in for CUDA: where its nodes run, and what a step calls.
 
 python tests/support/provider_run.py BUNDLE: prints JSON. The environment says where the stand-in is
-(LD_LIBRARY_PATH), its log (CUDA_STAND_IN_LOG), onnxruntime-gpu (PYTHONPATH) and our library, linked to a shared runtime (TIGHTBEAM_LIBRARY).
+(LD_LIBRARY_PATH), its log (CUDA_STAND_IN_LOG), onnxruntime-gpu (PYTHONPATH) and our library,
+linked to a shared runtime (TIGHTBEAM_LIBRARY).
 """
 
 from __future__ import annotations

@@ -296,7 +296,8 @@ From nothing, by one command that gives the same weights again on the same machi
 
 Text, tokenizer and weights are all made by that script. The text comes from the grammar in
 `tools/demo/demo_reports.py`; nothing in it is copied, and any likeness to a real person or place is chance.
-Training took {steps} steps of {batch} reports, none seen twice, and {minutes:.0f} minutes of wall clock on {threads} threads.
+Training took {steps} steps of {batch} reports, none seen twice,
+and {minutes:.0f} minutes of wall clock on {threads} threads.
 Every event has several admissible headlines, drawn at random, so the wording is ambiguous on purpose and search
 strategies differ.
 
