@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tightbeam.deploy.audio.files import is_sound
-from tightbeam.deploy.audio.transcribe import run_recordings
+from tightbeam.deploy.audio.files import is_audio
+from tightbeam.deploy.audio.transcribe import transcribe_files
 from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.console import command_line, console, say
 from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.text.input_lines import LineResult, run_lines
+from tightbeam.deploy.text.text_input import InputResult, run_text_input
 from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = ["main"]
@@ -95,20 +95,20 @@ def run_model(
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
-        lines, count = ([os.fsencode(source)], 1) if is_sound(source) else _lines(source, document)
+        lines, count = ([os.fsencode(source)], 1) if is_audio(source) else _lines(source, document)
         runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
-        if runner.log_mel is None and is_sound(source):
-            raise InputError(f"{source} is sound, and this model reads text; pass a text file")
+        if runner.log_mel is None and is_audio(source):
+            raise InputError(f"{source} is an audio file, and this is a text model; pass a text file")
         if runner.log_mel is not None and (ids or truncate or document):
-            raise InputError("--ids, --truncate and --document are for text, this model hears; leave them out")
+            raise InputError("--ids, --truncate and --document are for text, this is a speech model; leave them out")
         runner.options(**settings)
         bad = 0
         with _progress() as progress:
             bar = progress.add_task("generating", total=count)
             if runner.log_mel is None:
-                results = run_lines(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
+                results = run_text_input(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
             else:
-                results = run_recordings(runner, lines, batch_size=batch_size, **settings)
+                results = transcribe_files(runner, lines, batch_size=batch_size, **settings)
             for result in results:
                 bad += _report(result, source, json_lines)
                 progress.advance(bar)
@@ -139,7 +139,7 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-def _report(result: LineResult, source: str, json_lines: bool) -> bool:
+def _report(result: InputResult, source: str, json_lines: bool) -> bool:
     """Print one result; True where it is an error."""
     print(result.as_json() if json_lines else result.as_text(), flush=True)
     name = "standard input" if source == "-" else source

@@ -116,7 +116,7 @@ def log_probabilities(
         {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
         settings,
         sizes,
-        hears=False,
+        speech=False,
         prompt_length=P,
     )
     decoding = engine.begin(sources.source, sources.mask, 1, steps, candidates, P)

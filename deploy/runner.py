@@ -42,7 +42,7 @@ class Runner:
         self._codec = codec
         speech = bundle.manifest.speech
         self.log_mel = LogMel.read(bundle.file(speech)) if speech else None
-        """How a model that hears makes features of sound; None for one that reads."""
+        """The feature extractor of a speech model; None for a text model."""
         self._turn = threading.Lock()
         self.cache_bytes = (0, 0)
         """Bytes of the source cache and of the generated cache in the last batch."""
@@ -106,7 +106,7 @@ class Runner:
             self.manifest.generation,
             settings,
             self.manifest.sizes,
-            hears=self.log_mel is not None,
+            speech=self.log_mel is not None,
             prompt_length=prompt_length,
         )
 
@@ -150,7 +150,7 @@ class Runner:
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
         if self.log_mel:
-            raise InputError("this model hears, it takes no token ids; pass sound (Runner.transcribe, or a sound file)")
+            raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
         options = self.options(**settings)
         ids, mask = self._check_inputs(input_ids, attention_mask, options)
         if not self.decoder_only:
@@ -162,14 +162,14 @@ class Runner:
         self, input_features: Array, *, listener: Listener | None = None, **settings: Any
     ) -> SearchResult:
         """What ``model.generate(input_features, return_dict_in_generate=True, **settings)`` returns, from the bundle of
-        a model that hears: sequences with their prompt.
+        a speech model: sequences with their prompt.
 
         ``input_features``: float32 [B, mels, frames], of whole windows. ``listener``: as in ``generate``. Raises
         GenerationError for a setting, InputError for features that cannot be run.
         """
         options = self.options(**settings)
         if not self.log_mel:
-            raise InputError("this model reads, it takes no sound; pass texts or token ids")
+            raise InputError("this is a text model; pass text or token ids instead of audio")
         features = _as_array("input_features", input_features)
         mels, frames = self.log_mel.mels, self.log_mel.frames
         if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
@@ -238,17 +238,17 @@ class Runner:
         return [text for index in range(len(texts)) for text in results[index]]
 
     def transcribe(self, paths: Sequence[str], *, batch_size: int = 8, **settings: Any) -> list[str]:
-        """The text of each sound file (WAV, FLAC), heard window by window and joined.
+        """Transcribe audio files (WAV, FLAC) window by window; returns the joined text of each.
 
-        Raises InputError, naming the file, for one that cannot be heard; and GenerationError.
+        Raises InputError, naming the file, for one that cannot be transcribed; and GenerationError.
         """
-        from tightbeam.deploy.audio.transcribe import hear, transcribe
+        from tightbeam.deploy.audio.transcribe import read_features, transcribe
 
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")
         self.options(**settings)
-        heard = (transcribe(self, hear(self, path), batch_size=batch_size, **settings) for path in paths)
-        return [output.texts[0] if output.texts else "" for output in heard]
+        outputs = (transcribe(self, read_features(self, path), batch_size=batch_size, **settings) for path in paths)
+        return [output.texts[0] if output.texts else "" for output in outputs]
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], bool]:
         """Token ids of a source text, and whether it was cut: to the model's positions, of which a prompt leaves as
@@ -256,7 +256,7 @@ class Runner:
         if not isinstance(text, str):
             raise InputError(f"a text is {type(text).__name__}, expected str")
         if self.log_mel:
-            raise InputError("this model hears, it takes no text; pass sound (Runner.transcribe, or a sound file)")
+            raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
         codec = self._require_codec()
         if not text.strip():
             raise InputError("empty text; expected at least one word")

@@ -1,4 +1,4 @@
-"""Sound files -> samples: one channel, at the rate that a model hears, in windows of the length that it takes."""
+"""Sound files -> samples: one channel, at the model's rate, in windows of the length that it takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.text.tokenizer import InputError
 
-__all__ = ["check_sound", "is_sound", "read_sound", "windows"]
+__all__ = ["audio_fault", "is_audio", "read_audio", "windows"]
 
 Sound = npt.NDArray[np.float32]
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
@@ -23,12 +23,12 @@ UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
 """What programs write into a WAV header that do not know yet how long the sound will be."""
 
 
-def is_sound(path: str) -> bool:
+def is_audio(path: str) -> bool:
     """Whether a name is that of a sound file, rather than of a list of them."""
     return Path(path).suffix.lower() in SUFFIXES
 
 
-def read_sound(path: str, rate_hz: int) -> Sound:
+def read_audio(path: str, rate_hz: int) -> Sound:
     """The samples float32 [n] of a sound file, in -1..1, at ``rate_hz``; several channels are averaged.
 
     Raises InputError for a file that cannot be read, holds no sound or no numbers, and where a package is missing.
@@ -47,7 +47,7 @@ def read_sound(path: str, rate_hz: int) -> Sound:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} cannot be read as sound ({reason}); expected a WAV or FLAC file") from None
     sound: Sound = channels.mean(axis=1)
-    if fault := check_sound(sound):
+    if fault := audio_fault(sound):
         raise InputError(f"{path} {fault}")
     if not LOWEST_HZ <= found_hz <= HIGHEST_HZ:
         raise InputError(
@@ -56,7 +56,7 @@ def read_sound(path: str, rate_hz: int) -> Sound:
     return sound if found_hz == rate_hz else _resampled(sound, int(found_hz), rate_hz)
 
 
-def check_sound(sound: Sound) -> str:
+def audio_fault(sound: Sound) -> str:
     """What is wrong with the samples float32 [n] of a sound; empty where nothing is."""
     if not len(sound):
         return "holds no sound; expected at least one sample"
@@ -93,7 +93,7 @@ def _resampled(sound: Sound, found_hz: int, rate_hz: int) -> Sound:
         from scipy.signal import resample_poly
     except ImportError:
         raise InputError(
-            f"the sound has {found_hz} samples a second, the model hears {rate_hz}, and resampling needs the package "
+            f"the audio has {found_hz} samples a second, the model takes {rate_hz}, and resampling needs the package "
             f"scipy; {INSTALL}, or convert the file"
         ) from None
     common = math.gcd(found_hz, rate_hz)

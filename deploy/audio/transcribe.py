@@ -1,4 +1,4 @@
-"""Recordings in, text out: each is cut in windows as long as the model hears at once, one after the other.
+"""Recordings in, text out: each is cut in windows as long as the model takes at once, one after the other.
 
 The windows of a recording are heard apart: a word that a cut goes through may be lost (transformers, asked for
 timestamps, moves the cuts to pauses instead).
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightbeam.deploy.audio.files import read_sound, windows
+from tightbeam.deploy.audio.files import read_audio, windows
 from tightbeam.deploy.runtimes.base import Array
-from tightbeam.deploy.text.input_lines import LineResult
 from tightbeam.deploy.text.output import Output, join, output_of
+from tightbeam.deploy.text.text_input import InputResult
 from tightbeam.deploy.text.tokenizer import InputError
 
 if TYPE_CHECKING:
     from tightbeam.deploy.runner import Runner
 
-__all__ = ["hear", "run_recordings", "transcribe"]
+__all__ = ["read_features", "transcribe", "transcribe_files"]
 
 
-def hear(runner: Runner, path: str) -> Array:
+def read_features(runner: Runner, path: str) -> Array:
     """Features float32 [windows, mels, frames] of a sound file. Raises InputError for one that cannot be heard."""
     if runner.log_mel is None:
-        raise InputError("this model reads, it takes no sound; pass texts or token ids")
-    sound = read_sound(path, runner.log_mel.sampling_rate_hz)
+        raise InputError("this is a text model; pass text or token ids instead of audio")
+    sound = read_audio(path, runner.log_mel.sampling_rate_hz)
     return np.stack([runner.log_mel.features(window) for window in windows(sound, runner.log_mel.samples)])
 
 
@@ -42,19 +42,19 @@ def transcribe(runner: Runner, features: Array, *, batch_size: int = 8, **settin
     return join(windows)
 
 
-def run_recordings(
+def transcribe_files(
     runner: Runner, lines: Iterable[bytes], *, batch_size: int = 8, **settings: Any
-) -> Iterator[LineResult]:
+) -> Iterator[InputResult]:
     """Transcribe the sound file that each line names, in order. One that cannot be heard yields its error.
 
     Raises GenerationError for the settings, before any line is read.
     """
     runner.options(**settings)
     for number, line in enumerate(lines, start=1):
-        result = LineResult(number)
+        result = InputResult(number)
         try:
             path = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").decode()
-            result.take(transcribe(runner, hear(runner, path), batch_size=batch_size, **settings))
+            result.take(transcribe(runner, read_features(runner, path), batch_size=batch_size, **settings))
         except UnicodeDecodeError:
             result.error = "not UTF-8; expected the name of a sound file"
         except InputError as error:

@@ -23,11 +23,11 @@ class ModelKind(Protocol):
 
 
 def options_for(
-    defaults: Mapping[str, Any], overrides: Mapping[str, Any], sizes: ModelKind, *, hears: bool, prompt_length: int = 1
+    defaults: Mapping[str, Any], overrides: Mapping[str, Any], sizes: ModelKind, *, speech: bool, prompt_length: int = 1
 ) -> GenerationOptions:
     """`resolve_options` or `speech_options`. ``prompt_length``: tokens, padding included, that every row of a
     decoder-only model begins with. Raises GenerationError."""
-    if hears:
+    if speech:
         return speech_options(defaults, overrides, vocab_size=sizes.vocabulary, max_positions=sizes.max_target)
     return resolve_options(
         defaults,

@@ -333,7 +333,7 @@ class _Fields:
                     close = difflib.get_close_matches(name[:LONG_NAME], sorted(known), 1)
                     fix = f"did you mean {close[0]}?" if close else "remove it"
                     if name in HEARING:
-                        fix = "it is for models that hear; remove it"
+                        fix = "it is for speech models; remove it"
                     shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
                     raise GenerationError(
                         f"{shown}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"

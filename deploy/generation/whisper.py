@@ -75,7 +75,7 @@ def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) 
     """The prompt after its start token, and the languages that `CHOSEN` in it stands for."""
     language, task = given.get("language"), given.get("task")
     if given.get("is_multilingual") is False and (call.get("language") is not None or call.get("task") is not None):
-        raise GenerationError("language and task are for multilingual models, this one hears English; leave them out")
+        raise GenerationError("language and task are for multilingual models, this one is English-only; leave them out")
     languages = _ids(given, "lang_to_id", vocab_size)
     tasks = _ids(given, "task_to_id", vocab_size)
     forced = _forced(given, vocab_size) if language is None and task is None else []

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.serving.messages import Figures, Request, WorkerSettings
+from tightbeam.deploy.serving.messages import Request, Stats, WorkerSettings
 from tightbeam.deploy.serving.metrics import Metrics
-from tightbeam.deploy.serving.responses import Answer
+from tightbeam.deploy.serving.responses import Responder
 from tightbeam.deploy.serving.watchdog import Server
-from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_of_each
+from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_per_worker
 
 __all__ = ["BUNDLE", "ENGINE", "MAX_ROWS", "URL", "URL_VARIABLE", "Backend"]
 
@@ -54,9 +54,9 @@ class Backend:
         self._metrics = Metrics(triton, labels, int(config["max_batch_size"]))
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Answer all of them, each with its own error if need be."""
-        answers = [Answer(request, self._triton, stream=self._stream) for request in requests]
-        figures = Figures()
+        """Responder all of them, each with its own error if need be."""
+        answers = [Responder(request, self._triton, stream=self._stream) for request in requests]
+        stats = Stats()
         ran = False
         try:
             batch = [read for number, answer in enumerate(answers) if (read := answer.read(number)) is not None]
@@ -66,21 +66,21 @@ class Backend:
                 self._start_again()
             ran = True
             if batch:
-                self._run(batch, answers, figures)
+                self._run(batch, answers, stats)
         except WorkerError as error:
             _fail(answers, f"{error}; send the request again")
         except Exception as error:  # the server goes on, whatever we did wrong
             traceback.print_exc()
             _fail(answers, f"{type(error).__name__}: {error}; this is a fault of Tightbeam")
-        self._metrics.add(figures, [answer.outcome for answer in answers])
+        self._metrics.add(stats, [answer.outcome for answer in answers])
         if ran and not self._worker.alive:  # what waits in Triton's queue is not lost
             try:
                 self._start_again()
             except WorkerError as error:  # it is tried again for the next requests
                 print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
 
-    def _run(self, batch: Sequence[Request], answers: Sequence[Answer], figures: Figures) -> None:
-        with closing(self._worker.run(batch, lambda: _gone(answers), figures)) as events:
+    def _run(self, batch: Sequence[Request], answers: Sequence[Responder], stats: Stats) -> None:
+        with closing(self._worker.run(batch, lambda: _gone(answers), stats)) as events:
             for event in events:
                 answers[event.number].take(event)
         _fail(answers, "the request was not answered; this is a fault of Tightbeam")
@@ -101,7 +101,7 @@ def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool
     return WorkerSettings(
         bundle=str(Path(arguments["model_repository"], arguments["model_version"], BUNDLE)),
         engine=parameters[ENGINE],
-        threads=None if gpu else threads_of_each(instances),
+        threads=None if gpu else threads_per_worker(instances),
         device=int(arguments["model_instance_device_id"]) if gpu else None,
         max_rows=int(parameters[MAX_ROWS]),
         stream=stream,
@@ -120,10 +120,10 @@ def _region() -> str:
     return next((argument for argument in arguments if argument.startswith(REGION)), "")
 
 
-def _gone(answers: Sequence[Answer]) -> list[int]:
+def _gone(answers: Sequence[Responder]) -> list[int]:
     return [number for number, answer in enumerate(answers) if answer.was_cancelled()]
 
 
-def _fail(answers: Sequence[Answer], reason: str) -> None:
+def _fail(answers: Sequence[Responder], reason: str) -> None:
     for answer in answers:
         answer.fail(reason, own=False)

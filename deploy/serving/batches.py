@@ -12,9 +12,9 @@ from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.serving.messages import Event, Figures, Refused, Request, Row, Token
-from tightbeam.deploy.serving.requests import Job, Part, read_request
-from tightbeam.deploy.text.detokenizer import Speller
+from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token
+from tightbeam.deploy.serving.requests import ParsedRequest, Sample, parse_request
+from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
 from tightbeam.deploy.text.output import join, output_of, text_of
 from tightbeam.deploy.text.tokenizer import InputError
 
@@ -26,7 +26,7 @@ Cancelled = Callable[[], Collection[int]]
 
 def run_requests(
     runner: Runner, requests: Iterable[Request], *, max_rows: int, stream: bool, send: Send, cancelled: Cancelled
-) -> Figures:
+) -> Stats:
     """Run all of them. Of each row of a request there comes one `Row`, as soon as it is through, unless the request is
     refused or cancelled; with ``stream``, a `Token` for each of greedy search before.
 
@@ -35,19 +35,19 @@ def run_requests(
     jobs = []
     for request in requests:
         try:
-            jobs.append(read_request(runner, request, max_rows))
+            jobs.append(parse_request(runner, request, max_rows))
         except (InputError, GenerationError) as error:
             send(Refused(request.number, str(error)))
-    figures = Figures()
+    stats = Stats()
     for parts in _batches(jobs, max_rows):
-        _run(_Batch(runner, parts, stream, send, cancelled, figures))
-    return figures
+        _run(_Batch(runner, parts, stream, send, cancelled, stats))
+    return stats
 
 
-def _batches(jobs: Iterable[Job], max_rows: int) -> Iterator[list[Part]]:
+def _batches(jobs: Iterable[ParsedRequest], max_rows: int) -> Iterator[list[Sample]]:
     """Samples that may be run together: of equal settings, and none changes what another gets. The longest first, so
     that padding is little."""
-    groups: dict[Hashable, list[Part]] = {}
+    groups: dict[Hashable, list[Sample]] = {}
     for job in jobs:
         for part in (part for row in job.parts for part in row):
             groups.setdefault((job.options, part.company), []).append(part)
@@ -76,21 +76,21 @@ class _Batch:
     """Samples run together, and the search's `Listener`."""
 
     def __init__(
-        self, runner: Runner, parts: list[Part], stream: bool, send: Send, cancelled: Cancelled, figures: Figures
+        self, runner: Runner, parts: list[Sample], stream: bool, send: Send, cancelled: Cancelled, stats: Stats
     ) -> None:
         self.runner, self.parts, self.stream, self.send, self.cancelled = runner, parts, stream, send, cancelled
-        self.figures = figures
+        self.stats = stats
         self.options = parts[0].job.options
         self._prompt = 0
         self._steps = 0
         self._last = 0.0
-        self._spellers: dict[int, Speller] = {}
+        self._detokenizers: dict[int, IncrementalDetokenizer] = {}
 
-    def of(self, parts: list[Part]) -> _Batch:
+    def of(self, parts: list[Sample]) -> _Batch:
         """The same, of other samples."""
-        return _Batch(self.runner, parts, self.stream, self.send, self.cancelled, self.figures)
+        return _Batch(self.runner, parts, self.stream, self.send, self.cancelled, self.stats)
 
-    def waiting(self) -> list[Part]:
+    def waiting(self) -> list[Sample]:
         """Samples that are not through, of requests that somebody waits for."""
         gone = self.cancelled()
         for part in self.parts:
@@ -101,8 +101,8 @@ class _Batch:
         self.parts = self.waiting()
         if not self.parts:
             return
-        self.figures.batches += 1
-        self.figures.samples += len(self.parts)
+        self.stats.batches += 1
+        self.stats.samples += len(self.parts)
         self._last = time.perf_counter()
         settings = self.parts[0].job.settings
         if self.runner.log_mel:
@@ -116,24 +116,26 @@ class _Batch:
     def after_step(self, samples: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
         now = time.perf_counter()
         if self._steps:
-            self.figures.step_seconds += now - self._last
+            self.stats.step_seconds += now - self._last
         else:
-            self.figures.prefill_seconds += now - self._last
+            self.stats.prefill_seconds += now - self._last
         self._last = now
         self._steps += 1
-        self.figures.steps += 1
+        self.stats.steps += 1
         if self.stream and tokens is not None:
             for sample, token in zip(samples.tolist(), tokens.tolist(), strict=True):
                 self._say(self.parts[sample], sample, token)
         gone = self.cancelled()
         return np.array([self.parts[sample].job.number in gone for sample in samples.tolist()], np.bool_)
 
-    def _say(self, part: Part, sample: int, token: int) -> None:
+    def _say(self, part: Sample, sample: int, token: int) -> None:
         """Tell of a token, unless it was told before a batch was run again; of windows that run side by side, none."""
         if len(part.job.parts[part.row]) > 1:
             return
-        speller = self._spellers.setdefault(sample, Speller(lambda tokens: text_of(self.runner, tokens, self.options)))
-        text = speller.add(token) if self.runner.has_tokenizer else ""
+        detokenizer = self._detokenizers.setdefault(
+            sample, IncrementalDetokenizer(lambda tokens: text_of(self.runner, tokens, self.options))
+        )
+        text = detokenizer.add(token) if self.runner.has_tokenizer else ""
         if self._steps > part.said:
             part.said = self._steps
             self.send(Token(part.job.number, part.row, token, text))
@@ -141,7 +143,7 @@ class _Batch:
     def finished(self, sample: int, result: SearchResult) -> None:
         part = self.parts[sample]
         part.output = output_of(self.runner, result, self.options, self._prompt)
-        self.figures.tokens += sum(len(row) for row in part.output.sequences)
+        self.stats.tokens += sum(len(row) for row in part.output.sequences)
         windows = [other.output for other in part.job.parts[part.row] if other.output is not None]
         if len(windows) == len(part.job.parts[part.row]):
             whole = join(windows) if self.runner.log_mel else windows[0]

@@ -155,10 +155,10 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
             tensor.optional = True
             tensor.allow_ragged_batch = True
 
-    text, hears = manifest.tokenizer is not None, manifest.speech is not None
-    if text and not hears:
+    text, speech = manifest.tokenizer is not None, manifest.speech is not None
+    if text and not speech:
         put("input", TEXT, "TYPE_STRING", 1)
-    if hears:
+    if speech:
         put("input", AUDIO, "TYPE_FP32", -1)
     else:
         put("input", INPUT_IDS, "TYPE_INT64", -1)
@@ -182,8 +182,8 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
         config.dynamic_batching.default_queue_policy.allow_timeout_override = True
 
-    warm_up = config.model_warmup.add(name=WARM_UP, batch_size=1).inputs[AUDIO if hears else INPUT_IDS]
-    if hears:
+    warm_up = config.model_warmup.add(name=WARM_UP, batch_size=1).inputs[AUDIO if speech else INPUT_IDS]
+    if speech:
         warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_FP32, dims=[1600], zero_data=True))
     else:
         dims = [len(WARM_UP_IDS)]

@@ -12,16 +12,16 @@ from tightbeam.deploy.text.output import Output
 
 __all__ = [
     "Batch",
-    "Bye",
     "Cancel",
     "Done",
     "Event",
     "Failed",
-    "Figures",
     "Ready",
     "Refused",
     "Request",
     "Row",
+    "Shutdown",
+    "Stats",
     "Token",
     "WorkerSettings",
 ]
@@ -63,7 +63,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Bye:
+class Shutdown:
     """To the worker: end."""
 
 
@@ -109,7 +109,7 @@ class Refused:
 
 
 @dataclass
-class Figures:
+class Stats:
     """Of what was run: how much, and in how many seconds.
 
     ``prefill_seconds``: up to the end of each batch's first step."""
@@ -126,7 +126,7 @@ class Figures:
 class Done:
     """The batch is over."""
 
-    figures: Figures = field(default_factory=Figures)
+    stats: Stats = field(default_factory=Stats)
 
 
 Event = Token | Row | Refused

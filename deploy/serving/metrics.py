@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tightbeam.deploy.serving.messages import Figures
+from tightbeam.deploy.serving.messages import Stats
 from tightbeam.deploy.serving.responses import Outcome
 
 __all__ = ["COUNTERS", "GAUGES", "Metrics"]
@@ -42,20 +42,20 @@ class Metrics:
         }
         self._metrics = {name: family.Metric(labels=labels) for name, family in self._families.items()}
 
-    def add(self, figures: Figures, outcomes: Sequence[Outcome | None]) -> None:
+    def add(self, stats: Stats, outcomes: Sequence[Outcome | None]) -> None:
         """What a call has done, and what became of its requests."""
-        seconds = figures.prefill_seconds + figures.step_seconds
-        self._count("tokens", figures.tokens)
-        self._count("batches", figures.batches)
-        self._count("samples", figures.samples)
-        self._count("steps", figures.steps)
-        self._count("prefill_seconds", figures.prefill_seconds)
-        self._count("step_seconds", figures.step_seconds)
+        seconds = stats.prefill_seconds + stats.step_seconds
+        self._count("tokens", stats.tokens)
+        self._count("batches", stats.batches)
+        self._count("samples", stats.samples)
+        self._count("steps", stats.steps)
+        self._count("prefill_seconds", stats.prefill_seconds)
+        self._count("step_seconds", stats.step_seconds)
         for outcome in ("refused", "failed", "cancelled"):
             self._count(outcome, outcomes.count(outcome))
         if seconds:
-            self._metrics["tightbeam_tokens_per_second"].set(figures.tokens / seconds)
-            self._metrics["tightbeam_batch_fill"].set(figures.samples / figures.batches / self._largest)
+            self._metrics["tightbeam_tokens_per_second"].set(stats.tokens / seconds)
+            self._metrics["tightbeam_batch_fill"].set(stats.samples / stats.batches / self._largest)
 
     def restarted(self) -> None:
         """The worker was started again."""

@@ -18,7 +18,7 @@ class TritonPythonModel:
         self._backend = Backend(args, pb_utils)
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer requests, through their response senders."""
+        """Responder requests, through their response senders."""
         self._backend.execute(requests)
 
     def finalize(self) -> None:

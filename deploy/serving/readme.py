@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tightbeam.deploy.bundle.reader import Manifest
 from tightbeam.deploy.serving.config import ServingSettings
 
-__all__ = ["manual", "request_line", "server_command"]
+__all__ = ["readme", "request_line", "server_command"]
 
 
 IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
@@ -41,7 +41,7 @@ def request_line(manifest: Manifest, settings: ServingSettings) -> str:
     return f"curl {settings.url}/v2/models/{settings.name}/{action} -d '{body}'"
 
 
-def manual(manifest: Manifest, settings: ServingSettings, repository: Path) -> str:
+def readme(manifest: Manifest, settings: ServingSettings, repository: Path) -> str:
     """The text."""
     where = repository.absolute()
     gpu = " --gpus all" if settings.device == "gpu" else ""

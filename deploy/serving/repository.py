@@ -31,11 +31,11 @@ from tightbeam.deploy.serving.config import (
     model_config,
     settings_of,
 )
-from tightbeam.deploy.serving.readme import manual
+from tightbeam.deploy.serving.readme import readme
 
 __all__ = ["settings_there", "write_model"]
 
-CONFIG, MANUAL, MODEL = "config.pbtxt", "README.md", "model.py"
+CONFIG, README, MODEL = "config.pbtxt", "README.md", "model.py"
 
 
 def settings_there(repository: str | os.PathLike[str], name: str, *, force: bool = False) -> ServingSettings:
@@ -89,7 +89,7 @@ def write_model(
     def fill_settings(folder: Path) -> None:
         (folder / "warmup").mkdir(exist_ok=True)
         (folder / "warmup" / WARM_UP).write_bytes(np.array(WARM_UP_IDS, np.int64).tobytes())
-        (folder / MANUAL).write_text(manual(bundle.manifest, settings, Path(repository)), encoding="utf-8")
+        (folder / README).write_text(readme(bundle.manifest, settings, Path(repository)), encoding="utf-8")
         (folder / CONFIG).write_text(f"# Made by triton-repo of {made_by}\n{config}", encoding="utf-8")
 
     def fill(folder: Path) -> None:

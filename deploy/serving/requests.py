@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.deploy.audio.files import check_sound, windows
+from tightbeam.deploy.audio.files import audio_fault, windows
 from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.runtimes.base import Array
@@ -17,13 +17,13 @@ from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.text.output import Output
 from tightbeam.deploy.text.tokenizer import InputError
 
-__all__ = ["AUDIO", "INPUT_IDS", "LENGTHS", "TEXT", "Job", "Part", "read_request"]
+__all__ = ["AUDIO", "INPUT_IDS", "LENGTHS", "TEXT", "ParsedRequest", "Sample", "parse_request"]
 
 TEXT, INPUT_IDS, AUDIO, LENGTHS = "TEXT", "INPUT_IDS", "AUDIO", "LENGTHS"
-FEWEST_BYTES, MOST_BYTES, BYTES_A_POSITION = 1 << 16, 1 << 20, 64
+MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 """Of a text; a tokenizer takes a second for the most, in which nobody else is served."""
-MOST_PARAMETER_BYTES = 1 << 16
-MOST_WINDOWS = 120
+MAX_PARAMETER_BYTES = 1 << 16
+MAX_WINDOWS = 120
 """Of a recording, an hour at Whisper's 30 seconds."""
 WORDS = frozenset({"language", "task"})
 """Parameters whose text is not read as JSON."""
@@ -32,10 +32,10 @@ OWN = "triton_"
 
 
 @dataclass(eq=False)
-class Part:
+class Sample:
     """One sample: a source's token ids, or the features [mels, frames] of a window. ``row``: which of the request's."""
 
-    job: Job
+    job: ParsedRequest
     row: int
     length: int
     company: tuple[int, ...] = ()
@@ -48,18 +48,18 @@ class Part:
 
 
 @dataclass(eq=False)
-class Job:
+class ParsedRequest:
     """A request that can be run. ``parts``: of each row one, but of a recording as many as it has windows."""
 
     number: int
     settings: dict[str, Any]
     options: GenerationOptions
-    parts: list[list[Part]] = field(default_factory=list)
+    parts: list[list[Sample]] = field(default_factory=list)
     over: bool = False
     """refused or cancelled"""
 
 
-def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
+def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequest:
     """Raises InputError and GenerationError, which name what is wrong with the request.
 
     ``max_rows``: samples x beams that are run together at most.
@@ -74,7 +74,7 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
             f"num_beams={options.num_beams} is more than the {max_rows} rows that this server runs together; "
             f"pass {max_rows} or less"
         )
-    job = Job(request.number, settings, options)
+    job = ParsedRequest(request.number, settings, options)
     given = [name for name in (TEXT, INPUT_IDS, AUDIO) if name in request.inputs]
     takes = AUDIO if runner.log_mel else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
     if len(given) != 1 or (given == [AUDIO]) != (runner.log_mel is not None):
@@ -89,14 +89,14 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
         try:
             if given == [TEXT]:
                 tokens, _ = runner.encode(_text(value, runner.manifest.sizes.max_source), truncate=truncate, **settings)
-                job.parts.append([Part(job, row, len(tokens), tokens=tokens)])
+                job.parts.append([Sample(job, row, len(tokens), tokens=tokens)])
             elif given == [INPUT_IDS]:
                 ids = value[: lengths[row]].tolist()
                 runner.check_ids(ids)
-                job.parts.append([Part(job, row, len(ids), tokens=ids)])
+                job.parts.append([Sample(job, row, len(ids), tokens=ids)])
             else:
                 features = _features(runner, value[: lengths[row]])
-                job.parts.append([Part(job, row, 0, features=window) for window in features])
+                job.parts.append([Sample(job, row, 0, features=window) for window in features])
             for part in job.parts[row]:
                 part.company = runner.company(
                     part.length, settings
@@ -108,8 +108,8 @@ def read_request(runner: Runner, request: Request, max_rows: int) -> Job:
 
 def _settings(parameters: str) -> dict[str, Any]:
     """Triton's parameters are numbers, words, true and false; whatever else a setting takes comes as JSON in a text."""
-    if len(parameters) > MOST_PARAMETER_BYTES:
-        raise InputError(f"the parameters have {len(parameters):,} bytes, expected {MOST_PARAMETER_BYTES:,} at most")
+    if len(parameters) > MAX_PARAMETER_BYTES:
+        raise InputError(f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most")
     settings = {name: value for name, value in json.loads(parameters or "{}").items() if not name.startswith(OWN)}
     for name, value in settings.items():
         if isinstance(value, str) and name not in WORDS:
@@ -123,7 +123,7 @@ def _settings(parameters: str) -> dict[str, Any]:
 def _text(value: Array, positions: int) -> str:
     (text,) = value.reshape(-1).tolist()
     data = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
-    most = min(max(FEWEST_BYTES, positions * BYTES_A_POSITION), MOST_BYTES)
+    most = min(max(MIN_BYTES, positions * BYTES_PER_POSITION), MAX_BYTES)
     if len(data) > most:
         raise InputError(f"the text has {len(data):,} bytes, expected {most:,} at most; shorten it")
     try:
@@ -150,10 +150,10 @@ def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]
 def _features(runner: Runner, samples: Array) -> list[Array]:
     """Of each window of a sound, float32 [n]."""
     assert runner.log_mel is not None
-    if fault := check_sound(samples):
+    if fault := audio_fault(samples):
         raise InputError(f"{AUDIO} {fault}")
-    if len(samples) > MOST_WINDOWS * runner.log_mel.samples:
-        seconds = MOST_WINDOWS * runner.log_mel.samples / runner.log_mel.sampling_rate_hz
+    if len(samples) > MAX_WINDOWS * runner.log_mel.samples:
+        seconds = MAX_WINDOWS * runner.log_mel.samples / runner.log_mel.sampling_rate_hz
         raise InputError(f"{AUDIO} is longer than {seconds:,.0f} seconds; cut it into pieces")
     sound = np.ascontiguousarray(samples, dtype=np.float32)
     return [runner.log_mel.features(window) for window in windows(sound, runner.log_mel.samples)]

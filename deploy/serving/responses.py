@@ -12,7 +12,7 @@ from tightbeam.deploy.runtimes.base import Array
 from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Token
 from tightbeam.deploy.text.output import Output
 
-__all__ = ["FINISHED", "INDEX", "OUTPUT_IDS", "OUTPUT_LENGTHS", "SCORES", "TEXT", "Answer", "tensors_of"]
+__all__ = ["FINISHED", "INDEX", "OUTPUT_IDS", "OUTPUT_LENGTHS", "SCORES", "TEXT", "Responder", "tensors_of"]
 
 TEXT, SCORES, OUTPUT_IDS, OUTPUT_LENGTHS = "TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS"
 INDEX, FINISHED = "INDEX", "FINISHED"
@@ -27,7 +27,7 @@ NUMPY = (
 which warms a model up, has to have numbers, since a text ends the process then."""
 
 
-class Answer:
+class Responder:
     """``request``: Triton's. ``triton``: the module ``triton_python_backend_utils``. ``stream``: each row, and each
     token of greedy search, is a response of its own; otherwise there is one, when all rows are there."""
 

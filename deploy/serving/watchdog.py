@@ -16,13 +16,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-__all__ = ["Server", "revive"]
+__all__ = ["Server", "reload_model"]
 
-PATIENCE_SECONDS = 0.3
+EXIT_GRACE_SECONDS = 0.3
 """In which a server ends whose end took the backend with it."""
-LIFE_SECONDS = 10.0
+MIN_LIFETIME_SECONDS = 10.0
 """That a backend lives at least, if loading it again is of any use."""
-LOAD_SECONDS = 600.0
+LOAD_TIMEOUT_SECONDS = 600.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -36,7 +36,7 @@ class Server(BaseModel):
     region: str
 
 
-def revive(server: Server, lived_seconds: float) -> None:
+def reload_model(server: Server, lived_seconds: float) -> None:
     """Remove the memory that the backend shared with the server, and, if that is there still, have it load the model
     again. Tells on standard error, which is the server's log, what became of it. ``lived_seconds``: how long it lived;
     one that dies at once is not loaded again at once."""
@@ -47,7 +47,7 @@ def revive(server: Server, lived_seconds: float) -> None:
     if ended:
         return
     _tell(f"the backend of model {server.model} was killed; loading it again")
-    time.sleep(max(0.0, LIFE_SECONDS - lived_seconds))
+    time.sleep(max(0.0, MIN_LIFETIME_SECONDS - lived_seconds))
     try:
         for action in ("unload", "load"):
             _post(f"{server.url}/v2/repository/models/{server.model}/{action}")
@@ -61,7 +61,7 @@ def revive(server: Server, lived_seconds: float) -> None:
 
 
 def _ended(pid: int) -> bool:
-    """Whether a process ends within `PATIENCE_SECONDS`."""
+    """Whether a process ends within `EXIT_GRACE_SECONDS`."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -69,7 +69,7 @@ def _ended(pid: int) -> bool:
     except OSError:  # a kernel, or a sandbox, without it
         return False
     try:
-        return bool(select.select([descriptor], [], [], PATIENCE_SECONDS)[0])
+        return bool(select.select([descriptor], [], [], EXIT_GRACE_SECONDS)[0])
     finally:
         os.close(descriptor)
 
@@ -77,7 +77,7 @@ def _ended(pid: int) -> bool:
 def _post(url: str) -> None:
     request = urllib.request.Request(url, data=b"{}", method="POST")
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
-    with direct.open(request, timeout=LOAD_SECONDS) as response:
+    with direct.open(request, timeout=LOAD_TIMEOUT_SECONDS) as response:
         response.read()
 
 

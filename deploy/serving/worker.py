@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.batches import run_requests
-from tightbeam.deploy.serving.messages import Batch, Bye, Cancel, Done, Failed, Ready, WorkerSettings
-from tightbeam.deploy.serving.watchdog import revive
+from tightbeam.deploy.serving.messages import Batch, Cancel, Done, Failed, Ready, Shutdown, WorkerSettings
+from tightbeam.deploy.serving.watchdog import reload_model
 from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = ["main", "visible_device"]
@@ -34,7 +34,7 @@ class _Worker:
     def serve(self) -> None:
         """Until the backend says goodbye. Raises EOFError, or OSError, where it ended without."""
         self.backend.send(Ready())
-        while not isinstance(message := self.backend.recv(), Bye):
+        while not isinstance(message := self.backend.recv(), Shutdown):
             if isinstance(message, Batch):  # a cancellation may come late
                 self.backend.send(self._run(message))
 
@@ -72,7 +72,7 @@ def main() -> None:
     settings = WorkerSettings.model_validate_json(sys.argv[2])
     start = time.monotonic()
     if not _serve(Connection(int(sys.argv[1])), settings):
-        revive(settings.server, time.monotonic() - start)  # the model's memory is free by now
+        reload_model(settings.server, time.monotonic() - start)  # the model's memory is free by now
 
 
 def visible_device(number: int, visible: str) -> str:

@@ -14,23 +14,23 @@ from socket import socketpair
 
 from tightbeam.deploy.serving.messages import (
     Batch,
-    Bye,
     Cancel,
     Done,
     Event,
     Failed,
-    Figures,
     Ready,
     Request,
+    Shutdown,
+    Stats,
     WorkerSettings,
 )
 
 __all__ = ["WorkerError", "WorkerProcess"]
 
-GOODBYE_SECONDS = 5.0
-LOOK_SECONDS = 0.005
+SHUTDOWN_SECONDS = 5.0
+CANCEL_POLL_SECONDS = 0.005
 """How often it is asked who cancelled, at most."""
-LOOK_SHARE = 0.02
+CANCEL_POLL_SHARE = 0.02
 """Of the time, that asking may take."""
 
 
@@ -60,20 +60,20 @@ class WorkerProcess:
             raise WorkerError(first.message if isinstance(first, Failed) else f"unexpected {first!r}")
 
     def run(
-        self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], figures: Figures
+        self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], stats: Stats
     ) -> Generator[Event, None, None]:
         """Run requests together; yields what comes of them, as it comes.
 
-        ``gone``: asked now and then; the numbers of requests that were cancelled since. ``figures``: what was done is
+        ``gone``: asked now and then; the numbers of requests that were cancelled since. ``stats``: what was done is
         written there in the end. Raises WorkerError where the worker ends, or fails; nothing more comes then. Whoever
-        stops listening before the end ends the worker: the next batch would hear of this one.
+        stops listening before the end ends the worker: the next batch would receive its messages.
         """
         over = False
         try:
             for message in self._listen(requests, gone):
                 over = isinstance(message, Done | Failed)
                 if isinstance(message, Done):
-                    figures.__dict__.update(message.figures.__dict__)
+                    stats.__dict__.update(message.stats.__dict__)
                 elif isinstance(message, Failed):
                     raise WorkerError(message.message)
                 else:
@@ -101,7 +101,7 @@ class WorkerProcess:
                 for number in gone():
                     self._send(Cancel(number))
                 end = time.monotonic()
-                next_look = end + max(LOOK_SECONDS, (end - start) / LOOK_SHARE)
+                next_look = end + max(CANCEL_POLL_SECONDS, (end - start) / CANCEL_POLL_SHARE)
 
     @property
     def alive(self) -> bool:
@@ -110,15 +110,15 @@ class WorkerProcess:
     def stop(self) -> None:
         """Say goodbye, and wait until it is gone."""
         with suppress(WorkerError):
-            self._send(Bye())
+            self._send(Shutdown())
         try:
-            self._process.wait(GOODBYE_SECONDS)
+            self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._pipe.close()
 
-    def _send(self, message: Batch | Bye | Cancel) -> None:
+    def _send(self, message: Batch | Shutdown | Cancel) -> None:
         try:
             self._pipe.send(message)
         except OSError:
@@ -134,7 +134,7 @@ class WorkerProcess:
     def _lost(self) -> WorkerError:
         """What is known of its end."""
         try:
-            code = self._process.wait(GOODBYE_SECONDS)
+            code = self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
@@ -151,6 +151,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def threads_of_each(instances: int) -> int | None:
+def threads_per_worker(instances: int) -> int | None:
     """Threads for each of so many workers; None for all cores."""
     return None if instances <= 1 else max(1, len(os.sched_getaffinity(0)) // instances)

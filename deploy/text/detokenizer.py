@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["Speller"]
+__all__ = ["IncrementalDetokenizer"]
 
 HALF = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the first bytes of a character whose other bytes are in the next token."""
 
 
-class Speller:
+class IncrementalDetokenizer:
     """The text of one row while it grows. ``decode``: the text of a row of tokens."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

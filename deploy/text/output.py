@@ -46,7 +46,7 @@ def output_of(runner: Runner, found: SearchResult, options: GenerationOptions, p
 
 
 def text_of(runner: Runner, sequence: Sequence[int], options: GenerationOptions) -> str:
-    """Without what a model that hears says of times."""
+    """Without what a speech model says of times."""
     last = last_text_token(runner.manifest.generation, options.vocab_size) if runner.log_mel else options.vocab_size
     return runner.decode([token for token in sequence if token <= last])
 

@@ -258,7 +258,7 @@ def _whole(samples: Samples, sequences: list[list[int]]) -> list[list[int]]:
 
 
 def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
-    """Sounds for a model that hears; else those ``texts`` that the tokenizer cuts short enough, else random ids."""
+    """Synthetic audio for a speech model; else the ``texts`` that tokenize short enough, else random ids."""
     return speech_samples(checkpoint) if checkpoint.family.source_files else _text_samples(checkpoint, texts)
 
 

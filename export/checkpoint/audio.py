@@ -1,4 +1,4 @@
-"""What a model that hears needs beside a text model: the file about its features, and sounds to compare it on."""
+"""What a speech model needs beside a text model: the file about its features, and sounds to compare it on."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PCM_STEPS = 1 << 15
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
-    """Raise ExportError where the file that says how features are made does not fit a model that hears."""
+    """Raise ExportError where the file that says how features are made does not fit a speech model."""
     if checkpoint.family.source_files:
         _window(checkpoint)
 
 
 def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
-    """Copy the file that says how features are made; None for a model that reads."""
+    """Copy the file that says how features are made; None for a text model."""
     if not checkpoint.family.source_files:
         return None
     (name,) = checkpoint.family.source_files
@@ -70,7 +70,7 @@ class SpeechSamples:
             import soundfile
         except (ImportError, OSError):
             raise ExportError(
-                "comparing a model that hears needs the package soundfile; pip install 'tightbeam[audio]', or export "
+                "comparing a speech model needs the package soundfile; pip install 'tightbeam[audio]', or export "
                 "with --no-check"
             ) from None
         paths = [folder / f"{index}.wav" for index in range(len(self.rows))]
@@ -89,7 +89,7 @@ class SpeechSamples:
 
 
 def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
-    """Rising tones with harmonics and pauses, and some noise: nothing said, but much to hear."""
+    """Rising tones with harmonics and pauses, and some noise: no words, but a full spectrum."""
     samples, rate_hz = _window(checkpoint)
     generator = np.random.default_rng(0)
     rows = []

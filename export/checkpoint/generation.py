@@ -28,7 +28,7 @@ def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
     if not supported:
         settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
     try:
-        options_for(settings, {}, checkpoint.sizes, hears=bool(checkpoint.family.source_files))
+        options_for(settings, {}, checkpoint.sizes, speech=bool(checkpoint.family.source_files))
     except GenerationError as error:
         name = GENERATION_FILE if (checkpoint.path / GENERATION_FILE).exists() else CONFIG_FILE
         raise ExportError(f"{checkpoint.path / name}: {error}") from None

@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022): it hears a window of 30 s as a spectrogram, and writes what was said.
+"""Whisper (Radford et al. 2022): it takes a window of 30 s as a spectrogram, and writes what was said.
 
 The encoder takes the window whole, silence included, so there is no mask: N is max_source_positions, always. The
 operators of a variant take one of ones.

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import Runner
-from tightbeam.deploy.text.detokenizer import HALF, Speller
+from tightbeam.deploy.text.detokenizer import HALF, IncrementalDetokenizer
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def bytewise() -> Tokenizer:
     "text", ["a town", "\u00e9t\u00e9", "\u96ea \u96ea", "a \U0001f642 b\U0001f468\u200d\U0001f469"]
 )
 def test_characters_come_whole(bytewise: Tokenizer, text: str) -> None:
-    speller = Speller(lambda tokens: bytewise.decode(list(tokens)))
-    pieces = [speller.add(token) for token in bytewise.encode(text).ids]
+    detokenizer = IncrementalDetokenizer(lambda tokens: bytewise.decode(list(tokens)))
+    pieces = [detokenizer.add(token) for token in bytewise.encode(text).ids]
     assert "".join(pieces) == text
     assert not any(HALF in piece for piece in pieces)
     assert len([piece for piece in pieces if piece]) == len(text)  # each as soon as it is there
@@ -37,16 +37,16 @@ def test_characters_come_whole(bytewise: Tokenizer, text: str) -> None:
 def test_what_is_no_character_is_told_once_it_is_certain(bytewise: Tokenizer) -> None:
     first, *_ = bytewise.encode("\u00e9").ids
     letter = bytewise.encode("a").ids[0]
-    speller = Speller(lambda tokens: bytewise.decode(list(tokens)))
-    assert [speller.add(token) for token in (letter, first, letter, first)] == ["a", "", f"{HALF}a", ""]
+    detokenizer = IncrementalDetokenizer(lambda tokens: bytewise.decode(list(tokens)))
+    assert [detokenizer.add(token) for token in (letter, first, letter, first)] == ["a", "", f"{HALF}a", ""]
 
 
 def test_the_text_of_a_tokenizer_with_words(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup", tokenizer=True), threads=1)
     for sentence in SENTENCES:
         tokens = runner.encode(sentence)[0]
-        speller = Speller(runner.decode)
-        pieces = [speller.add(token) for token in tokens]
+        detokenizer = IncrementalDetokenizer(runner.decode)
+        pieces = [detokenizer.add(token) for token in tokens]
         assert "".join(pieces) == runner.decode(tokens) == sentence
         assert pieces[-1] == ""  # the end is no text
 
@@ -58,5 +58,5 @@ def test_nothing_that_was_said_is_said_again() -> None:
     def decode(tokens: Sequence[int]) -> str:
         return texts[len(tokens)]
 
-    speller = Speller(decode)
-    assert [speller.add(0) for _ in texts[1:]] == ["a", " .", "", "", " b"]
+    detokenizer = IncrementalDetokenizer(decode)
+    assert [detokenizer.add(0) for _ in texts[1:]] == ["a", " .", "", "", " b"]

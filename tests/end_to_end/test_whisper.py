@@ -14,15 +14,15 @@ import pytest
 import torch
 import transformers
 
+from support.audio import RATE_HZ, Array, chirp
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json, refusal
 from support.checkpoints import WHISPER_GENERATION, CheckpointCache
-from support.sounds import RATE_HZ, Array, chirp
 from support.tolerance import allowed, assert_runs_close, error
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.files import read_sound
-from tightbeam.deploy.audio.transcribe import hear, transcribe
+from tightbeam.deploy.audio.files import read_audio
+from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.generation.whisper import speech_options
@@ -137,9 +137,9 @@ def test_a_sound_file_is_heard(bundles: BundleCache, tmp_path: Path) -> None:
     sound = steps.astype(np.float32) / 32768
     soundfile.write(tmp_path / "a.wav", steps, RATE_HZ)
     soundfile.write(tmp_path / "a.flac", np.stack([steps, steps], axis=1), RATE_HZ)
-    features = hear(runner, str(tmp_path / "a.wav"))
+    features = read_features(runner, str(tmp_path / "a.wav"))
     assert features.shape == (3, 9, 100)
-    np.testing.assert_array_equal(features, hear(runner, str(tmp_path / "a.flac")))
+    np.testing.assert_array_equal(features, read_features(runner, str(tmp_path / "a.flac")))
     checkpoint = bundles.trace("whisper", **arguments)[0]
     heard = transcribe(runner, features, max_new_tokens=10)
     texts, tokens = [], []
@@ -177,7 +177,7 @@ def test_other_rates_are_resampled(tmp_path: Path) -> None:
     expected = chirp(1.0, high_hz=3000)
     for rate_hz in (8000, 22050, 44100, 48000):
         soundfile.write(tmp_path / "r.wav", chirp(1.0, rate_hz, high_hz=3000), rate_hz, subtype="FLOAT")
-        found = read_sound(str(tmp_path / "r.wav"), RATE_HZ)
+        found = read_audio(str(tmp_path / "r.wav"), RATE_HZ)
         assert abs(len(found) - len(expected)) <= 1
         assert error(found[400:15600], expected[400:15600]) < 1e-3
 
@@ -191,7 +191,7 @@ def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyP
     soundfile.write(tmp_path / "odd.wav", np.zeros(9, np.float32), 2**31 - 1)
     (tmp_path / "cut.wav").write_bytes((tmp_path / "slow.wav").read_bytes()[:100])
     with pytest.raises(InputError, match="no file is named"):
-        read_sound("", RATE_HZ)
+        read_audio("", RATE_HZ)
     for name, expected in (
         ("none.wav", "there is no file"),
         (".", "is a folder"),
@@ -203,13 +203,13 @@ def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("nan.wav", "no numbers"),
     ):
         with pytest.raises(InputError, match=expected):
-            read_sound(str(tmp_path / name), RATE_HZ)
+            read_audio(str(tmp_path / name), RATE_HZ)
     monkeypatch.setitem(sys.modules, "scipy.signal", None)
-    with pytest.raises(InputError, match=r"8000 samples a second, the model hears 16000.*pip install"):
-        read_sound(str(tmp_path / "slow.wav"), RATE_HZ)
+    with pytest.raises(InputError, match=r"8000 samples a second, the model takes 16000.*pip install"):
+        read_audio(str(tmp_path / "slow.wav"), RATE_HZ)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InputError, match=r"needs the package soundfile.*pip install"):
-        read_sound(str(tmp_path / "slow.wav"), RATE_HZ)
+        read_audio(str(tmp_path / "slow.wav"), RATE_HZ)
 
 
 def test_the_whole_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -251,18 +251,18 @@ def test_settings_that_cannot_be(settings: dict[str, Any], expected: str) -> Non
 
 def test_what_does_not_fit_the_model(bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path) -> None:
     runner = Runner.load(bundles("el", "whisper", generation=WHISPER_GENERATION), threads=1)
-    with pytest.raises(InputError, match="this model hears, it takes no token ids"):
+    with pytest.raises(InputError, match="this is a speech model; pass audio instead of token ids"):
         runner.generate(np.array([[5]]))
-    with pytest.raises(InputError, match="this model hears, it takes no text"):
+    with pytest.raises(InputError, match="this is a speech model; pass audio instead of text"):
         runner.generate_text(["a text"])
     with pytest.raises(InputError, match=r"input_features is \[1, 9, 99\], expected \[B, 9, 100\]"):
         runner.generate_from_features(np.zeros((1, 9, 99), np.float32))
     with pytest.raises(InputError, match="NaN or infinity"):
         runner.generate_from_features(np.full((1, 9, 100), np.nan, np.float32))
     reader = Runner.load(bundles("el", "bart"), threads=1)
-    with pytest.raises(InputError, match="this model reads, it takes no sound"):
+    with pytest.raises(InputError, match="this is a text model; pass text or token ids instead of audio"):
         reader.generate_from_features(np.zeros((1, 9, 100), np.float32))
-    with pytest.raises(InputError, match="this model reads, it takes no sound"):
+    with pytest.raises(InputError, match="this is a text model; pass text or token ids instead of audio"):
         reader.transcribe(["a.wav"])
 
     folder = checkpoints.copy(tmp_path / "c", "whisper")

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.serving.config import ServingSettings
 from tightbeam.deploy.serving.repository import write_model
-from tightbeam.deploy.text.input_lines import run_lines
+from tightbeam.deploy.text.text_input import run_text_input
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")
@@ -56,11 +56,11 @@ def texts(*values: str | bytes) -> np.ndarray:
     return np.array([[value.encode() if isinstance(value, str) else value] for value in values], np.object_)
 
 
-class Answers(dict[str, Any]):
+class Response(dict[str, Any]):
     """Outputs by name; or ``error``, what the server refused with."""
 
     @classmethod
-    def of(cls, result: Any, names: tuple[str, ...]) -> Answers:
+    def of(cls, result: Any, names: tuple[str, ...]) -> Response:
         return cls({name: result.as_numpy(name) for name in names})
 
     @property
@@ -77,16 +77,16 @@ class Answers(dict[str, Any]):
 
 
 OUTPUTS = ("TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS")
-Ask = Callable[..., Coroutine[Any, Any, Answers]]
+Ask = Callable[..., Coroutine[Any, Any, Response]]
 
 
-async def asked(client: Any, model: str, arrays: dict[str, Any], names: tuple[str, ...], **settings: Any) -> Answers:
+async def asked(client: Any, model: str, arrays: dict[str, Any], names: tuple[str, ...], **settings: Any) -> Response:
     """One request, over whichever protocol the client speaks."""
     module = http_client if isinstance(client, http_client.InferenceServerClient) else grpc_client
     try:
-        return Answers.of(await client.infer(model, inputs_of(module, arrays), parameters=settings or None), names)
+        return Response.of(await client.infer(model, inputs_of(module, arrays), parameters=settings or None), names)
     except InferenceServerException as error:
-        return Answers(error=error.message(), status=error.status())
+        return Response(error=error.message(), status=error.status())
 
 
 def run(server: Any, work: Callable[[Ask, Ask], Coroutine[Any, Any, Any]]) -> Any:
@@ -99,7 +99,7 @@ def run(server: Any, work: Callable[[Ask, Ask], Coroutine[Any, Any, Any]]) -> An
         def ask(client: Any) -> Ask:
             async def one(
                 model: str, arrays: dict[str, Any], names: tuple[str, ...] = OUTPUTS, **given: Any
-            ) -> Answers:
+            ) -> Response:
                 return await asked(client, model, arrays, names, **given)
 
             return one
@@ -150,6 +150,6 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def expected(runner: Runner, text: str, **settings: Any) -> tuple[list[list[int]], list[str]]:
     """Sequences without padding, and texts, as the runner alone gives them."""
-    (result,) = run_lines(runner, [text.encode()], **settings)
+    (result,) = run_text_input(runner, [text.encode()], **settings)
     assert result.error is None and result.texts is not None
     return result.sequences, result.texts

@@ -10,11 +10,11 @@ import numpy as np
 
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.batches import run_requests
-from tightbeam.deploy.serving.messages import Event, Figures, Refused, Request, Row, Token
+from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token
 from tightbeam.deploy.serving.requests import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.text.output import Output
 
-__all__ = ["Heard", "ids_request", "run", "sound_request", "text_request"]
+__all__ = ["EventLog", "audio_request", "ids_request", "run", "text_request"]
 
 
 def text_request(number: int, *rows: str | bytes, **parameters: Any) -> Request:
@@ -29,7 +29,7 @@ def ids_request(number: int, *rows: Sequence[int], **parameters: Any) -> Request
     return Request(number, inputs, json.dumps(parameters))
 
 
-def sound_request(number: int, *sounds: Any, **parameters: Any) -> Request:
+def audio_request(number: int, *sounds: Any, **parameters: Any) -> Request:
     padded, lengths = _padded(list(sounds), np.nan)
     return Request(number, {AUDIO: padded, LENGTHS: lengths}, json.dumps(parameters))
 
@@ -41,11 +41,11 @@ def _padded(rows: Sequence[Any], fill: float) -> tuple[Any, Any]:
     return padded, np.array([[len(row)] for row in rows], np.int32)
 
 
-class Heard:
+class EventLog:
     """What ``run_requests`` told."""
 
-    def __init__(self, events: Sequence[Event], figures: Figures) -> None:
-        self.events, self.figures = events, figures
+    def __init__(self, events: Sequence[Event], stats: Stats) -> None:
+        self.events, self.stats = events, stats
 
     def outputs(self, number: int) -> list[Output]:
         """Of each row of a request; each was told once."""
@@ -76,7 +76,7 @@ def run(
     max_rows: int = 1000,
     stream: bool = False,
     cancelled: Callable[[], Collection[int]] = tuple,
-) -> Heard:
+) -> EventLog:
     events: list[Event] = []
-    figures = run_requests(runner, requests, max_rows=max_rows, stream=stream, send=events.append, cancelled=cancelled)
-    return Heard(events, figures)
+    stats = run_requests(runner, requests, max_rows=max_rows, stream=stream, send=events.append, cancelled=cancelled)
+    return EventLog(events, stats)

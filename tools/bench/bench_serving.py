@@ -36,7 +36,7 @@ from tightbeam.deploy.runtimes.base import Array
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings
 from tightbeam.deploy.serving.repository import write_model
-from tightbeam.deploy.serving.worker_process import threads_of_each
+from tightbeam.deploy.serving.worker_process import threads_per_worker
 from tightbeam.deploy.text.output import output_of
 from tightbeam.deploy.text.tokenizer import InputError
 from tightbeam.export.checkpoint.load import quiet_transformers, resolve
@@ -193,7 +193,7 @@ class _Bench:
         parameters = {
             "checkpoint": str(self._checkpoint),
             "architecture": self._architecture,
-            "threads": str(threads_of_each(self._serving.instances) or len(os.sched_getaffinity(0))),
+            "threads": str(threads_per_worker(self._serving.instances) or len(os.sched_getaffinity(0))),
             "settings": json.dumps(self._settings),
         }
         config = CONFIG.format(name=NAIVE, instances=self._serving.instances) + "".join(

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
-from support.sounds import RATE_HZ, chirp
-from support.triton_requests import ids_request, run, sound_request, text_request
+from support.triton_requests import audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.transcribe import hear, transcribe
+from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.serving import requests as reading
 from tightbeam.deploy.serving.messages import Request
@@ -129,34 +129,34 @@ def test_everybody_gets_what_they_get_alone(request: pytest.FixtureRequest, name
             request_ = ids_request(number, *rows, **settings)
         asked.append((request_, parsed(settings)))
     max_rows = 12
-    heard = run(runner, [request_ for request_, _ in asked], max_rows=max_rows)
-    assert heard.refusals() == {}
+    log = run(runner, [request_ for request_, _ in asked], max_rows=max_rows)
+    assert log.refusals() == {}
     groups: dict[Any, int] = {}
     for request_, settings in asked:
         sources = sources_of(runner, request_, settings)
-        outputs = heard.outputs(request_.number)
+        outputs = log.outputs(request_.number)
         assert len(outputs) == len(sources)
         for found, tokens in zip(outputs, sources, strict=True):
             assert_same(found, alone(runner, tokens, settings))
             key = (runner.options(**settings), runner.company(len(tokens), settings))
             groups[key] = groups.get(key, 0) + 1
     batches = [-(-count // (max_rows // key[0].num_beams)) for key, count in groups.items()]
-    assert heard.figures.batches == sum(batches) < heard.figures.samples == sum(groups.values())
-    assert heard.figures.tokens == sum(
-        len(row) for request_, _ in asked for output in heard.outputs(request_.number) for row in output.sequences
+    assert log.stats.batches == sum(batches) < log.stats.samples == sum(groups.values())
+    assert log.stats.tokens == sum(
+        len(row) for request_, _ in asked for output in log.outputs(request_.number) for row in output.sequences
     )
-    assert heard.figures.steps >= heard.figures.batches
-    assert heard.figures.prefill_seconds > 0 and heard.figures.step_seconds > 0
+    assert log.stats.steps >= log.stats.batches
+    assert log.stats.prefill_seconds > 0 and log.stats.step_seconds > 0
 
 
 def test_texts_are_those_of_generate_text(bart: Runner, gpt2: Runner) -> None:
     for runner in (bart, gpt2):
         for settings in ({"num_beams": 3, "max_new_tokens": 6}, {"num_beams": 1, "max_new_tokens": 9}):
             texts = [sentence[:30] for sentence in SENTENCES]
-            heard = run(runner, [text_request(place, text, **settings) for place, text in enumerate(texts)])
+            log = run(runner, [text_request(place, text, **settings) for place, text in enumerate(texts)])
             expected = [runner.generate_text([text], **settings)[0] for text in texts]
-            assert [heard.outputs(place)[0].texts for place in range(4)] == [[text] for text in expected]
-            assert heard.figures.batches == 1
+            assert [log.outputs(place)[0].texts for place in range(4)] == [[text] for text in expected]
+            assert log.stats.batches == 1
 
 
 def test_the_same_setting_written_in_another_way_shares_the_batch(bart: Runner) -> None:
@@ -167,11 +167,11 @@ def test_the_same_setting_written_in_another_way_shares_the_batch(bart: Runner) 
         {"early_stopping": True, "num_beams": 2, "triton_enable_empty_final_response": True},
     ]
     ways = [{**way, "max_new_tokens": 5} for way in ways]
-    heard = run(bart, [text_request(number, SENTENCES[number], **way) for number, way in enumerate(ways)])
-    assert (heard.figures.batches, heard.figures.samples) == (1, 4)
+    log = run(bart, [text_request(number, SENTENCES[number], **way) for number, way in enumerate(ways)])
+    assert (log.stats.batches, log.stats.samples) == (1, 4)
     for number in range(4):
         expected = alone(bart, bart.encode(SENTENCES[number])[0], parsed(ways[0]))
-        assert_same(heard.outputs(number)[0], expected)
+        assert_same(log.outputs(number)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_the_same_setting_written_in_another_way_shares_the_batch(bart: Runner) 
         ({"max_new_tokens": 9, "min_length": 12}, 3),
         ({"max_new_tokens": 9, "no_repeat_ngram_size": 2}, 3),
         ({"max_new_tokens": 9, "repetition_penalty": 1.4}, 3),
-        ({"max_new_tokens": 9, "forced_bos_token_id": 40}, 3),  # of which a prompt of one token alone hears
+        ({"max_new_tokens": 9, "forced_bos_token_id": 40}, 3),  # of which a prompt of one token alone is affected
         ({"max_new_tokens": 9, "bad_words_ids": "[[1, 5, 60]]"}, 3),  # padding is a 1
         ({"max_new_tokens": 9, "bad_words_ids": "[[5, 60], [7, 8, 1]]"}, 1),
     ],
@@ -191,10 +191,10 @@ def test_prompts_that_would_change_one_another_are_run_apart(
     gpt2: Runner, settings: dict[str, Any], batches: int
 ) -> None:
     prompts = [[5], [9, 8, 7, 6], [5, 5, 60, 5, 60, 5, 9, 5], [7]]
-    heard = run(gpt2, [ids_request(number, prompt, **settings) for number, prompt in enumerate(prompts)])
-    assert heard.figures.batches == batches
+    log = run(gpt2, [ids_request(number, prompt, **settings) for number, prompt in enumerate(prompts)])
+    assert log.stats.batches == batches
     for number, prompt in enumerate(prompts):
-        assert_same(heard.outputs(number)[0], alone(gpt2, prompt, parsed(settings)))
+        assert_same(log.outputs(number)[0], alone(gpt2, prompt, parsed(settings)))
 
 
 def test_bad_words_do_not_begin_in_the_padding(gpt2: Runner) -> None:
@@ -202,15 +202,15 @@ def test_bad_words_do_not_begin_in_the_padding(gpt2: Runner) -> None:
     prompt, longer = [5], [9, 8, 7, 6]
     (first,) = alone(gpt2, prompt, {"max_new_tokens": 1}).sequences[0]
     settings = {"max_new_tokens": 1, "bad_words_ids": f"[[1, 5, {first}]]"}
-    heard = run(gpt2, [ids_request(0, prompt, **settings), ids_request(1, longer, **settings)])
-    assert heard.outputs(0)[0].sequences == [[first]]
+    log = run(gpt2, [ids_request(0, prompt, **settings), ids_request(1, longer, **settings)])
+    assert log.outputs(0)[0].sequences == [[first]]
 
 
 def test_the_first_token_that_is_forced_is_forced_in_company(gpt2: Runner) -> None:
     settings = {"max_new_tokens": 3, "forced_bos_token_id": 40}
-    heard = run(gpt2, [ids_request(0, [5], **settings), ids_request(1, [9, 8, 7, 6], **settings)])
-    assert heard.outputs(0)[0].sequences[0][0] == 40
-    assert heard.outputs(1)[0].sequences[0][0] != 40
+    log = run(gpt2, [ids_request(0, [5], **settings), ids_request(1, [9, 8, 7, 6], **settings)])
+    assert log.outputs(0)[0].sequences[0][0] == 40
+    assert log.outputs(1)[0].sequences[0][0] != 40
 
 
 @pytest.mark.parametrize("max_rows", [4, 7, 8, 1000])
@@ -219,11 +219,11 @@ def test_a_limit_of_rows_splits_batches_and_changes_nothing(bart: Runner, max_ro
     requests = [
         text_request(number, text, num_beams=beams, max_new_tokens=5) for number, (text, beams) in enumerate(asked)
     ]
-    heard = run(bart, requests, max_rows=max_rows)
-    assert heard.figures.batches == {4: 2 + 5, 7: 1 + 5, 8: 1 + 3, 1000: 2}[max_rows]
+    log = run(bart, requests, max_rows=max_rows)
+    assert log.stats.batches == {4: 2 + 5, 7: 1 + 5, 8: 1 + 3, 1000: 2}[max_rows]
     for number, (text, beams) in enumerate(asked):
         expected = alone(bart, bart.encode(text)[0], {"num_beams": beams, "max_new_tokens": 5})
-        assert_same(heard.outputs(number)[0], expected)
+        assert_same(log.outputs(number)[0], expected)
 
 
 def test_a_text_is_cut_where_its_request_asks_for_it(bart: Runner, gpt2: Runner) -> None:
@@ -234,13 +234,13 @@ def test_a_text_is_cut_where_its_request_asks_for_it(bart: Runner, gpt2: Runner)
             text_request(1, "a small town", **settings),
             text_request(2, "snow " * 90, truncate="false", **settings),
         ]
-        heard = run(runner, requests)
+        log = run(runner, requests)
         tokens, cut = runner.encode("snow " * 90, truncate=True, **settings)
-        assert cut and heard.figures.batches == 1
-        assert_same(heard.outputs(0)[0], alone(runner, tokens, settings))
-        assert_same(heard.outputs(1)[0], alone(runner, runner.encode("a small town")[0], settings))
-        assert list(heard.refusals()) == [2]
-        assert "longer than" in heard.refusals()[2].message and "truncate" in heard.refusals()[2].message
+        assert cut and log.stats.batches == 1
+        assert_same(log.outputs(0)[0], alone(runner, tokens, settings))
+        assert_same(log.outputs(1)[0], alone(runner, runner.encode("a small town")[0], settings))
+        assert list(log.refusals()) == [2]
+        assert "longer than" in log.refusals()[2].message and "truncate" in log.refusals()[2].message
 
 
 # ---- what is wrong with a request ----
@@ -295,7 +295,7 @@ FAULTS: list[tuple[Request, str]] = [
     (text_request(1, "a", bad_words_ids="[]"), r"bad_words_ids=\[\] .* is not a list of lists"),
     (text_request(1, "a", bad_words_ids='{"a": 1}'), "bad_words_ids=.* is not a list of lists"),
     (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass True"),
-    (text_request(1, "a", language="de"), "language='de' .* is for models that hear; remove it"),
+    (text_request(1, "a", language="de"), "language='de' .* is for speech models; remove it"),
     (text_request(1, "a", truncate="yes"), "truncate='yes' is neither true nor false"),
     (text_request(1, "a", truncate=1), "truncate=1 is neither true nor false"),
     (text_request(1, "a", num_beams="[" + "1," * 40000 + "1]"), "the parameters have 80,.* bytes, expected 65,536"),
@@ -326,14 +326,14 @@ def neighbours(bart: Runner) -> list[Output]:
 @pytest.mark.parametrize(("faulty", "expected"), FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else "")
 def test_a_fault_is_its_own_requests(bart: Runner, neighbours: list[Output], faulty: Request, expected: str) -> None:
     requests = [text_request(0, "a small town"), faulty, text_request(2, "the tram line")]
-    heard = run(bart, requests, max_rows=40)
-    (refused,) = heard.refusals().values()
+    log = run(bart, requests, max_rows=40)
+    (refused,) = log.refusals().values()
     assert refused.number == 1 and refused.own
-    assert heard.outputs(1) == []
+    assert log.outputs(1) == []
     assert re.search(expected, refused.message) and len(refused.message.splitlines()) == 1, refused.message
-    assert heard.figures.batches == 1
+    assert log.stats.batches == 1
     for number, output in zip((0, 2), neighbours, strict=True):
-        assert_same(heard.outputs(number)[0], output)
+        assert_same(log.outputs(number)[0], output)
 
 
 PROMPT_FAULTS: list[tuple[Request, str]] = [
@@ -349,26 +349,26 @@ PROMPT_FAULTS: list[tuple[Request, str]] = [
     ("faulty", "expected"), PROMPT_FAULTS, ids=lambda value: "" if value is None else str(value)[:9]
 )
 def test_prompts_that_leave_no_room(gpt2: Runner, faulty: Request, expected: str) -> None:
-    heard = run(gpt2, [ids_request(0, [5] * 3, max_new_tokens=5), faulty])
-    message = heard.refusals()[1].message
+    log = run(gpt2, [ids_request(0, [5] * 3, max_new_tokens=5), faulty])
+    message = log.refusals()[1].message
     assert re.search(expected, message), message
-    assert_same(heard.outputs(0)[0], alone(gpt2, [5] * 3, {"max_new_tokens": 5}))
+    assert_same(log.outputs(0)[0], alone(gpt2, [5] * 3, {"max_new_tokens": 5}))
 
 
 SOUND = chirp(0.5)
 SOUND_FAULTS: list[tuple[Request, str]] = [
-    (sound_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds samples that are no numbers; make it again"),
-    (sound_request(1, SOUND, np.append(SOUND, np.float32(np.inf))), "row 1: AUDIO holds samples that are no numbers"),
-    (sound_request(1, SOUND * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
+    (audio_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds samples that are no numbers; make it again"),
+    (audio_request(1, SOUND, np.append(SOUND, np.float32(np.inf))), "row 1: AUDIO holds samples that are no numbers"),
+    (audio_request(1, SOUND * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
     (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO holds no sound; expected at least one sample"),
-    (sound_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
+    (audio_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
     (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
     (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
-    (sound_request(1, SOUND, language="english"), "language='english' is no language code of this model; it has de"),
-    (sound_request(1, SOUND, language="5"), "language='5' is no language code of this model"),
-    (sound_request(1, SOUND, task="[1]"), r"task='\[1\]' is no task of this model"),
-    (sound_request(1, SOUND, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
-    (sound_request(1, SOUND, truncate=True), "truncate=True is for TEXT; leave it out"),
+    (audio_request(1, SOUND, language="english"), "language='english' is no language code of this model; it has de"),
+    (audio_request(1, SOUND, language="5"), "language='5' is no language code of this model"),
+    (audio_request(1, SOUND, task="[1]"), r"task='\[1\]' is no task of this model"),
+    (audio_request(1, SOUND, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
+    (audio_request(1, SOUND, truncate=True), "truncate=True is for TEXT; leave it out"),
 ]
 
 
@@ -376,17 +376,17 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
     ("faulty", "expected"), SOUND_FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else ""
 )
 def test_sounds_that_cannot_be_heard(whisper: Runner, faulty: Request, expected: str) -> None:
-    heard = run(whisper, [sound_request(0, SOUND, max_new_tokens=3), faulty])
-    message = heard.refusals()[1].message
+    log = run(whisper, [audio_request(0, SOUND, max_new_tokens=3), faulty])
+    message = log.refusals()[1].message
     assert re.search(expected, message) and len(message.splitlines()) == 1, message
-    assert len(heard.outputs(0)) == 1 and heard.outputs(1) == []
+    assert len(log.outputs(0)) == 1 and log.outputs(1) == []
 
 
 def test_without_a_tokenizer_there_is_no_text(wordless: Runner) -> None:
-    heard = run(wordless, [text_request(0, "a town"), ids_request(1, [5, 6, 2])], stream=True)
-    assert "has no tokenizer" in heard.refusals()[0].message
-    assert heard.outputs(1)[0].texts is None
-    assert {token.text for token in heard.tokens(1)} == {""}
+    log = run(wordless, [text_request(0, "a town"), ids_request(1, [5, 6, 2])], stream=True)
+    assert "has no tokenizer" in log.refusals()[0].message
+    assert log.outputs(1)[0].texts is None
+    assert {token.text for token in log.tokens(1)} == {""}
 
 
 class Failing:
@@ -425,23 +425,23 @@ def test_a_fault_of_the_model_hits_only_its_request(bart: Runner, monkeypatch: p
     ]
     expected = [alone(bart, row, settings) for row in rows]
     monkeypatch.setattr(bart, "generate", Failing(bart, 77, steps))
-    heard = run(bart, requests, stream=True)
-    assert list(heard.refusals()) == [1]
-    assert heard.refusals()[1].message == "the model's scores are not numbers; export it again"
-    assert not heard.refusals()[1].own
-    assert heard.outputs(1) == []
+    log = run(bart, requests, stream=True)
+    assert list(log.refusals()) == [1]
+    assert log.refusals()[1].message == "the model's scores are not numbers; export it again"
+    assert not log.refusals()[1].own
+    assert log.outputs(1) == []
     for number, row, place in ((0, 0, 0), (2, 0, 2), (2, 1, 3)):
-        assert_same(heard.outputs(number)[row], expected[place])
-        assert [token.token for token in heard.tokens(number, row)] == expected[place].sequences[0][1:]
-    assert heard.figures.batches == 4
+        assert_same(log.outputs(number)[row], expected[place])
+        assert [token.token for token in log.tokens(number, row)] == expected[place].sequences[0][1:]
+    assert log.stats.batches == 4
 
 
 def test_a_request_that_fails_in_one_batch_is_not_run_in_another(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"num_beams": 1, "max_new_tokens": 4}
     monkeypatch.setattr(bart, "generate", Failing(bart, 77, 0))
-    heard = run(bart, [ids_request(0, [77, 5, 6, 2], [5, 6, 2], [6, 2], **settings)], max_rows=1)
-    assert list(heard.refusals()) == [0]
-    assert (heard.figures.batches, heard.figures.samples) == (1, 1)
+    log = run(bart, [ids_request(0, [77, 5, 6, 2], [5, 6, 2], [6, 2], **settings)], max_rows=1)
+    assert list(log.refusals()) == [0]
+    assert (log.stats.batches, log.stats.samples) == (1, 1)
 
 
 # ---- nobody waits any more ----
@@ -450,13 +450,13 @@ def test_a_request_that_fails_in_one_batch_is_not_run_in_another(bart: Runner, m
 def test_who_cancelled_before_costs_nothing(bart: Runner) -> None:
     settings = {"max_new_tokens": 5}
     requests = [text_request(number, text, **settings) for number, text in enumerate(SENTENCES)]
-    heard = run(bart, requests, cancelled=lambda: {1, 3})
-    assert {event.number for event in heard.events} == {0, 2}
-    assert heard.figures.samples == 2
+    log = run(bart, requests, cancelled=lambda: {1, 3})
+    assert {event.number for event in log.events} == {0, 2}
+    assert log.stats.samples == 2
     for number in (0, 2):
-        assert_same(heard.outputs(number)[0], alone(bart, bart.encode(SENTENCES[number])[0], settings))
+        assert_same(log.outputs(number)[0], alone(bart, bart.encode(SENTENCES[number])[0], settings))
     nothing = run(bart, requests, cancelled=lambda: range(4))
-    assert (nothing.events, nothing.figures.batches, nothing.figures.steps) == ([], 0, 0)
+    assert (nothing.events, nothing.stats.batches, nothing.stats.steps) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -471,16 +471,16 @@ def test_who_cancels_while_it_runs_leaves_and_changes_nobody(bart: Runner, num_b
         asked += 1
         return {0} if asked > 4 else set()
 
-    heard = run(bart, requests, stream=True, cancelled=cancelled)
-    assert heard.refusals() == {}
-    assert heard.outputs(0) == []
-    assert len(heard.tokens(0)) == (4 if num_beams == 1 else 0)
+    log = run(bart, requests, stream=True, cancelled=cancelled)
+    assert log.refusals() == {}
+    assert log.outputs(0) == []
+    assert len(log.tokens(0)) == (4 if num_beams == 1 else 0)
     for row in range(2):
-        assert_same(heard.outputs(1)[row], alone(bart, rows[2 + row], settings))
-    assert heard.figures.steps == 12
+        assert_same(log.outputs(1)[row], alone(bart, rows[2 + row], settings))
+    assert log.stats.steps == 12
     asked = 0
-    heard = run(bart, requests[:1], cancelled=cancelled)
-    assert (heard.events, heard.figures.steps) == ([], 4)
+    log = run(bart, requests[:1], cancelled=cancelled)
+    assert (log.events, log.stats.steps) == ([], 4)
 
 
 # ---- streams ----
@@ -490,23 +490,23 @@ def test_tokens_come_in_order_and_their_texts_are_the_rows(bart: Runner, gpt2: R
     for runner in (bart, gpt2):
         settings = {"num_beams": 1, "max_new_tokens": 12}
         requests = [text_request(number, text[:25], text[30:40], **settings) for number, text in enumerate(SENTENCES)]
-        heard = run(runner, requests, stream=True)
-        assert heard.figures.batches == 1
+        log = run(runner, requests, stream=True)
+        assert log.stats.batches == 1
         for number in range(4):
-            for row, output in enumerate(heard.outputs(number)):
-                tokens = heard.tokens(number, row)
+            for row, output in enumerate(log.outputs(number)):
+                tokens = log.tokens(number, row)
                 given = 0 if runner.decoder_only else 1
                 assert [token.token for token in tokens] == output.sequences[0][given:]
                 assert ["".join(token.text for token in tokens)] == output.texts
                 assert len(output.texts[0]) > 5
         # each token comes before the next one of any row
-        steps = [(event.number, event.row) for event in heard.events][: 4 * 2]
+        steps = [(event.number, event.row) for event in log.events][: 4 * 2]
         assert len(set(steps)) == 8
 
 
 def test_of_beams_nothing_comes_before_the_row(bart: Runner) -> None:
-    heard = run(bart, [text_request(0, SENTENCES[0], num_beams=2, max_new_tokens=5)], stream=True)
-    assert len(heard.events) == 1 and heard.outputs(0)
+    log = run(bart, [text_request(0, SENTENCES[0], num_beams=2, max_new_tokens=5)], stream=True)
+    assert len(log.events) == 1 and log.outputs(0)
 
 
 def test_characters_of_several_tokens_come_whole(bart: Runner, tmp_path: Path) -> None:
@@ -523,11 +523,11 @@ def test_characters_of_several_tokens_come_whole(bart: Runner, tmp_path: Path) -
     runner = Runner(bart.bundle, bart._engine, _TokenizersCodec(str(tmp_path / "tokenizer.json")))
     generator = np.random.default_rng(0)
     settings = {"max_new_tokens": 20, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2}
-    heard = run(runner, [ids_request(0, *generator.integers(3, 100, (24, 9)).tolist(), **settings)], stream=True)
+    log = run(runner, [ids_request(0, *generator.integers(3, 100, (24, 9)).tolist(), **settings)], stream=True)
     whole = 0
-    for row, output in enumerate(heard.outputs(0)):
+    for row, output in enumerate(log.outputs(0)):
         assert output.texts
-        pieces = [token.text for token in heard.tokens(0, row)]
+        pieces = [token.text for token in log.tokens(0, row)]
         assert not any(piece.endswith(HALF) for piece in pieces)
         if output.texts[0].endswith(HALF):  # the row ended in the middle of a character
             assert output.texts[0].startswith("".join(pieces))
@@ -548,25 +548,25 @@ def test_recordings_of_several_windows_are_joined(whisper: Runner, tmp_path: Pat
     )
     sounds = [chirp(2.5), chirp(0.4, high_hz=900), chirp(1.0, low_hz=2000, high_hz=100)]
     sounds = [np.round(sound * 32768).astype(np.int16) for sound in sounds]  # as a file has them
-    heards = [sound.astype(np.float32) / 32768 for sound in sounds]
+    waves = [sound.astype(np.float32) / 32768 for sound in sounds]
     for own in settings:
-        requests = [sound_request(0, *heards[:2], **own), sound_request(1, heards[2], **own)]
-        heard = run(whisper, requests, stream=True)
-        outputs = [*heard.outputs(0), *heard.outputs(1)]
+        requests = [audio_request(0, *waves[:2], **own), audio_request(1, waves[2], **own)]
+        log = run(whisper, requests, stream=True)
+        outputs = [*log.outputs(0), *log.outputs(1)]
         for place, sound in enumerate(sounds):
             path = str(tmp_path / f"{place}.wav")
             soundfile.write(path, sound, RATE_HZ)
-            assert_same(outputs[place], transcribe(whisper, hear(whisper, path), **own))
+            assert_same(outputs[place], transcribe(whisper, read_features(whisper, path), **own))
             assert outputs[place].texts == whisper.transcribe([path], **own)
-        assert (heard.figures.batches, heard.figures.samples) == (1, 3 + 1 + 1)
+        assert (log.stats.batches, log.stats.samples) == (1, 3 + 1 + 1)
         split = run(whisper, requests, max_rows=own.get("num_beams", 1) * 2)
-        assert split.figures.batches == 3
+        assert split.stats.batches == 3
         for found, expected in zip([*split.outputs(0), *split.outputs(1)], outputs, strict=True):
             assert_same(found, expected)
         assert outputs[0].scores is None
         # windows that run side by side have no order in which their tokens could come
-        assert heard.tokens(0, 0) == []
-        said = heard.tokens(0, 1)
+        assert log.tokens(0, 0) == []
+        said = log.tokens(0, 1)
         if "num_beams" not in own:
             assert [token.token for token in said] == outputs[1].sequences[0][-len(said) :] and len(said) > 3
             assert outputs[1].texts[0].endswith("".join(token.text for token in said).strip())
@@ -578,16 +578,16 @@ def test_of_times_nothing_is_said_while_it_runs_either(whisper: Runner, monkeypa
         update={"generation": {**whisper.manifest.generation, "no_timestamps_token_id": 40}}
     )
     monkeypatch.setattr(whisper, "bundle", dataclasses.replace(whisper.bundle, manifest=manifest))
-    heard = run(whisper, [sound_request(0, SOUND, max_new_tokens=20)], stream=True)
-    said = heard.tokens(0)
+    log = run(whisper, [audio_request(0, SOUND, max_new_tokens=20)], stream=True)
+    said = log.tokens(0)
     assert any(token.token > 40 for token in said)
-    (output,) = heard.outputs(0)
+    (output,) = log.outputs(0)
     assert output.texts == [whisper.decode([token for token in output.sequences[0] if token <= 40])]
     assert output.texts[0].endswith("".join(token.text for token in said).strip())
 
 
 def test_a_long_text_is_refused_before_it_is_read(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 3)
-    heard = run(bart, [text_request(0, "\u00e9\u00e9"), text_request(1, "abc", max_new_tokens=2)])
-    assert heard.refusals()[0].message == "the text has 4 bytes, expected 3 at most; shorten it"
-    assert heard.outputs(1)
+    monkeypatch.setattr(reading, "MAX_BYTES", 3)
+    log = run(bart, [text_request(0, "\u00e9\u00e9"), text_request(1, "abc", max_new_tokens=2)])
+    assert log.refusals()[0].message == "the text has 4 bytes, expected 3 at most; shorten it"
+    assert log.outputs(1)

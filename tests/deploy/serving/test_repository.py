@@ -240,20 +240,20 @@ def test_rows_count_the_beams_of_the_checkpoint(triton_repo: Command, bundles: B
 @pytest.mark.parametrize(
     ("kind", "action"), [("text", "generate"), ("ids_only", "generate_stream"), ("speech", "generate")]
 )
-def test_the_manual_names_the_server_and_a_request(
+def test_readme_names_the_server_and_a_request(
     request: pytest.FixtureRequest, triton_repo: Command, tmp_path: Path, kind: str, action: str
 ) -> None:
     repository = tmp_path / "the models"
     options = ["--stream"] if action == "generate_stream" else []
     done = triton_repo(request.getfixturevalue(kind), repository, "--name", "m", *options)
     version = done.wrote()
-    manual = (version.parent / "README.md").read_text()
-    (server,) = (line.strip() for line in manual.splitlines() if line.strip().startswith("tritonserver"))
+    readme = (version.parent / "README.md").read_text()
+    (server,) = (line.strip() for line in readme.splitlines() if line.strip().startswith("tritonserver"))
     words = shlex.split(server)
     assert words[:2] == ["tritonserver", f"--model-repository={repository}"]
     assert {"--model-control-mode=explicit", "--load-model=m"} <= set(words)
     assert server in done.out
-    (line,) = (line.strip() for line in manual.splitlines() if line.strip().startswith("curl"))
+    (line,) = (line.strip() for line in readme.splitlines() if line.strip().startswith("curl"))
     assert line in done.out
     command, url, option, body = shlex.split(line)
     assert (command, url, option) == ("curl", f"http://127.0.0.1:8000/v2/models/m/{action}", "-d")
@@ -264,9 +264,9 @@ def test_the_manual_names_the_server_and_a_request(
             inputs[name] = np.array([value] if isinstance(value, list) else [[value.encode()]], dtype)
         else:
             parameters[name] = value
-    heard = run(Runner.load(version / "bundle", threads=1), [Request(0, inputs, json.dumps(parameters))])
-    assert heard.outputs(0)
-    docker = manual[manual.index("docker run") :].partition("\n\n")[0].replace("\\\n", " ")
+    log = run(Runner.load(version / "bundle", threads=1), [Request(0, inputs, json.dumps(parameters))])
+    assert log.outputs(0)
+    docker = readme[readme.index("docker run") :].partition("\n\n")[0].replace("\\\n", " ")
     assert f"{repository}:/models" in shlex.split(docker)
 
 
@@ -523,7 +523,7 @@ def test_a_failure_leaves_things_as_they_were(
     else:
         assert (done.code, done.err) == (130, "error: interrupted; nothing was left behind\n")
     after = content(tmp_path)
-    if place.endswith("replace"):  # the manual may be the new one already
+    if place.endswith("replace"):  # the readme may be the new one already
         before, after = (dict(files, **{"models/m/README.md": None}) for files in (before, after))
     assert after == before
 

@@ -17,8 +17,8 @@ from support.fake_triton import FakeRequest, FakeTriton, broadcast
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving import backend as backend_module
 from tightbeam.deploy.serving.backend import BUNDLE, Backend
-from tightbeam.deploy.serving.messages import Event, Figures, Refused, Request, Row, Token, WorkerSettings
-from tightbeam.deploy.serving.responses import Answer, tensors_of
+from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token, WorkerSettings
+from tightbeam.deploy.serving.responses import Responder, tensors_of
 from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess
 from tightbeam.deploy.text.output import Output
 
@@ -66,15 +66,15 @@ def triton() -> FakeTriton:
     return FakeTriton()
 
 
-def read(request: FakeRequest, triton: FakeTriton, *, stream: bool = False) -> Answer:
-    answer = Answer(request, triton, stream=stream)
+def read(request: FakeRequest, triton: FakeTriton, *, stream: bool = False) -> Responder:
+    answer = Responder(request, triton, stream=stream)
     assert answer.read(3) is not None
     return answer
 
 
 def test_a_request_is_read_as_it_is(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS, "LENGTHS": IDS[:, :1]}, '{"num_beams": 2}')
-    found = Answer(request, triton, stream=False).read(3)
+    found = Responder(request, triton, stream=False).read(3)
     assert found is not None
     assert (found.number, found.parameters, set(found.inputs)) == (3, '{"num_beams": 2}', {"INPUT_IDS", "LENGTHS"})
     np.testing.assert_array_equal(found.inputs["INPUT_IDS"], IDS)
@@ -171,7 +171,7 @@ def test_a_request_that_was_answered_cannot_be_cancelled(triton: FakeTriton) -> 
 )
 def test_a_request_that_cannot_be_read(triton: FakeTriton, inputs: dict[str, Any], expected: str, code: str) -> None:
     request = FakeRequest(inputs)
-    assert Answer(request, triton, stream=False).read(0) is None
+    assert Responder(request, triton, stream=False).read(0) is None
     assert request.over and request.error is not None
     with pytest.raises(type(request.error), match=expected):
         raise request.error
@@ -292,12 +292,12 @@ class Scripted:
             raise WorkerError(reason)
         self.alive = True
 
-    def run(self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], figures: Figures) -> Iterator[Event]:
+    def run(self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], stats: Stats) -> Iterator[Event]:
         self.ran += 1
         over = False
         try:
             yield from self.events(gone)
-            figures.batches, figures.samples, figures.tokens, figures.step_seconds = 1, len(requests), 10, 0.5
+            stats.batches, stats.samples, stats.tokens, stats.step_seconds = 1, len(requests), 10, 0.5
             over = True
         finally:
             self.alive = over

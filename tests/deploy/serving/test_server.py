@@ -24,7 +24,7 @@ import tritonclient.grpc as grpc_blocking
 from support import served
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
-from support.served import Answers, Ask, metrics, processes, texts, until
+from support.served import Ask, Response, metrics, processes, texts, until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.files import windows
 from tightbeam.deploy.audio.transcribe import transcribe
@@ -131,7 +131,7 @@ def test_200_mixed_requests_at_once_get_what_the_runner_gives(world: SimpleNames
         rows = [rng.choice(SENTENCES) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
         work.append((model, rows, drawn(rng), rng.random() < 0.5))
 
-    async def ask_all(http: Ask, grpc: Ask) -> list[Answers]:
+    async def ask_all(http: Ask, grpc: Ask) -> list[Response]:
         asking = [
             (http if over_http else grpc)(model, {"TEXT": texts(*rows)}, **as_parameters(settings))
             for model, rows, settings, over_http in work
@@ -180,9 +180,9 @@ def test_sound(world: SimpleNamespace) -> None:
     )
     for row in range(2):
         features = [runner.log_mel.features(window) for window in windows(sound[row, : lengths[row, 0]], samples)]
-        heard = transcribe(runner, np.stack(features), max_new_tokens=6)
-        assert answer.texts[row] == heard.texts
-        assert answer.ids[row] == heard.sequences
+        log = transcribe(runner, np.stack(features), max_new_tokens=6)
+        assert answer.texts[row] == log.texts
+        assert answer.ids[row] == log.sequences
 
 
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
@@ -206,7 +206,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {},
         ("LENGTHS holds 3", "1 to 2"),
     ),
-    "language": ({"TEXT": texts("a town")}, {"language": "de"}, ("language='de'", "for models that hear")),
+    "language": ({"TEXT": texts("a town")}, {"language": "de"}, ("language='de'", "for speech models")),
     "wrong shape": ({"TEXT": np.array([[b"a", b"b"]], np.object_)}, {}, ("shape",)),
     "wrong type": ({"INPUT_IDS": np.array([[5.0, 2.0]], np.float32)}, {}, ("INT64", "INPUT_IDS")),
     "no such input": ({"TEXTS": texts("a town")}, {}, ("TEXTS",)),
@@ -219,7 +219,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 def test_a_fault_is_its_own_requests_error_and_nobody_elses(world: SimpleNamespace) -> None:
     settings = {"num_beams": 2, "max_new_tokens": 5}
 
-    async def ask_all(http: Ask, grpc: Ask) -> list[Answers]:
+    async def ask_all(http: Ask, grpc: Ask) -> list[Response]:
         asking = []
         for index, (arrays, given, _) in enumerate(FAULTS.values()):
             for ask in (http, grpc):
@@ -330,11 +330,11 @@ def test_one_of_a_batch_cancels_and_the_other_gets_its_answer(world: SimpleNames
         until(lambda: len(done) == 2)
     assert done[0][1] is not None
     assert done[1][1] is None
-    answer = Answers.of(done[1][0], served.OUTPUTS)
+    answer = Response.of(done[1][0], served.OUTPUTS)
     assert answer.texts == [served.expected(world.runners["slow"], SENTENCES[1], **settings)[1]]
 
 
-def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **settings: Any) -> list[Answers]:
+def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **settings: Any) -> list[Response]:
     """All responses to one request of a model that streams."""
     got: list[tuple[Any, Any]] = []
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
@@ -351,7 +351,7 @@ def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **setting
         until(over)
         client.stop_stream()
     return [
-        Answers(error=error.message()) if error else Answers.of(result, (*served.OUTPUTS, "INDEX", "FINISHED"))
+        Response(error=error.message()) if error else Response.of(result, (*served.OUTPUTS, "INDEX", "FINISHED"))
         for result, error in got
     ]
 
@@ -439,7 +439,7 @@ def test_more_beams_than_rows_that_are_run_together(world: SimpleNamespace) -> N
 
 
 def test_a_flood_is_refused_at_the_door(world: SimpleNamespace) -> None:
-    async def ask_all(http: Ask, grpc: Ask) -> list[Answers]:
+    async def ask_all(http: Ask, grpc: Ask) -> list[Response]:
         asking = (grpc("narrow", {"TEXT": texts(SENTENCES[0])}, max_new_tokens=8) for _ in range(300))
         return list(await asyncio.gather(*asking))
 
@@ -478,7 +478,7 @@ class Load:
 
     def __init__(self, world: SimpleNamespace, model: str, clients: int) -> None:
         self.world, self.model, self.clients = world, model, clients
-        self.answers: list[tuple[float, Answers]] = []
+        self.answers: list[tuple[float, Response]] = []
         self.over = False
 
     async def one(self, ask: Ask) -> None:
@@ -488,7 +488,7 @@ class Load:
             if "error" in answer:
                 await asyncio.sleep(0.05)
 
-    def during(self, work: Any) -> list[tuple[float, Answers]]:
+    def during(self, work: Any) -> list[tuple[float, Response]]:
         """Run blocking ``work`` under load; the answers, by the time when they came."""
 
         async def both(http: Ask, grpc: Ask) -> None:

@@ -25,11 +25,11 @@ from support.checkpoints import SENTENCES
 from support.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.reader import BundleError
-from tightbeam.deploy.serving import watchdog as revival
-from tightbeam.deploy.serving.messages import Batch, Cancel, Event, Figures, Ready, Request, Row, Token, WorkerSettings
-from tightbeam.deploy.serving.watchdog import Server, revive
+from tightbeam.deploy.serving import watchdog
+from tightbeam.deploy.serving.messages import Batch, Cancel, Event, Ready, Request, Row, Stats, Token, WorkerSettings
+from tightbeam.deploy.serving.watchdog import Server, reload_model
 from tightbeam.deploy.serving.worker import visible_device
-from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_of_each
+from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_per_worker
 
 NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region="")
 SECONDS = 60
@@ -70,7 +70,7 @@ def nobody() -> list[int]:
 def texts_of(worker: WorkerProcess) -> list[str]:
     """Of a batch of two requests."""
     requests = [text_request(number, text, max_new_tokens=6) for number, text in enumerate(SENTENCES[:2])]
-    rows = [event for event in worker.run(requests, nobody, Figures()) if isinstance(event, Row)]
+    rows = [event for event in worker.run(requests, nobody, Stats()) if isinstance(event, Row)]
     return [row.output.texts[0] for row in sorted(rows, key=lambda row: row.number) if row.output.texts]
 
 
@@ -81,22 +81,22 @@ def expected(folder: Path) -> list[str]:
 
 def test_it_runs_batch_after_batch(worker: WorkerProcess, expected: list[str]) -> None:
     assert texts_of(worker) == texts_of(worker) == expected
-    figures = Figures()
+    stats = Stats()
     requests = [text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, "")]
-    events = list(worker.run(requests, nobody, figures))
+    events = list(worker.run(requests, nobody, stats))
     assert sorted(type(event).__name__ for event in events) == ["Refused", "Row"]
-    assert (figures.batches, figures.samples) == (1, 1)
-    assert figures.steps > 0 and figures.tokens > 0 and figures.prefill_seconds > 0
+    assert (stats.batches, stats.samples) == (1, 1)
+    assert stats.steps > 0 and stats.tokens > 0 and stats.prefill_seconds > 0
     assert worker.alive
 
 
 def test_who_cancels_gets_no_row(worker: WorkerProcess, expected: list[str]) -> None:
     other = text_request(1, SENTENCES[0], max_new_tokens=6)
     told = iter([[0]])
-    figures = Figures()
-    events = list(worker.run([LONG, other], lambda: next(told, []), figures))
+    stats = Stats()
+    events = list(worker.run([LONG, other], lambda: next(told, []), stats))
     assert [event.number for event in events if isinstance(event, Row)] == [1]
-    assert figures.tokens < 20
+    assert stats.tokens < 20
     worker._send(Cancel(0))  # late: its batch is over
     assert texts_of(worker) == expected
 
@@ -104,7 +104,7 @@ def test_who_cancels_gets_no_row(worker: WorkerProcess, expected: list[str]) -> 
 def test_a_fault_of_ours_ends_a_batch_and_no_more(worker: WorkerProcess, expected: list[str]) -> None:
     broken = Request(0, None, "")  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a fault of Tightbeam"):
-        list(worker.run([broken], nobody, Figures()))
+        list(worker.run([broken], nobody, Stats()))
     assert worker.alive
     assert texts_of(worker) == expected
 
@@ -119,12 +119,12 @@ def test_a_signal_without_a_name_is_told_by_its_number(folder: Path) -> None:
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGRTMIN + 6)
     with pytest.raises(WorkerError, match=f"generates was killed by signal {signal.SIGRTMIN + 6}$"):
-        list(worker.run([LONG], nobody, Figures()))
+        list(worker.run([LONG], nobody, Stats()))
 
 
 def test_a_worker_that_is_killed_is_missed_and_started_again(worker: WorkerProcess, expected: list[str]) -> None:
     pid = worker._process.pid
-    events = worker.run([LONG], nobody, Figures())
+    events = worker.run([LONG], nobody, Stats())
     assert isinstance(next(events), Token)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"generates was killed by SIGKILL; the kernel does that where memory runs"):
@@ -144,7 +144,7 @@ def test_a_batch_that_is_left_is_not_heard_of_in_the_next(worker: WorkerProcess,
             raise ZeroDivisionError
         return []
 
-    events = worker.run([LONG], gone, Figures())
+    events = worker.run([LONG], gone, Stats())
     with suppress(ZeroDivisionError):
         assert isinstance(next(events), Token)
         events.close()
@@ -165,7 +165,7 @@ def test_stopped_nothing_is_left(folder: Path) -> None:
 
 
 def test_one_that_hears_nothing_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightbeam.deploy.serving.worker_process.GOODBYE_SECONDS", 0.2)
+    monkeypatch.setattr("tightbeam.deploy.serving.worker_process.SHUTDOWN_SECONDS", 0.2)
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGSTOP)
     worker.stop()
@@ -186,7 +186,7 @@ def test_a_bundle_that_cannot_be_loaded_says_so_itself(folder: Path, tmp_path: P
 
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert [threads_of_each(instances) for instances in (0, 1, 2, 3, 8, 20)] == [None, None, 4, 2, 1, 1]
+    assert [threads_per_worker(instances) for instances in (0, 1, 2, 3, 8, 20)] == [None, None, 4, 2, 1, 1]
 
 
 # ---- the backend ends ----
@@ -238,8 +238,8 @@ class FakeServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    monkeypatch.setattr(revival, "LIFE_SECONDS", 0.0)
-    monkeypatch.setattr(revival, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "MIN_LIFETIME_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "EXIT_GRACE_SECONDS", 0.1)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
     fake = FakeServer()
     yield fake
@@ -247,7 +247,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
 
 
 BOTH = [f"/v2/repository/models/a.model/{action} {{}}" for action in ("unload", "load")]
-SHORT_LIVED = "from tightbeam.deploy.serving import revival, worker; revival.LIFE_SECONDS = 0.1; worker.main()"
+SHORT_LIVED = (
+    "from tightbeam.deploy.serving import watchdog, worker; watchdog.MIN_LIFETIME_SECONDS = 0.1; worker.main()"
+)
 
 
 def orphan(settings: WorkerSettings) -> tuple[subprocess.Popen[str], Connection]:
@@ -310,9 +312,9 @@ def test_a_backend_that_ended_with_its_server_is_tidied_up_after(folder: Path, s
 def test_a_server_that_ends_a_little_later_is_waited_for(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(revival, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(watchdog, "EXIT_GRACE_SECONDS", 20.0)
     threading.Timer(0.1, server.process.kill).start()
-    revive(server.settings, 100.0)
+    reload_model(server.settings, 100.0)
     assert (server.asked, capfd.readouterr().err) == ([], "")
     assert not server.memory.exists()
 
@@ -331,7 +333,7 @@ def test_what_the_server_refuses_is_told_with_the_fix(
     server: FakeServer, capfd: pytest.CaptureFixture[str], status: int, body: bytes, expected: str
 ) -> None:
     server.status, server.body = status, body
-    revive(server.settings, 100.0)
+    reload_model(server.settings, 100.0)
     _, line = capfd.readouterr().err.splitlines()
     fix = "start the server with --model-control-mode=explicit"
     assert line.endswith(f"model a.model stays down: {expected}; {fix}")
@@ -342,7 +344,7 @@ def test_what_the_server_refuses_is_told_with_the_fix(
 def test_where_no_server_answers_one_line_says_so(
     server: FakeServer, capfd: pytest.CaptureFixture[str], url: str
 ) -> None:
-    revive(server.settings.model_copy(update={"url": url}), 100.0)
+    reload_model(server.settings.model_copy(update={"url": url}), 100.0)
     _, line = capfd.readouterr().err.splitlines()
     assert f"model a.model stays down: no server at {url} (" in line and line.endswith("); see its README")
     assert not server.memory.exists()
@@ -352,10 +354,10 @@ def test_one_that_dies_at_once_is_not_loaded_at_once(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(revival, "LIFE_SECONDS", 10.0)
-    monkeypatch.setattr(revival.time, "sleep", waits.append)
+    monkeypatch.setattr(watchdog, "MIN_LIFETIME_SECONDS", 10.0)
+    monkeypatch.setattr(watchdog.time, "sleep", waits.append)
     for lived in (3.0, 30.0):
-        revive(server.settings, lived)
+        reload_model(server.settings, lived)
     assert waits == [7.0, 0.0]
     assert server.asked == BOTH * 2
     assert "loaded again" in capfd.readouterr().err

@@ -15,11 +15,11 @@ from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.text.tokenizer import InputError
 
-__all__ = ["LineResult", "run_lines"]
+__all__ = ["InputResult", "run_text_input"]
 
 
 @dataclass
-class LineResult:
+class InputResult:
     """What became of one input line: sequences (best first) with their scores, or an error."""
 
     number: int
@@ -70,7 +70,7 @@ def _finite(score: float) -> float | None:
     return score if math.isfinite(score) else None
 
 
-def run_lines(
+def run_text_input(
     runner: Runner,
     lines: Iterable[bytes],
     *,
@@ -78,7 +78,7 @@ def run_lines(
     truncate: bool = False,
     batch_size: int = 8,
     **settings: Any,
-) -> Iterator[LineResult]:
+) -> Iterator[InputResult]:
     """Run every line, in order, ``batch_size`` at a time.
 
     A line is UTF-8 text, or with ``ids`` a JSON list of token ids. A line that cannot be run yields its error.
@@ -87,10 +87,10 @@ def run_lines(
     options = runner.options(**settings)
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
-        results: list[LineResult] = []
-        rows: dict[tuple[int, ...], list[tuple[LineResult, list[int]]]] = {}
+        results: list[InputResult] = []
+        rows: dict[tuple[int, ...], list[tuple[InputResult, list[int]]]] = {}
         for number, line in chunk:
-            result = LineResult(number, options.num_return_sequences)
+            result = InputResult(number, options.num_return_sequences)
             results.append(result)
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
@@ -124,7 +124,7 @@ def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
 
 def _generate(
     runner: Runner,
-    rows: list[tuple[LineResult, list[int]]],
+    rows: list[tuple[InputResult, list[int]]],
     options: GenerationOptions,
     settings: dict[str, Any],
 ) -> None:

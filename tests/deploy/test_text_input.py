@@ -10,7 +10,7 @@ import pytest
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, Runner
-from tightbeam.deploy.text.input_lines import LineResult, run_lines
+from tightbeam.deploy.text.text_input import InputResult, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
 
@@ -24,7 +24,7 @@ def runner(bundles: BundleCache) -> Runner:
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_batches_do_not_change_results_or_order(runner: Runner, batch_size: int, num_beams: int) -> None:
     lines = [*LINES, b"\xff", *LINES[::-1], b" \t "]
-    results = list(run_lines(runner, lines, batch_size=batch_size, num_beams=num_beams, max_new_tokens=6))
+    results = list(run_text_input(runner, lines, batch_size=batch_size, num_beams=num_beams, max_new_tokens=6))
     assert [result.number for result in results] == list(range(1, 11))
     expected = [runner.generate_text([text], num_beams=num_beams, max_new_tokens=6)[0] for text in SENTENCES]
     wanted = [*expected, None, *expected[::-1], None]
@@ -33,7 +33,7 @@ def test_batches_do_not_change_results_or_order(runner: Runner, batch_size: int,
 
 
 def test_a_batch_of_nothing_but_bad_lines(runner: Runner) -> None:
-    results = list(run_lines(runner, [b"", b"\xff", b"a town"], batch_size=2, max_new_tokens=2))
+    results = list(run_text_input(runner, [b"", b"\xff", b"a town"], batch_size=2, max_new_tokens=2))
     assert [result.error is None for result in results] == [False, False, True]
 
 
@@ -46,7 +46,7 @@ def test_results_come_before_later_lines_are_read(runner: Runner) -> None:
             read += 1
             yield line
 
-    results = run_lines(runner, lines(), batch_size=2, max_new_tokens=2)
+    results = run_text_input(runner, lines(), batch_size=2, max_new_tokens=2)
     next(results)
     assert read == 2
 
@@ -57,7 +57,7 @@ def test_settings_are_refused_before_a_line_is_read(runner: Runner) -> None:
         yield b""
 
     with pytest.raises(GenerationError, match="num_beems"):
-        next(run_lines(runner, never(), num_beems=4))
+        next(run_text_input(runner, never(), num_beems=4))
 
 
 def test_a_token_that_the_model_lacks_harms_only_its_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,22 +68,22 @@ def test_a_token_that_the_model_lacks_harms_only_its_line(runner: Runner, monkey
         return [*encode(text), *([101] if "<mask>" in text else [])]
 
     monkeypatch.setattr(runner._codec, "encode", with_mask)
-    good, bad, again = run_lines(runner, [LINES[0], b"a <mask> town", LINES[1]], max_new_tokens=3)
+    good, bad, again = run_text_input(runner, [LINES[0], b"a <mask> town", LINES[1]], max_new_tokens=3)
     assert bad.error is not None and "token 101" in bad.error and "vocabulary of 101" in bad.error
     assert good.texts and again.texts and not bad.texts
 
 
 def test_only_the_first_line_may_begin_with_a_byte_order_mark(runner: Runner) -> None:
     plain, marked, later = (
-        next(run_lines(runner, [b"[5, 2]"], ids=True, max_new_tokens=2)),
-        *run_lines(runner, [b"\xef\xbb\xbf[5, 2]", b"\xef\xbb\xbf[5, 2]"], ids=True, max_new_tokens=2),
+        next(run_text_input(runner, [b"[5, 2]"], ids=True, max_new_tokens=2)),
+        *run_text_input(runner, [b"\xef\xbb\xbf[5, 2]", b"\xef\xbb\xbf[5, 2]"], ids=True, max_new_tokens=2),
     )
     assert marked.sequences == plain.sequences
     assert later.error is not None
 
 
 def test_as_json_is_strict_json_on_one_line() -> None:
-    result = LineResult(3, 2, sequences=[[2, 5], [2, 6]], scores=[-0.5, float("-inf")], texts=["a\nb\u2028", "雪"])
+    result = InputResult(3, 2, sequences=[[2, 5], [2, 6]], scores=[-0.5, float("-inf")], texts=["a\nb\u2028", "雪"])
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -103,15 +103,15 @@ def test_as_json_is_strict_json_on_one_line() -> None:
 
 
 def test_as_text_is_one_line_for_each_sequence() -> None:
-    assert LineResult(1, 2, texts=["a\nb\r\nc", "d"]).as_text() == "a b c\nd"
-    assert LineResult(1, 1, sequences=[[2, 5]]).as_text() == "2 5"
-    assert LineResult(1, 3, error="bad").as_text() == "\n\n"
-    assert LineResult(1, error="bad").as_text() == ""
+    assert InputResult(1, 2, texts=["a\nb\r\nc", "d"]).as_text() == "a b c\nd"
+    assert InputResult(1, 1, sequences=[[2, 5]]).as_text() == "2 5"
+    assert InputResult(1, 3, error="bad").as_text() == "\n\n"
+    assert InputResult(1, error="bad").as_text() == ""
 
 
 def test_without_tokenizer_every_text_line_says_why(bundles: BundleCache) -> None:
     whole = Runner.load(bundles("el", tokenizer=True), threads=1)
     plain = Runner(whole.bundle, whole._engine, None)
-    text, ids = (next(run_lines(plain, [b"[5, 2]"], ids=flag, max_new_tokens=2)) for flag in (False, True))
+    text, ids = (next(run_text_input(plain, [b"[5, 2]"], ids=flag, max_new_tokens=2)) for flag in (False, True))
     assert text.error is not None and "no tokenizer" in text.error
     assert (ids.error is None and ids.texts is not None) or ids.sequences
