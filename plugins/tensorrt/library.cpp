@@ -164,9 +164,9 @@ void check_given_sizes(const Call& call, const void* memory) {
 }
 
 Call make_call(const Operator& table, int float_type, const TightbeamTensor* inputs, const TightbeamTensor* outputs,
-               const double* attributes) {
+               const double* attributes, bool scalars_on_device) {
   Call call(table);
-  call.scalars_on_device = true;
+  call.scalars_on_device = scalars_on_device;
   call.attributes.assign(attributes, attributes + table.attributes.size());
   std::vector<KnownShape> shapes;
   for (size_t i = 0; i < table.inputs.size(); ++i) {
@@ -236,18 +236,19 @@ TIGHTBEAM_EXPORT const char* tightbeam_tables() {
   return text.c_str();
 }
 
-// What a call of an operator starts: `inputs`, `outputs` and `attributes` in the order of its table, scalars on the
-// device; `float_type` 0 to 2: float32, float16, bfloat16. Null, or what is wrong with the call.
+// What a call of an operator starts: `inputs`, `outputs` and `attributes` in the order of its table; `float_type` 0 to
+// 2: float32, float16, bfloat16; scalar inputs on the device unless `scalars_on_host`. Null, or what is wrong with the
+// call.
 TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type, const TightbeamTensor* inputs,
                                             const TightbeamTensor* outputs, const double* attributes,
                                             int32_t multiprocessors, uint32_t shared_bytes, void* workspace,
-                                            TightbeamPlan* plan) {
+                                            TightbeamPlan* plan, int32_t scalars_on_host) {
   using namespace tightbeam;
   thread_local Kept kept;
   thread_local std::string failure;
   try {
     const TensorRtOperator op = find(name);
-    const Call call = make_call(op.table(), float_type, inputs, outputs, attributes);
+    const Call call = make_call(op.table(), float_type, inputs, outputs, attributes, scalars_on_host == 0);
     keep(kept, op.plan[float_type](call, {multiprocessors, shared_bytes}, workspace), *plan);
     return nullptr;
   } catch (const OperatorError& error) {

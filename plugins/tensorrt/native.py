@@ -107,6 +107,7 @@ def _library() -> ctypes.CDLL:
         ctypes.c_uint32,
         ctypes.c_void_p,
         ctypes.POINTER(_Plan),
+        ctypes.c_int32,
     )
     return library
 
@@ -125,10 +126,14 @@ def plan(
     attributes: Mapping[str, float],
     gpu: Gpu,
     workspace: int,
+    *,
+    scalars_on_host: bool = False,
 ) -> Plan:
     """What a call of operator ``name`` starts; tensors by name, those left out that the node does not have.
 
     ``workspace``: address of device memory of ``workspace_bytes``; 0 where only the sizes are wanted.
+    ``scalars_on_host``: the addresses of scalar inputs are the host's, as ONNX Runtime has them; TensorRT's are the
+    device's.
     Raises TensorRTError where the shapes contradict the table or one another, or a value is not valid.
     """
     table = tables()[name]
@@ -143,6 +148,7 @@ def plan(
         gpu.shared_bytes,
         workspace,
         ctypes.byref(found),
+        scalars_on_host,
     )
     if failure is not None:
         raise TensorRTError(failure.decode())
