@@ -174,7 +174,7 @@ Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ModelSizes(Entry):
-    """The model's sizes in DESIGN's letters; the longest source and target in tokens.
+    """The model's sizes in the letters of docs/design.md; the longest source and target in tokens.
 
     ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
     and keys (RoPE). ``key_norm``: a norm stands between keys and their scores. ``streams``: positions that a row runs

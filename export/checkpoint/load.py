@@ -86,9 +86,9 @@ class Checkpoint:
     """A checkpoint that was read and checked.
 
     `model` is the family's transformers class in eval mode, float32, with SDPA attention if it has any; `config` is its
-    config, and `sizes` what that says in DESIGN's letters. `generation_config` holds the fields that the checkpoint
-    sets, as JSON values, also those that an old checkpoint sets in config.json; it is what `model.generate` starts
-    from. `tokenizer` is None where the checkpoint ships none.
+    config, and `sizes` its sizes in the letters of docs/design.md. `generation_config` holds the fields that the
+    checkpoint sets, as JSON values, also those that an old checkpoint sets in config.json; it is what `model.generate`
+    starts from. `tokenizer` is None where the checkpoint ships none.
     """
 
     name: str

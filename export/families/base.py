@@ -45,7 +45,7 @@ class Family:
         yield from ()
 
     def sizes(self, config: Any) -> Sizes:
-        """DESIGN's letters; of the decoder where the model has two halves."""
+        """The sizes, in the letters of docs/design.md; of the decoder where the model has two halves."""
         raise NotImplementedError
 
     def measurable(self, model: Any) -> AbstractContextManager[None]:

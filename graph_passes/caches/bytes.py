@@ -1,4 +1,4 @@
-"""Bytes of each cache by formula, DESIGN.md section 3. What a bundle allocates is tested against these."""
+"""Bytes of each cache by formula (docs/design.md, Variants). What a bundle allocates is tested against these."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ PRESETS: Mapping[str, Preset] = {
     "slim": Preset("states", "k"),
     "hybrid": Preset("first-k", "k"),
 }
-"""The values of ``--variant``; DESIGN.md section 3."""
+"""The values of ``--variant``; docs/design.md, Variants."""
 
 
 def presets_of(sizes: Sizes) -> dict[str, Preset]:

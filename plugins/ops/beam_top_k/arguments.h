@@ -1,4 +1,4 @@
-// What a kernel of BeamTopK is given. Letters as in DESIGN.md; R = B x M rows, C candidates, P banned tokens.
+// What a kernel of BeamTopK is given. Letters: docs/design.md, Letters. R = B x M rows, C candidates, P banned tokens.
 #pragma once
 
 namespace tightbeam {

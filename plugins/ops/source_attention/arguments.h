@@ -1,4 +1,4 @@
-// What a kernel of SourceAttention is given. Letters as in DESIGN.md; R = B x M rows.
+// What a kernel of SourceAttention is given. Letters: docs/design.md, Letters. R = B x M rows.
 #pragma once
 
 namespace tightbeam {
