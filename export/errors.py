@@ -1,6 +1,13 @@
-"""The one exception of the build side."""
+"""The one exception of the build side, and the reasons that other libraries' exceptions give."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["ExportError", "causes", "first_line"]
+
+LONGEST_REASON = 300
+"""Characters of another library's message that an error quotes."""
 
 
 class ExportError(ValueError):
@@ -11,3 +18,17 @@ class ExportError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's class and the first line of its message that holds text, such as ``KeyError: 'shape'``."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:LONGEST_REASON]}" if lines else type(error).__name__
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, then its causes, the original one last."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -35,7 +35,8 @@ from tightbeam.export.auto.ranking import best_of, rank, ranking_table
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.audio import check_speech, write_speech
 from tightbeam.export.checkpoint.generation import check_settings, take_out_sampling
-from tightbeam.export.checkpoint.load import Checkpoint, checkpoint_name, load_checkpoint
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.errors import ExportError
 from tightbeam.export.options import SMALLEST, Choice, choose, default_variant
@@ -321,7 +322,7 @@ def write_files(
         decoder=entries["decoder"],
         cache_states=state_entries(graphs),
         weights=file_entry(folder, WEIGHTS),
-        tokenizer=write_tokenizer(checkpoint, folder),
+        tokenizer=write_tokenizer(checkpoint.tokenizer, folder),
         speech=write_speech(checkpoint, folder),
         generation=checkpoint.generation_config,
         parity=None,

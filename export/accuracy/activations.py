@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tightbeam.export.checkpoint.load import Checkpoint, quiet_transformers
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
 
 __all__ = ["Seen", "decoder_activations"]

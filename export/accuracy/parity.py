@@ -22,8 +22,9 @@ from tightbeam.deploy.bundle.reader import Manifest, ParityReport
 from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
 from tightbeam.export.checkpoint.generation import take_out_sampling
-from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint, quiet_transformers
-from tightbeam.export.errors import ExportError
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.checkpoint.quiet import quiet_transformers
+from tightbeam.export.errors import ExportError, first_line
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},  # the checkpoint's own
@@ -309,8 +310,7 @@ def _errors_as_ours() -> Iterator[None]:
     try:
         yield
     except (ValueError, IndexError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ExportError(
-            f"torch cannot generate with this checkpoint: {reason}; mend its generation_config.json, or export with "
-            "--no-check"
+            f"torch cannot generate with this checkpoint: {first_line(error)}; mend its generation_config.json, "
+            "or export with --no-check"
         ) from error

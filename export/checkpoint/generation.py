@@ -1,17 +1,18 @@
-"""What a checkpoint's generation settings must be for a bundle to run."""
+"""Generation settings of a checkpoint that a bundle can run."""
 
 from __future__ import annotations
 
 from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import UNSUPPORTED, GenerationError
-from tightbeam.export.checkpoint.load import CONFIG_FILE, GENERATION_FILE, Checkpoint
+from tightbeam.export.checkpoint.config import settings_file
+from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
 __all__ = ["check_settings", "take_out_sampling"]
 
 
 def take_out_sampling(checkpoint: Checkpoint) -> str:
-    """Let a checkpoint that samples search, as most chat models' must: a note for the user, empty where it does not."""
+    """Turn sampling off, the default of most chat models; returns a note for the user, empty where it was off."""
     if checkpoint.generation_config.get("do_sample") is not True:
         return ""
     del checkpoint.generation_config["do_sample"]
@@ -22,13 +23,14 @@ def take_out_sampling(checkpoint: Checkpoint) -> str:
 
 
 def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
-    """Raise ExportError, in the runner's words, for settings of a wrong type or size; with ``supported`` also for those
-    that the runner does not have, which its caller could replace."""
+    """Raise ExportError, with the runner's message, for settings of a wrong type or size.
+
+    With ``supported`` also for settings that the runner lacks; without it, the bundle's user must replace them.
+    """
     settings = checkpoint.generation_config
     if not supported:
         settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
     try:
         options_for(settings, {}, checkpoint.sizes, speech=bool(checkpoint.family.source_files))
     except GenerationError as error:
-        name = GENERATION_FILE if (checkpoint.path / GENERATION_FILE).exists() else CONFIG_FILE
-        raise ExportError(f"{checkpoint.path / name}: {error}") from None
+        raise ExportError(f"{settings_file(checkpoint.path)}: {error}") from None

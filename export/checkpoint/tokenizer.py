@@ -1,43 +1,140 @@
-"""The checkpoint's tokenizer, as a folder of the bundle."""
+"""The checkpoint's tokenizer: read, checked against the vocabulary, and written as a folder of the bundle."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from tightbeam.deploy.bundle.reader import TokenizerEntry, file_entry
 from tightbeam.export.accuracy.sample_texts import TOKENIZER_TEXTS
-from tightbeam.export.checkpoint.load import Checkpoint
-from tightbeam.export.checkpoint.wordpiece import is_wordpiece, tokenizer_from_wordpiece
+from tightbeam.export.checkpoint.quiet import PanicError, panics_as_errors
+from tightbeam.export.errors import ExportError, first_line
+
+__all__ = ["load_tokenizer", "write_tokenizer"]
 
 FOLDER = "tokenizer"
+TOKENIZER_SETS: tuple[tuple[str, ...], ...] = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.json", "source.spm", "target.spm"),
+    ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("sentencepiece.model",),
+    ("tokenizer.model",),
+    ("vocab.txt",),
+    ("prophetnet.tokenizer",),
+)
+"""Complete tokenizers, each by its files; a folder with some of these files and no complete set is broken."""
+TOKENIZER_SIGNS = {name for files in TOKENIZER_SETS for name in files} | {"tokenizer_config.json"}
+CLEAN_UP = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
+    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+"""Replacements of transformers' `clean_up_tokenization`, in order."""
 
 
-def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry | None:
-    """Save the tokenizer's own files; None where the checkpoint has none.
+def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
+    """transformers' tokenizer of a checkpoint; None where the folder has no file of one.
 
-    ``tokenizer.json`` alone serves where it gives the very ids and texts of transformers' class, which is compared.
+    Parameters
+    ----------
+    folder
+        The checkpoint.
+    vocabulary
+        Rows of the source embedding; ids beyond them are an error, but for that of the mask token.
+
+    Raises
+    ------
+    ExportError
+        The tokenizer is incomplete, cannot be read, panics, or belongs to another model.
     """
-    if checkpoint.tokenizer is None:
+    present = {name for name in TOKENIZER_SIGNS if (folder / name).exists()}
+    if not present:
         return None
-    checkpoint.tokenizer.save_pretrained(folder / FOLDER)
-    alone = folder / FOLDER / "tokenizer.json"
-    if not alone.exists() and is_wordpiece(checkpoint.tokenizer):
-        tokenizer_from_wordpiece(checkpoint.tokenizer).save(str(alone))
-        if not _alone_suffices(checkpoint.tokenizer, alone):
-            alone.unlink()
+    if not any(present.issuperset(files) for files in TOKENIZER_SETS):
+        raise ExportError(
+            f"{folder}: an incomplete tokenizer ({', '.join(sorted(present))}); restore its vocabulary files, "
+            "or remove these to export without a tokenizer"
+        )
+    try:
+        with panics_as_errors():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+            ids = dict(tokenizer.get_vocab())
+            sample = tokenizer("a text")["input_ids"]
+            tokenizer.decode(sample, skip_special_tokens=True)
+    except Exception as error:  # the readers behind it raise anything, bare Exception included
+        raise ExportError(
+            f"{folder}: the tokenizer cannot be read ({first_line(error)}); restore its files, "
+            "or remove them to export without a tokenizer"
+        ) from error
+    if not sample:
+        raise ExportError(f"{folder}: the tokenizer gives no ids for a text; restore its files, or remove them")
+    # bart-large-cnn itself has one row less than its tokenizer has ids: <mask>, which a text does not hold.
+    outside = {token: i for token, i in ids.items() if i >= vocabulary and token != tokenizer.mask_token}
+    if outside:
+        token, largest = max(outside.items(), key=lambda item: item[1])
+        raise ExportError(
+            f"{folder}: the tokenizer has ids up to {largest} ({token!r}), but vocab_size is {vocabulary}; "
+            "give the tokenizer that belongs to these weights"
+        )
+    return tokenizer
+
+
+def write_tokenizer(tokenizer: Any | None, folder: Path) -> TokenizerEntry | None:
+    """Save a tokenizer's files for a bundle, and describe them; None where the checkpoint has no tokenizer.
+
+    The bundle reads ``tokenizer.json`` without transformers where it yields the same ids and texts as transformers'
+    class on ``TOKENIZER_TEXTS``.
+
+    Parameters
+    ----------
+    tokenizer
+        As :func:`load_tokenizer` returns it.
+    folder
+        The bundle's folder; the files go to ``tokenizer/`` in it.
+
+    Raises
+    ------
+    ExportError
+        The tokenizers library panics on one of the texts.
+    """
+    if tokenizer is None:
+        return None
+    try:
+        with panics_as_errors():
+            kind = _save(tokenizer, folder / FOLDER)
+    except PanicError as error:
+        raise ExportError(
+            f"the checkpoint's tokenizer fails on a text ({first_line(error)}); restore its files, "
+            "or remove them to export without a tokenizer"
+        ) from error
     names = sorted(path.relative_to(folder).as_posix() for path in (folder / FOLDER).rglob("*") if path.is_file())
-    kind = "tokenizers" if _alone_suffices(checkpoint.tokenizer, alone) else "transformers"
     return TokenizerEntry.model_validate(
         {"kind": kind, "folder": FOLDER, "files": [file_entry(folder, name) for name in names]}
     )
 
 
+def _save(tokenizer: Any, folder: Path) -> str:
+    """Write the tokenizer's files; returns the kind of TokenizerEntry."""
+    tokenizer.save_pretrained(folder)
+    alone = folder / "tokenizer.json"
+    if not alone.exists() and _is_wordpiece(tokenizer):
+        _tokenizer_from_wordpiece(tokenizer).save(str(alone))
+        if not _alone_suffices(tokenizer, alone):
+            alone.unlink()
+    return "tokenizers" if _alone_suffices(tokenizer, alone) else "transformers"
+
+
 def _alone_suffices(tokenizer: Any, file: Path) -> bool:
+    """True where ``tokenizer.json``, read by the tokenizers library, agrees with transformers' class."""
     if not file.is_file():
         return False
-    from tokenizers import Tokenizer
-
     alone = Tokenizer.from_file(str(file))
     alone.no_truncation()
     alone.no_padding()
@@ -48,3 +145,37 @@ def _alone_suffices(tokenizer: Any, file: Path) -> bool:
         if alone.decode(ids, skip_special_tokens=True) != tokenizer.decode(ids, skip_special_tokens=True):
             return False
     return True
+
+
+def _is_wordpiece(tokenizer: Any) -> bool:
+    """True for ProphetNet's tokenizer, which transformers has in Python alone: BERT's word pieces."""
+    return all(hasattr(tokenizer, name) for name in ("vocab", "basic_tokenizer", "wordpiece_tokenizer"))
+
+
+def _tokenizer_from_wordpiece(slow: Any) -> Tokenizer:
+    """The same tokenizer in the tokenizers library; a text ends with the separator, and has no start token."""
+    basic, pieces = slow.basic_tokenizer, slow.wordpiece_tokenizer
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            slow.vocab, unk_token=pieces.unk_token, max_input_chars_per_word=pieces.max_input_chars_per_word
+        )
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=basic.tokenize_chinese_chars,
+        strip_accents=basic.strip_accents,
+        lowercase=basic.do_lower_case,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {slow.sep_token}", special_tokens=[(slow.sep_token, slow.sep_token_id)]
+    )
+    clean_up = CLEAN_UP if slow.clean_up_tokenization_spaces else ()
+    replaced = [decoders.Replace(old, new) for old, new in clean_up]
+    tokenizer.decoder = decoders.Sequence([decoders.WordPiece(cleanup=False), decoders.Fuse(), *replaced])
+    special = set(slow.all_special_ids)
+    for index, token in sorted(slow.added_tokens_decoder.items()):
+        places = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        added = AddedToken(token.content, **places)
+        (tokenizer.add_special_tokens if index in special else tokenizer.add_tokens)([added])
+    return tokenizer

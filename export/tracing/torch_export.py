@@ -29,7 +29,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from tightbeam.export.errors import ExportError
+from tightbeam.export.errors import ExportError, first_line
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.base import read_instead
 
@@ -76,9 +76,8 @@ def trace_module(
                 verbose=False,
             )
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ExportError(
-                f"torch.onnx.export could not trace {type(module).__name__}: {reason}; "
+                f"torch.onnx.export could not trace {type(module).__name__}: {first_line(error)}; "
                 "please report this with the checkpoint's config.json"
             ) from error
     assert program is not None

@@ -28,7 +28,8 @@ from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.generation.whisper import speech_options
 from tightbeam.deploy.text.tokenizer import InputError
 from tightbeam.export import export_model
-from tightbeam.export.checkpoint.load import Checkpoint, quiet_transformers
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import PRESETS
 

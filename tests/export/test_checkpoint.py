@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,17 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 from transformers.utils import logging as transformers_logging
 
 from support.checkpoint_edits import edit_json, edit_weights, refusal
 from support.checkpoints import CLASSES, CheckpointCache
-from tightbeam.export.checkpoint import load as module
-from tightbeam.export.checkpoint.load import ALIASES, load_checkpoint, resolve
+from tightbeam.export.checkpoint import resolve as resolving
+from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.checkpoint.quiet import panics_as_errors
+from tightbeam.export.checkpoint.resolve import ALIASES, resolve
+from tightbeam.export.checkpoint.tokenizer import write_tokenizer
+from tightbeam.export.errors import ExportError
 from tightbeam.export.families import FAMILIES
 from tightbeam.export.families.bart_like import BartLike
 
@@ -208,7 +214,7 @@ def test_random_checkpoints_are_not_degenerate(checkpoints: CheckpointCache) -> 
 
 
 def test_demo_is_the_bundled_folder(monkeypatch: pytest.MonkeyPatch, checkpoints: CheckpointCache) -> None:
-    monkeypatch.setattr(module, "DEMO_FOLDER", checkpoints("bart"))
+    monkeypatch.setattr(resolving, "DEMO_FOLDER", checkpoints("bart"))
     assert resolve("demo") == checkpoints("bart")
     assert load_checkpoint("demo").name == "demo"
 
@@ -430,6 +436,39 @@ def test_a_broken_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, conten
     folder = checkpoints.copy(tmp_path / "c", tokenizer=True)
     (folder / "tokenizer.json").write_bytes(content)
     assert "the tokenizer cannot be read" in refusal(folder)
+
+
+def test_a_tokenizer_that_panics(
+    checkpoints: CheckpointCache, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The post-processor names a token without an id: Rust panics, which Python sees as a BaseException."""
+    folder = checkpoints.copy(tmp_path / "c", tokenizer=True)
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    assert content["post_processor"]["special_tokens"].pop("</s>")
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    message = refusal(folder)
+    assert "the tokenizer cannot be read (PanicError: no entry found for key); restore its files" in message
+    assert capfd.readouterr().err == ""
+
+
+def test_a_tokenizer_that_panics_on_a_rare_text_ends_an_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Loading tries one text alone."""
+    folder = checkpoints.copy(tmp_path / "c", tokenizer=True)
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    content["post_processor"]["special_tokens"].pop("</s>")
+    broken = Tokenizer.from_str(json.dumps(content))
+    tokenizer = load_checkpoint(folder).tokenizer
+    tokenizer.backend_tokenizer.post_processor = broken.post_processor
+    with pytest.raises(ExportError, match=r"fails on a text .PanicError: no entry found"):
+        write_tokenizer(tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_only_panics_become_errors(interrupt: type[BaseException], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(interrupt), panics_as_errors():
+        print("held back", file=sys.stderr)
+        raise interrupt
+    assert capfd.readouterr().err == "held back\n"
 
 
 @pytest.mark.parametrize("left", ["tokenizer_config.json", "vocab.json", "merges.txt", "source.spm"])

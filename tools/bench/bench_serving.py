@@ -39,7 +39,8 @@ from tightbeam.deploy.serving.repository import write_model
 from tightbeam.deploy.serving.worker_process import threads_per_worker
 from tightbeam.deploy.text.output import output_of
 from tightbeam.deploy.text.tokenizer import InputError
-from tightbeam.export.checkpoint.load import quiet_transformers, resolve
+from tightbeam.export.checkpoint.quiet import quiet_transformers
+from tightbeam.export.checkpoint.resolve import resolve
 from tightbeam.export.errors import ExportError
 
 BARE, SERVED, NAIVE = "bare", "served", "naive"

@@ -21,7 +21,8 @@ from generate_layout import CHECKED_IN, EQUAL, TIMED, bundle_folder, checkpoint_
 from tightbeam.deploy import Runner
 from tightbeam.deploy.search import SearchResult
 from tightbeam.export.accuracy.parity import TIE_TOLERANCE
-from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint, quiet_transformers
+from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.graph_passes import presets_of
 
 __all__ = ["verdict"]
