@@ -45,18 +45,18 @@ from tightbeam.export.tracing.torch_export import trace
 from tightbeam.export.writing.graphs import graph_entries, state_entries, write_graphs
 from tightbeam.graph_passes import (
     PRESETS,
-    Job,
     LayerPlan,
     ModelGraphs,
     PassResult,
+    RunSize,
     Sizes,
     passes_of,
     plan_bytes,
     require_sizes,
     rewrite,
     same_for_all,
+    skip_small_weights,
 )
-from tightbeam.graph_passes.precision import skip_small_weights
 from tightbeam.graph_passes.precision.lower_precision import itemsize, lower_precision
 
 __all__ = ["PRECISIONS", "STEPS", "export_model"]
@@ -245,9 +245,9 @@ def settle(
     """
     if choice.preset is not None:
         return choice
-    job, machine = workload.job(checkpoint, itemsize), workload.machine()
-    ranked, impossible = rank(canonical, job, machine, _weight_bytes(checkpoint, itemsize), workload.memory_limit)
-    on_ranking(ranking_table(ranked, impossible, job, machine))
+    run_size, machine = workload.run_size(checkpoint, itemsize), workload.machine()
+    ranked, impossible = rank(canonical, run_size, machine, _weight_bytes(checkpoint, itemsize), workload.memory_limit)
+    on_ranking(ranking_table(ranked, impossible, run_size, machine))
     best = best_of(ranked)
     return Choice(best.variant, PRESETS[best.variant], f"auto: {best.variant} is predicted to be fastest")
 
@@ -256,8 +256,8 @@ def _fit(checkpoint: Checkpoint, plan: Sequence[LayerPlan], workload: Workload, 
     """Raise ExportError where weights and caches are over the memory limit."""
     if workload.memory_limit is None:
         return
-    job = workload.job(checkpoint, itemsize)
-    needed = _weight_bytes(checkpoint, itemsize) + sum(plan_bytes(plan, checkpoint.sizes, job))
+    run_size = workload.run_size(checkpoint, itemsize)
+    needed = _weight_bytes(checkpoint, itemsize) + sum(plan_bytes(plan, checkpoint.sizes, run_size))
     if needed > workload.memory_limit:
         raise ExportError(
             f"weights and caches need {needed:,} bytes, over the limit of {workload.memory_limit:,}; "
@@ -295,7 +295,7 @@ def write_files(
     """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them. ``graphs`` are in
     ``precision``."""
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
-    job = Job(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
+    run_size = RunSize(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
     write_graphs(graphs, folder)
     entries = graph_entries(graphs, folder)
     return Manifest(
@@ -314,7 +314,7 @@ def write_files(
         weight_threshold=weight_threshold,
         passes=tuple(
             PassEntry(
-                name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(job)
+                name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(run_size)
             )
             for result in results
         ),

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, Sizes, plan_bytes, presets_of, same_for_all
+from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
 BEAMS = 4
@@ -36,10 +36,10 @@ def memory_table(bundle: Bundle) -> Table:
     for heading in ("variant", "batch", "source", "generated", "total", "share"):
         table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
     for batch in BATCHES:
-        job = Job(B=batch, M=BEAMS, N=sizes.max_source, T=T, itemsize=itemsize(manifest.precision))
-        whole = sum(PRESETS["baseline"].cache_bytes(sizes, job))
+        run_size = RunSize(B=batch, M=BEAMS, N=sizes.max_source, T=T, itemsize=itemsize(manifest.precision))
+        whole = sum(PRESETS["baseline"].cache_bytes(sizes, run_size))
         for name, plan in plans.items():
-            source, generated = plan_bytes(plan, sizes, job)
+            source, generated = plan_bytes(plan, sizes, run_size)
             total = source + generated
             style = "bold" if plan == own else None
             row = (name, str(batch), f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tightbeam.graph_passes.base import CacheState, Job, ModelGraphs, Pass, PassError, PassResult, Sizes
 from tightbeam.graph_passes.caches.kinds import (
     GENERATED,
     PRESETS,
@@ -24,6 +23,7 @@ from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
+from tightbeam.graph_passes.model import CacheState, ModelGraphs, Pass, PassError, PassResult, RunSize, Sizes
 from tightbeam.graph_passes.precision.skip_small_weights import skip_small_weights
 
 __all__ = [
@@ -32,13 +32,13 @@ __all__ = [
     "PROMPT",
     "SOURCE",
     "CacheState",
-    "Job",
     "LayerPlan",
     "ModelGraphs",
     "Pass",
     "PassError",
     "PassResult",
     "Preset",
+    "RunSize",
     "Sizes",
     "passes_of",
     "plan_bytes",

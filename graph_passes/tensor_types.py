@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import PassError
+from tightbeam.graph_passes.model import PassError
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
 INLINE_BYTES = 256

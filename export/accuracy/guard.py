@@ -19,9 +19,9 @@ from torch import Tensor
 from tightbeam.export.accuracy.activations import Seen
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
-from tightbeam.graph_passes.base import AttentionBlock, cross_attention, self_attention
-from tightbeam.graph_passes.caches.algebra import key_heads, undo, value_heads
-from tightbeam.graph_passes.caches.cached_keys import KeptKeys
+from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
+from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
+from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 
 __all__ = ["PRECISIONS", "Measured", "guard", "needs_guard"]
 
@@ -148,13 +148,15 @@ class _Part:
         if kind in ("states", "x"):
             found = attention.from_rows(attention.inputs, attention.W_K, attention.W_V, dtype)
         else:
-            W_K = KeptKeys.of(self.blocks[first if kind == "first-k" else layer]).weight
+            W_K = CachedKeys.of(self.blocks[first if kind == "first-k" else layer]).weight
             condition = _condition(W_K)
             if kind == "k" or layer == first:
-                found = attention.from_keys(undo(W_K, attention.W_V), dtype)
+                found = attention.from_keys(right_inverse_times(W_K, attention.W_V), dtype)
             else:
                 keys = attention.inputs @ torch.from_numpy(W_K)
-                found = attention.from_rows(keys, undo(W_K, attention.W_K), undo(W_K, attention.W_V), dtype)
+                found = attention.from_rows(
+                    keys, right_inverse_times(W_K, attention.W_K), right_inverse_times(W_K, attention.W_V), dtype
+                )
         error = attention.error(found)
         return Measured(layer, self.name, kind, kind, error, SHARE[precision] * half, original, condition)
 
@@ -176,7 +178,7 @@ class _Attention:
     @classmethod
     def of(cls, block: AttentionBlock, seen: Seen) -> _Attention:
         inputs = seen.inputs.double()
-        kept = KeptKeys.of(block)
+        kept = CachedKeys.of(block)
         W_K, W_V = kept.weight, np.asarray(block.value.weight.values, np.float64)
         B, G, N, K = seen.key.shape
         bias = torch.zeros(G * K, dtype=torch.float64)

@@ -15,14 +15,14 @@ from tightbeam.graph_passes import (
     PRESETS,
     PROMPT,
     SOURCE,
-    Job,
     ModelGraphs,
     PassError,
     Preset,
+    RunSize,
     plan_bytes,
     same_for_all,
 )
-from tightbeam.graph_passes.caches.cost import Machine, Prediction, count_weights, predict
+from tightbeam.graph_passes.caches.cost import Machine, RunCost, count_weights, predict
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 
 __all__ = ["Ranked", "best_of", "rank", "ranking_table"]
@@ -30,18 +30,18 @@ __all__ = ["Ranked", "best_of", "rank", "ranking_table"]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A variant for a job on a machine. ``refused``: why it cannot be, empty where it can."""
+    """A variant for a run on a machine. ``refused``: why it cannot be, empty where it can."""
 
     variant: str
     refused: str
     cache_bytes: int
     memory_bytes: int
     """weights and caches"""
-    prediction: Prediction
+    prediction: RunCost
 
 
 def rank(
-    canonical: ModelGraphs, job: Job, machine: Machine, weight_bytes: int, memory_limit: int | None
+    canonical: ModelGraphs, run: RunSize, machine: Machine, weight_bytes: int, memory_limit: int | None
 ) -> tuple[list[Ranked], dict[str, str]]:
     """The presets that the model can have, all but ``baseline``, which is there to compare with: those that fit the
     memory limit first, then by predicted time. And why the algebra does not allow the others, by name."""
@@ -56,10 +56,10 @@ def rank(
             impossible[name] = refusal
             continue
         plan = same_for_all(preset, sizes.L, "")
-        cache = sum(plan_bytes(plan, sizes, job))
+        cache = sum(plan_bytes(plan, sizes, run))
         memory = weight_bytes + cache
         refused = "over the memory limit" if memory_limit is not None and memory > memory_limit else ""
-        ranked.append(Ranked(name, refused, cache, memory, predict(plan, sizes, job, counts, machine)))
+        ranked.append(Ranked(name, refused, cache, memory, predict(plan, sizes, run, counts, machine)))
     ranked.sort(key=lambda variant: (bool(variant.refused), variant.prediction.total, variant.cache_bytes))
     return ranked, impossible
 
@@ -89,12 +89,12 @@ def best_of(ranked: Sequence[Ranked]) -> Ranked:
 
 
 def ranking_table(
-    ranked: Sequence[Ranked], impossible: Mapping[str, str], job: Job, machine: Machine
+    ranked: Sequence[Ranked], impossible: Mapping[str, str], run: RunSize, machine: Machine
 ) -> RenderableType:
     """The ranking, best first, with predicted times and bytes by formula; below, what cannot be, and why."""
     table = Table(
         title=(
-            f"Predicted for batch {job.B}, {job.M} beams, source of {job.N}, output of {job.T} tokens, at "
+            f"Predicted for batch {run.B}, {run.M} beams, source of {run.N}, output of {run.T} tokens, at "
             f"{machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s"
         ),
         title_justify="left",

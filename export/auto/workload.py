@@ -9,7 +9,7 @@ from tightbeam.export.auto.machine import this_machine
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tables import BEAMS, longest_output
-from tightbeam.graph_passes import Job
+from tightbeam.graph_passes import RunSize
 from tightbeam.graph_passes.caches.cost import Machine
 
 __all__ = ["Workload", "parse_bytes"]
@@ -38,7 +38,7 @@ class Workload:
             if value is not None and not 0 < value < 2**31:
                 raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
 
-    def job(self, checkpoint: Checkpoint, itemsize: int = 4) -> Job:
+    def run_size(self, checkpoint: Checkpoint, itemsize: int = 4) -> RunSize:
         """The sizes of a run, with numbers of ``itemsize`` bytes.
 
         Raises ExportError for lengths that the model does not have.
@@ -50,7 +50,7 @@ class Workload:
         ):
             if length is not None and length > limit:
                 raise ExportError(f"{name}={length} exceeds the model's {limit} positions")
-        return Job(
+        return RunSize(
             B=self.batch_size,
             M=self.num_beams or int(defaults.get("num_beams") or BEAMS),
             N=self.source_length or min(TYPICAL_SOURCE, sizes.max_source),

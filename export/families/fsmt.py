@@ -21,7 +21,8 @@ from transformers.models.fsmt.modeling_fsmt import Attention
 from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
 from tightbeam.export.tracing.encoder_decoder import PositionTable, caches_of, present_of, trace_decoder, trace_encoder
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.base import read_instead, settle_attention, tidy
+from tightbeam.graph_passes.builder import read_instead, tidy
+from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class FsmtLike(BartLike):
             step = trace_decoder(FsmtStep(decoder, positions), sizes)
         _samples_first(step)
         graphs = ModelGraphs(encoder, step, sizes)
-        settle_attention(graphs)
+        canonicalise_encoder_decoder(graphs)
         return graphs
 
     @contextmanager

@@ -37,7 +37,7 @@ from tightbeam.export.families.base import (
 )
 from tightbeam.export.tracing.encoder_decoder import trace_encoder_decoder
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.caches.generated._two_streams import settle_streams
+from tightbeam.graph_passes.canonical.two_stream import canonicalise_two_stream
 
 SIZES = (
     "hidden_size",
@@ -100,7 +100,7 @@ class ProphetNetLike(Family):
         buckets = buckets_of(model.config, sizes.max_target + 1)
         graphs = trace_encoder_decoder(EncoderStep(model), DecoderStep(model, buckets), sizes)
         graphs.buckets = buckets.numpy()
-        settle_streams(graphs)
+        canonicalise_two_stream(graphs)
         return graphs
 
     @contextmanager

@@ -19,7 +19,7 @@ from tightbeam.export.families.base import Family, square_sizes
 from tightbeam.export.tracing.encoder_decoder import ModelStep, PositionTable, trace_decoder
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.base import settle_attention
+from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 from tightbeam.graph_passes.canonical.fold_scales import fold_scales
 
 FRAMES_PER_POSITION = 2
@@ -49,7 +49,7 @@ class WhisperLike(Family):
             graphs = ModelGraphs(encoder, trace_decoder(ModelStep(model, [positions]), sizes), sizes)
         for graph in (graphs.encoder, graphs.decoder):
             fold_scales(graph)
-        settle_attention(graphs)
+        canonicalise_encoder_decoder(graphs)
         return graphs
 
 

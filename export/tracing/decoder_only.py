@@ -33,7 +33,7 @@ from transformers.pytorch_utils import Conv1D
 from tightbeam.export.tracing.encoder_decoder import cache_of, keys_and_values
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.canonical.split_projections import settle_causal_attention
+from tightbeam.graph_passes.canonical.decoder_only import canonicalise_decoder_only
 
 ATTENTION = "tightbeam_trace"
 """Name of the attention that stands in the place of a model's own while it is traced."""
@@ -84,7 +84,7 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
     seen = tuple(windows.get(layer, 0) for layer in range(sizes.L))
     rotation = _rotation(model, sizes) if sizes.rotary else None
     graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotation=rotation)
-    settle_causal_attention(graphs)
+    canonicalise_decoder_only(graphs)
     return graphs
 
 

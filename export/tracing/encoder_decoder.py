@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.base import settle_attention
+from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
 
 class EncoderStep(nn.Module):
@@ -146,7 +146,7 @@ def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) 
     """The canonical graphs of two steps: ``encoder`` takes and gives what :class:`EncoderStep` does, ``decoder`` what
     :class:`DecoderStep` does."""
     graphs = ModelGraphs(trace_encoder(encoder, sizes), trace_decoder(decoder, sizes), sizes)
-    settle_attention(graphs)
+    canonicalise_encoder_decoder(graphs)
     return graphs
 
 

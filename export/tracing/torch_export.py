@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.graph_passes import ModelGraphs
-from tightbeam.graph_passes.base import read_instead
+from tightbeam.graph_passes.builder import read_instead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

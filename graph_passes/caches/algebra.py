@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder
+from tightbeam.graph_passes.builder import Builder
 
 Array = npt.NDArray[Any]
 ROTATION = "RotaryEmbedding"
 
 
-def undo(W_K: Array, weight: Array) -> Array:
+def right_inverse_times(W_K: Array, weight: Array) -> Array:
     """``W_K^-1 weight`` in float64, [E, Y] from W_K [D, E] and a weight [D, Y]: what makes x ``weight`` of x W_K.
 
     For a W_K without an inverse it is the nearest there is; how well it does is for a measurement to say.
@@ -46,7 +46,7 @@ def undo(W_K: Array, weight: Array) -> Array:
         return np.asarray(np.linalg.lstsq(a, b, rcond=None)[0])
 
 
-def undo_heads(weights: Array) -> Array:
+def pseudo_inverse_heads(weights: Array) -> Array:
     """For weights [H, X, Y], with Y at most X: [H, Y, X] in float64, which take each head's y to an x that its weight
     takes back to y. For a y that is no sum of the weight's rows there is none; values are such sums."""
     return np.linalg.pinv(weights.astype(np.float64))

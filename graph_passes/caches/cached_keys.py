@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import AttentionBlock, Builder, PassError, Sizes
-from tightbeam.graph_passes.caches.algebra import ROTATION, Array, multiply_heads, undo, value_heads
+from tightbeam.graph_passes.attention import AttentionBlock
+from tightbeam.graph_passes.builder import Builder
+from tightbeam.graph_passes.caches.algebra import ROTATION, Array, multiply_heads, right_inverse_times, value_heads
+from tightbeam.graph_passes.model import PassError, Sizes
 
 NORM = "RMSNormalization"
 
@@ -41,7 +43,7 @@ class KeyNorm:
 
 
 @dataclass(frozen=True)
-class KeptKeys:
+class CachedKeys:
     """``weight`` [D, E] and ``bias`` [E], in float64: x weight + bias is kept. Where nothing stands between keys and
     scores, ``fold_biases`` has left no bias."""
 
@@ -50,7 +52,7 @@ class KeptKeys:
     norm: KeyNorm | None
 
     @classmethod
-    def of(cls, block: AttentionBlock) -> KeptKeys:
+    def of(cls, block: AttentionBlock) -> CachedKeys:
         weight = np.asarray(block.key.weight.values, np.float64)
         bias = None if block.key.bias is None else np.asarray(block.key.bias.values, np.float64).reshape(-1)
         norm = KeyNorm.of(block, weight.shape[1])
@@ -60,7 +62,7 @@ class KeptKeys:
 
     def values(self, build: Builder, block: AttentionBlock, weighted: gs.Tensor, sizes: Sizes) -> gs.Tensor:
         """[R, H, V]: out_i from ``weighted`` = P_i k' [R, H, E], each head's weights over whole rows of keys."""
-        W_KV = value_heads(undo(self.weight, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
+        W_KV = value_heads(right_inverse_times(self.weight, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         dtype = block.key.weight.dtype
         values = multiply_heads(build, weighted, W_KV, dtype)
         if self.bias is None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Job, ModelGraphs, Sizes, cross_attention
+from tightbeam.graph_passes.attention import cross_attention
 from tightbeam.graph_passes.caches.kinds import LayerPlan
+from tightbeam.graph_passes.model import ModelGraphs, RunSize, Sizes
 
-__all__ = ["Machine", "Prediction", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
+__all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class WeightCounts:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """Seconds for a whole job: encoding its batch, and one step at half of its length."""
+class RunCost:
+    """Seconds for a whole run: encoding its batch, and one step at half of its length."""
 
     encoder: float
     step: float
@@ -78,62 +79,62 @@ def _multiplied(graph: gs.Graph) -> int:
     return total
 
 
-def predict(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts, machine: Machine) -> Prediction:
-    """Times of a job of B samples, M beams, N source and T generated positions."""
-    halfway = replace(job, T=max(1, job.T // 2))
-    encoder = sum(work.seconds(machine) for work in encoder_work(plan, sizes, job, weights))
+def predict(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts, machine: Machine) -> RunCost:
+    """Times of a run of B samples, M beams, N source and T generated positions."""
+    halfway = replace(run, T=max(1, run.T // 2))
+    encoder = sum(work.seconds(machine) for work in encoder_work(plan, sizes, run, weights))
     step = sum(work.seconds(machine) for work in step_work(plan, sizes, halfway, weights))
-    return Prediction(encoder, step, job.T)
+    return RunCost(encoder, step, run.T)
 
 
-def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts) -> list[Work]:
+def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts) -> list[Work]:
     """Encoding a batch, and projecting what the plan keeps of it; a prompt's keys and values are projected anyway."""
-    positions = job.B * job.N
+    positions = run.B * run.N
     if sizes.decoder_only:
-        return [Work("prompt", weights.encoder * job.itemsize, 2 * positions * weights.encoder)]
+        return [Work("prompt", weights.encoder * run.itemsize, 2 * positions * weights.encoder)]
     GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.D
     each = {"kv-per-beam": D * (GK + GV), "kv": D * (GK + GV), "k": D * GK, "states": 0, "first-k": 0}
     projected = sum(each[layer.source] for layer in plan)
     projected += D * GK if any(layer.source == "first-k" for layer in plan) else 0
     return [
-        Work("encoder", weights.encoder * job.itemsize, 2 * positions * weights.encoder),
-        Work("source projections", projected * job.itemsize, 2 * positions * projected),
+        Work("encoder", weights.encoder * run.itemsize, 2 * positions * weights.encoder),
+        Work("source projections", projected * run.itemsize, 2 * positions * projected),
     ]
 
 
-def step_work(plan: Sequence[LayerPlan], sizes: Sizes, job: Job, weights: WeightCounts) -> list[Work]:
+def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts) -> list[Work]:
     """One step with T generated positions behind it."""
-    works = [Work("products", weights.decoder * job.itemsize, 2 * sizes.streams * job.R * weights.decoder)]
+    works = [Work("products", weights.decoder * run.itemsize, 2 * sizes.streams * run.R * weights.decoder)]
     first = True
     for layer in plan:
         is_first = layer.source == "first-k" and first
         first = first and not is_first
-        works.append(_source_attention("k" if is_first else layer.source, sizes, job))
-        works.append(_generated_attention(layer.generated, sizes, job))
+        works.append(_source_attention("k" if is_first else layer.source, sizes, run))
+        works.append(_generated_attention(layer.generated, sizes, run))
     return works
 
 
-def _source_attention(kind: str, sizes: Sizes, job: Job) -> Work:
+def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
     """Attention over the source, with the products by head that its kind needs."""
     K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
-    read = {"kv-per-beam": job.M * (GK + GV), "kv": GK + GV, "k": GK, "states": D, "first-k": GK}[kind]
+    read = {"kv-per-beam": run.M * (GK + GV), "kv": GK + GV, "k": GK, "states": D, "first-k": GK}[kind]
     by_score = {"k": K + GK, "states": 2 * D, "first-k": 2 * GK}.get(kind, K + V)
     by_row = {"k": GK * V, "states": D * (K + V), "first-k": GK * (K + V)}.get(kind, 0)
-    return _attention("source attention", job, sizes, job.B * job.N * read, job.N, by_score, by_row)
+    return _attention("source attention", run, sizes, run.B * run.N * read, run.N, by_score, by_row)
 
 
-def _generated_attention(kind: str, sizes: Sizes, job: Job) -> Work:
+def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
     """Attention over the generated part, likewise. The beams of a sample parted only a few tokens ago, so that a cache
     read through ancestry is read about once a sample; one that is reordered is copied twice in every step."""
     K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
-    read = {"kv-reordered": 5 * job.M * (GK + GV), "kv": GK + GV, "k": GK, "x": D}[kind]
+    read = {"kv-reordered": 5 * run.M * (GK + GV), "kv": GK + GV, "k": GK, "x": D}[kind]
     by_score = {"k": K + GK, "x": 2 * D}.get(kind, K + V)
     # Beyond what the canonical step projects: per query head, where that has one projection a key head.
     by_row = {"k": GK * V - D * V * sizes.G // sizes.H, "x": D * (K + V) * (sizes.H - sizes.G) // sizes.H}.get(kind, 0)
-    return _attention("generated attention", job, sizes, job.B * job.T * read, job.T, by_score, by_row)
+    return _attention("generated attention", run, sizes, run.B * run.T * read, run.T, by_score, by_row)
 
 
-def _attention(what: str, job: Job, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
+def _attention(what: str, run: RunSize, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
     numbers += sizes.H * by_row
-    operations = 2 * sizes.streams * job.R * sizes.H * (positions * by_score + by_row)
-    return Work(what, numbers * job.itemsize, operations)
+    operations = 2 * sizes.streams * run.R * sizes.H * (positions * by_score + by_row)
+    return Work(what, numbers * run.itemsize, operations)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tightbeam.graph_passes.base import Job, LayerPass, PassError, Sizes
 from tightbeam.graph_passes.caches.algebra import ROTATION
 from tightbeam.graph_passes.caches.bytes import generated_bytes, source_bytes
 from tightbeam.graph_passes.caches.cached_keys import NORM, changed_keys, narrow_keys
@@ -22,6 +21,7 @@ from tightbeam.graph_passes.caches.source.k import cross_keys
 from tightbeam.graph_passes.caches.source.kv import cross_shared
 from tightbeam.graph_passes.caches.source.kv_per_beam import cross_per_beam
 from tightbeam.graph_passes.caches.source.states import cross_latent
+from tightbeam.graph_passes.model import LayerPass, PassError, RunSize, Sizes
 
 __all__ = [
     "GENERATED",
@@ -81,9 +81,9 @@ class Preset:
     source: str
     generated: str
 
-    def cache_bytes(self, sizes: Sizes, job: Job) -> tuple[int, int]:
-        """Bytes of the source cache and of the generated cache for a job."""
-        return plan_bytes(same_for_all(self, sizes.L, ""), sizes, job)
+    def cache_bytes(self, sizes: Sizes, run: RunSize) -> tuple[int, int]:
+        """Bytes of the source cache and of the generated cache for a run."""
+        return plan_bytes(same_for_all(self, sizes.L, ""), sizes, run)
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -117,10 +117,10 @@ def same_for_all(preset: Preset, L: int, reason: str) -> tuple[LayerPlan, ...]:
     return (LayerPlan(preset.source, preset.generated, reason),) * L
 
 
-def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, job: Job) -> tuple[int, int]:
-    """Bytes of the source cache and of the generated cache for a job."""
-    source = source_bytes([layer.source for layer in plan], sizes, job)
-    return source, generated_bytes([layer.generated for layer in plan], sizes, job)
+def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> tuple[int, int]:
+    """Bytes of the source cache and of the generated cache for a run."""
+    source = source_bytes([layer.source for layer in plan], sizes, run)
+    return source, generated_bytes([layer.generated for layer in plan], sizes, run)
 
 
 def require_sizes(preset: Preset, sizes: Sizes) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import AttentionBlock, Builder, ModelGraphs
+from tightbeam.graph_passes.attention import AttentionBlock
+from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import ROTATION
+from tightbeam.graph_passes.model import ModelGraphs
 
 
 class RotationTables:

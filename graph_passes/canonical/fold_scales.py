@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import LAYOUT_OPS, read_instead, tidy
+from tightbeam.graph_passes.attention import LAYOUT_OPS
+from tightbeam.graph_passes.builder import read_instead, tidy
 
 
 def fold_scales(graph: gs.Graph) -> None:

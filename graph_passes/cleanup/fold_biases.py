@@ -12,17 +12,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import (
-    AttentionBlock,
-    Builder,
-    ModelGraphs,
-    PassError,
-    PassResult,
-    Projection,
-    attention_blocks,
-    read_instead,
-    tidy,
-)
+from tightbeam.graph_passes.attention import AttentionBlock, Projection, attention_blocks
+from tightbeam.graph_passes.builder import Builder, read_instead, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
 NAME = "fold_biases"
 
@@ -47,7 +39,7 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
         tidy(graph)
     if not folded:
         return PassResult(NAME, 0, "no key or value projection has a bias")
-    return PassResult(NAME, folded, bytes_saved=lambda job: saved)
+    return PassResult(NAME, folded, bytes_saved=lambda run: saved)
 
 
 def _fold_value_bias(build: Builder, block: AttentionBlock, V: int) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, read_instead, tidy
+from tightbeam.graph_passes.builder import Builder, read_instead, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "fold_residuals"
 

@@ -6,8 +6,10 @@ the decoder projects in one product, are projected in one here too, so that both
 
 from __future__ import annotations
 
-from tightbeam.graph_passes.base import OWN, Builder, ModelGraphs, PassResult, prompt_attention, read_instead, tidy
+from tightbeam.graph_passes.attention import SELF, prompt_attention
+from tightbeam.graph_passes.builder import Builder, read_instead, tidy
 from tightbeam.graph_passes.caches.generated._self_attention import project_together
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_outputs"
 
@@ -39,6 +41,6 @@ def _projected_together(graphs: ModelGraphs) -> list[int]:
     layers = []
     for layer, block in prompt_attention(graphs, NAME).items():
         made = {part.output.name for part in (block.query, block.key, block.value)}
-        if not block.between and not made & outputs and f"{OWN}.{layer}" not in as_traced:
+        if not block.between and not made & outputs and f"{SELF}.{layer}" not in as_traced:
             layers.append(layer)
     return layers

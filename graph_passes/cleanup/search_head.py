@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder, Job, ModelGraphs, PassError, PassResult, graph_input, tidy
+from tightbeam.graph_passes.builder import Builder, graph_input, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult, RunSize
 
 NAME = "search_head"
 
@@ -48,7 +49,7 @@ def search_head(graphs: ModelGraphs) -> PassResult:
     decoder.outputs = [*outputs, *decoder.outputs[1:]]
     tidy(decoder)
 
-    def saved(job: Job) -> int:
-        return job.R * vocabulary * 4 - 20 * job.B * 2 * job.M
+    def saved(run: RunSize) -> int:
+        return run.R * vocabulary * 4 - 20 * run.B * 2 * run.M
 
     return PassResult(NAME, 1, bytes_saved=saved)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import POSITIONS, ROWS, Builder, ModelGraphs, PassResult, read_instead, tidy
+from tightbeam.graph_passes.builder import POSITIONS, ROWS, Builder, read_instead, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.plugins import DOMAIN
 
 NAME = "step_rows"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, tidy
+from tightbeam.graph_passes.builder import Builder, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "tie_embeddings"
 
@@ -41,7 +42,7 @@ def tie_embeddings(graphs: ModelGraphs) -> PassResult:
     build.add("Reshape", [products, build.constant([-1, 1, vocabulary])], outputs=[logits])
     tidy(decoder)
     saved = int(embedding.values.nbytes)
-    return PassResult(NAME, 1, bytes_saved=lambda job: saved)
+    return PassResult(NAME, 1, bytes_saved=lambda run: saved)
 
 
 def _transposed_constant(graph: gs.Graph, weight: gs.Tensor) -> gs.Constant | None:

@@ -29,7 +29,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Array, ModelGraphs, PassError, PassResult, tidy
+from tightbeam.graph_passes.builder import tidy
+from tightbeam.graph_passes.model import Array, ModelGraphs, PassError, PassResult
 from tightbeam.graph_passes.tensor_types import tensor_types
 from tightbeam.plugins import DOMAIN, OPERATORS
 
@@ -83,7 +84,7 @@ def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
     matched = _rewrite(graphs.encoder, encoder, lowered, converter) + _rewrite(
         graphs.decoder, decoder, caches, converter
     )
-    return PassResult(NAME, matched, bytes_saved=lambda job: converter.bytes_saved)
+    return PassResult(NAME, matched, bytes_saved=lambda run: converter.bytes_saved)
 
 
 @dataclass(frozen=True)

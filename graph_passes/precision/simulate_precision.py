@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import ModelGraphs, PassResult, read_instead, tidy
+from tightbeam.graph_passes.builder import read_instead, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.graph_passes.precision.lower_precision import LAYOUT, LOW_TYPES
 from tightbeam.graph_passes.tensor_types import tensor_types
 

@@ -7,7 +7,7 @@ weight. Not exact: no variant has it by itself. Needs: SourceAttention or Latent
 
 from __future__ import annotations
 
-from tightbeam.graph_passes.base import ModelGraphs, PassError, PassResult
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
 NAME = "skip_small_weights"
 OPERATORS = ("SourceAttention", "LatentAttention")

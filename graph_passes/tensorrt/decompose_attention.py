@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassError, PassResult, tidy
+from tightbeam.graph_passes.builder import Builder, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 from tightbeam.graph_passes.tensor_types import tensor_types
 
 NAME = "decompose_attention"

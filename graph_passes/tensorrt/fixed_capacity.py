@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tightbeam.graph_passes.base import ModelGraphs, PassResult
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
-NAME = "static_room"
+NAME = "fixed_capacity"
 ROOM = "T_max"
 OWN = {"ancestry": "T_ancestry", "history": "T_history"}
 
 
-def static_room(graphs: ModelGraphs, room: int) -> PassResult:
+def fixed_capacity(graphs: ModelGraphs, room: int) -> PassResult:
     """Decoder: every T_max in the shape of an input or output becomes ``room``."""
 
     def fixed(shape: Sequence[int | str]) -> tuple[int | str, ...]:

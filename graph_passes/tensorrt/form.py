@@ -5,10 +5,10 @@ The last step, operators as plugins, is ``plugin_nodes``, on the messages that a
 
 from __future__ import annotations
 
-from tightbeam.graph_passes.base import ModelGraphs, PassResult
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
-from tightbeam.graph_passes.tensorrt.fixed_capacity import static_room
+from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
 __all__ = ["tensorrt_form"]
 
@@ -16,7 +16,7 @@ __all__ = ["tensorrt_form"]
 def tensorrt_form(graphs: ModelGraphs, room: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
     """Rewrite a copy: caches with ``room`` positions, in precision "fp32", "fp16" or "bf16". Raises PassError."""
     graphs = graphs.copy()
-    results = [decompose_attention(graphs), static_room(graphs, room)]
+    results = [decompose_attention(graphs), fixed_capacity(graphs, room)]
     if precision != "fp32":
         results.append(lower_precision(graphs, precision))
     return graphs, results

@@ -20,7 +20,7 @@ from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.bundle.reader import write_bundle
 from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding, left_pad
 from tightbeam.export.pipeline import write_files
-from tightbeam.graph_passes import PRESETS, Job, LayerPlan, PassError, Sizes, plan_bytes, presets_of, rewrite
+from tightbeam.graph_passes import PRESETS, LayerPlan, PassError, RunSize, Sizes, plan_bytes, presets_of, rewrite
 
 WITHOUT_LIBRARY = [
     *(("gpt2", variant) for variant in ALL_VARIANTS),
@@ -95,8 +95,8 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
     sizes = Sizes(**runner.manifest.sizes.model_dump())
     for lengths, beams in itertools.product(((9, 3), (5, 5, 2), (1,)), (1, 4)):
         runner.generate(*prompts(lengths, 0), num_beams=beams, max_new_tokens=7, min_new_tokens=7)
-        job = Job(B=len(lengths), M=beams, N=max(1, max(lengths) - 1), T=7)
-        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, job)
+        run_size = RunSize(B=len(lengths), M=beams, N=max(1, max(lengths) - 1), T=7)
+        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, run_size)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_keys_that_positions_turn_stand_in_for_values(
     runner = Runner.load(write_bundle(tmp_path / "out", fill).path, threads=1)
     expect_equal(runner, checkpoint.model, runs(SETTINGS[1:]))
     runner.generate(*prompts((9, 3), 0), num_beams=3, max_new_tokens=7, min_new_tokens=7)
-    assert runner.cache_bytes == plan_bytes(plan, canonical.sizes, Job(B=2, M=3, N=8, T=7))
+    assert runner.cache_bytes == plan_bytes(plan, canonical.sizes, RunSize(B=2, M=3, N=8, T=7))
 
 
 def test_padding_may_stand_on_either_side(bundles: BundleCache) -> None:

@@ -13,7 +13,7 @@ from support.bundles import BundleCache
 from support.expected import expect_equal
 from support.generate_runs import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
-from tightbeam.graph_passes import PRESETS, Job, Sizes
+from tightbeam.graph_passes import PRESETS, RunSize, Sizes
 
 FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
 
@@ -73,8 +73,8 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
         ids, mask = batch(sizes.source_vocabulary, 0, lengths)
         settings = {"num_beams": beams, "max_new_tokens": 7, "min_new_tokens": 7, "no_repeat_ngram_size": 0}
         runner.generate(ids, mask, **settings)
-        job = Job(B=len(lengths), M=beams, N=max(lengths), T=7)
-        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, job)
+        run_size = RunSize(B=len(lengths), M=beams, N=max(lengths), T=7)
+        assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, run_size)
 
 
 def test_el_keeps_2LM_times_less_than_the_baseline(bundles: BundleCache) -> None:

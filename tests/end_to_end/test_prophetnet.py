@@ -21,9 +21,9 @@ from tightbeam.export import export_model
 from tightbeam.export.accuracy.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.families.prophetnet import buckets_of
-from tightbeam.graph_passes import PRESETS, Job, PassError, Sizes, rewrite, same_for_all
-from tightbeam.graph_passes.base import settle_attention
-from tightbeam.graph_passes.caches.generated._two_streams import settle_streams
+from tightbeam.graph_passes import PRESETS, PassError, RunSize, Sizes, rewrite, same_for_all
+from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
+from tightbeam.graph_passes.canonical.two_stream import canonicalise_two_stream
 
 LONGEST = 63  # rows of the position table, but for the first, which is no position
 
@@ -103,7 +103,7 @@ def test_the_prediction_is_kept_nowhere(bundles: BundleCache) -> None:
         assert sizes.streams == 2
         ids, mask = batch(sizes.source_vocabulary, 0, (9, 3))
         runner.generate(ids, mask, num_beams=4, max_new_tokens=7, min_new_tokens=7, no_repeat_ngram_size=0)
-        assert runner.cache_bytes == preset.cache_bytes(sizes, Job(B=2, M=4, N=9, T=7))
+        assert runner.cache_bytes == preset.cache_bytes(sizes, RunSize(B=2, M=4, N=9, T=7))
 
 
 def test_a_step_reads_each_weight_once(bundles: BundleCache) -> None:
@@ -159,11 +159,11 @@ def test_its_own_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, basic: 
 def test_a_trace_of_another_form_is_refused(bundles: BundleCache) -> None:
     canonical = bundles.trace("prophetnet")[1].copy()
     with pytest.raises(PassError, match="found 0 places where streams become rows, expected 1"):
-        settle_streams(bundles.trace("bart")[1])
+        canonicalise_two_stream(bundles.trace("bart")[1])
     for node in canonical.decoder.nodes:
         if node.name == "self.1":
             node.inputs = node.inputs[:3]
-    settle_attention(canonical)
+    canonicalise_encoder_decoder(canonical)
     with pytest.raises(PassError, match=r"what self\.1 adds to its scores is no bias by bucket"):
         rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))
 

@@ -19,7 +19,7 @@ from tightbeam.export.auto.machine import cache_file, this_machine
 from tightbeam.export.auto.ranking import best_of, rank
 from tightbeam.export.auto.workload import Workload, parse_bytes
 from tightbeam.export.options import choose
-from tightbeam.graph_passes import PRESETS, Job, ModelGraphs, Sizes, plan_bytes, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, ModelGraphs, RunSize, Sizes, plan_bytes, rewrite, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine, count_weights, encoder_work, predict, step_work
 
 LARGE = Sizes(1024, 16, 16, 64, 64, 12, 50264, 50264, 1024, 1024)
@@ -42,25 +42,25 @@ def products_of(graph: gs.Graph) -> int:
 @pytest.mark.parametrize("variant", PRESETS)
 def test_weights_are_counted_as_the_graphs_have_them(canonical: ModelGraphs, variant: str) -> None:
     """The cost model's numbers are those of the weights that the rewritten graphs multiply, to the last one."""
-    sizes, job = canonical.sizes, Job(B=1, M=1, N=1, T=1, itemsize=1)
+    sizes, run_size = canonical.sizes, RunSize(B=1, M=1, N=1, T=1, itemsize=1)
     plan = same_for_all(PRESETS[variant], sizes.L, "")
     graphs, _ = rewrite(canonical, plan)
     counts = count_weights(canonical)
-    in_encoder = sum(work.bytes for work in encoder_work(plan, sizes, job, counts))
+    in_encoder = sum(work.bytes for work in encoder_work(plan, sizes, run_size, counts))
     assert products_of(graphs.encoder) == in_encoder
     caches = {"kv-reordered": 10 * sizes.D, "kv": 2 * sizes.D, "k": sizes.D, "x": sizes.D}
     source = {"kv-per-beam": 2 * sizes.D, "kv": 2 * sizes.D, "k": sizes.D, "states": sizes.D, "first-k": sizes.D}
     read = sizes.L * (caches[PRESETS[variant].generated] + source[PRESETS[variant].source])
-    in_decoder = sum(work.bytes for work in step_work(plan, sizes, job, counts)) - read
+    in_decoder = sum(work.bytes for work in step_work(plan, sizes, run_size, counts)) - read
     assert products_of(graphs.decoder) == in_decoder
 
 
 def test_a_machine_of_memory_prefers_what_reads_least_and_one_of_arithmetic_what_multiplies_least() -> None:
     counts = count_weights_of_large()
-    job = Job(B=32, M=4, N=1024, T=100)
+    run_size = RunSize(B=32, M=4, N=1024, T=100)
 
     def total(variant: str, machine: Machine) -> float:
-        return predict(same_for_all(PRESETS[variant], LARGE.L, ""), LARGE, job, counts, machine).total
+        return predict(same_for_all(PRESETS[variant], LARGE.L, ""), LARGE, run_size, counts, machine).total
 
     only_memory, only_arithmetic = Machine(1e9, 1e18), Machine(1e18, 1e9)
     assert min(PRESETS.keys() - {"baseline"}, key=lambda variant: total(variant, only_arithmetic)) == "dedup"
@@ -77,19 +77,19 @@ def count_weights_of_large() -> Any:
 
 
 def test_predictions_grow_with_every_size() -> None:
-    counts, machine, job = count_weights_of_large(), Machine(40e9, 200e9), Job(B=4, M=4, N=256, T=64)
+    counts, machine, run_size = count_weights_of_large(), Machine(40e9, 200e9), RunSize(B=4, M=4, N=256, T=64)
     for preset in PRESETS.values():
         plan = same_for_all(preset, LARGE.L, "")
-        small = predict(plan, LARGE, job, counts, machine)
+        small = predict(plan, LARGE, run_size, counts, machine)
         for field in ("B", "M", "N", "T"):
-            large = predict(plan, LARGE, replace(job, **{field: 2 * getattr(job, field)}), counts, machine)
+            large = predict(plan, LARGE, replace(run_size, **{field: 2 * getattr(run_size, field)}), counts, machine)
             assert large.total > small.total
 
 
 def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: ModelGraphs) -> None:
-    job, fast = Job(B=8, M=4, N=64, T=32), Machine(40e9, 200e9)
-    needed = {name: 10_000 + sum(preset.cache_bytes(canonical.sizes, job)) for name, preset in PRESETS.items()}
-    ranked, impossible = rank(canonical, job, fast, 10_000, None)
+    run_size, fast = RunSize(B=8, M=4, N=64, T=32), Machine(40e9, 200e9)
+    needed = {name: 10_000 + sum(preset.cache_bytes(canonical.sizes, run_size)) for name, preset in PRESETS.items()}
+    ranked, impossible = rank(canonical, run_size, fast, 10_000, None)
     assert not impossible
     assert {variant.variant: variant.memory_bytes for variant in ranked} == {
         name: count for name, count in needed.items() if name != "baseline"
@@ -97,13 +97,13 @@ def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: 
     assert not any(variant.refused for variant in ranked)
     times = [variant.prediction.total for variant in ranked]
     assert times == sorted(times)
-    limited, _ = rank(canonical, job, fast, 10_000, needed["dedup"] - 1)
+    limited, _ = rank(canonical, run_size, fast, 10_000, needed["dedup"] - 1)
     assert {v.variant for v in limited if v.refused} == {
         name for name, count in needed.items() if count >= needed["dedup"] and name != "baseline"
     }
     assert not best_of(limited).refused
     with pytest.raises(ExportError, match=r"no variant fits the memory limit; \w+ needs the least, [\d,]+ bytes"):
-        best_of(rank(canonical, job, fast, 10_000, 10_001)[0])
+        best_of(rank(canonical, run_size, fast, 10_000, 10_001)[0])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: 
 )
 def test_the_ranking_says_what_a_model_cannot_have(bundles: BundleCache, family: str, possible: set[str]) -> None:
     graphs = bundles.trace(family)[1]
-    ranked, impossible = rank(graphs, Job(B=2, M=2, N=16, T=8), Machine(1e9, 1e9), 1000, None)
+    ranked, impossible = rank(graphs, RunSize(B=2, M=2, N=16, T=8), Machine(1e9, 1e9), 1000, None)
     assert {variant.variant for variant in ranked} == possible
     assert set(impossible) == set(PRESETS) - {"baseline"} - possible
     assert all("\n" not in reason and len(reason) > 20 for reason in impossible.values())
@@ -165,7 +165,7 @@ def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: Check
 )
 def test_workloads_that_cannot_be(bundles: BundleCache, settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ExportError, match=expected):
-        Workload(**settings).job(bundles.trace("bart")[0])
+        Workload(**settings).run_size(bundles.trace("bart")[0])
 
 
 def test_amounts_of_memory() -> None:
@@ -198,8 +198,8 @@ def test_amounts_of_memory() -> None:
 
 
 def test_plan_bytes_are_those_of_the_presets() -> None:
-    job = Job(B=2, M=3, N=10, T=5)
-    kept = {name: plan_bytes(same_for_all(preset, LARGE.L, ""), LARGE, job) for name, preset in PRESETS.items()}
+    run_size = RunSize(B=2, M=3, N=10, T=5)
+    kept = {name: plan_bytes(same_for_all(preset, LARGE.L, ""), LARGE, run_size) for name, preset in PRESETS.items()}
     one_source, one_generated = 2 * 10 * 1024 * 4, 6 * 5 * 1024 * 4  # a number for each position and feature
     assert kept == {
         "baseline": (2 * 12 * 3 * one_source, 2 * 12 * one_generated),

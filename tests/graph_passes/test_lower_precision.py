@@ -20,8 +20,9 @@ from support.tolerance import assert_runs_close, error
 from tightbeam.deploy.bundle.reader import WEIGHTS, Bundle
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import PRESETS, CacheState, ModelGraphs, PassError, passes_of, rewrite, same_for_all
-from tightbeam.graph_passes.base import Builder, Job, Sizes, graph_input
-from tightbeam.graph_passes.cleanup import search_head
+from tightbeam.graph_passes.builder import Builder, graph_input
+from tightbeam.graph_passes.cleanup.search_head import search_head
+from tightbeam.graph_passes.model import RunSize, Sizes
 from tightbeam.graph_passes.precision.lower_precision import NORMS, PRODUCTS, lower_precision
 from tightbeam.graph_passes.precision.simulate_precision import simulate_precision
 from tightbeam.plugins import DOMAIN, OPERATORS
@@ -328,7 +329,7 @@ def test_weights_are_shared_as_before_and_the_original_keeps_its_own(
         write_graphs(written, folder)
     sizes = [(folder / WEIGHTS).stat().st_size for folder in (full, half)]
     assert sizes[1] < 0.6 * sizes[0]
-    saved = result.bytes_saved(Job())
+    saved = result.bytes_saved(RunSize())
     assert saved == pytest.approx(sizes[0] - sizes[1], rel=0.1)
     np.testing.assert_array_equal(logits_of(graphs, run), before)
 

@@ -20,16 +20,15 @@ from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
     SOURCE,
-    Job,
     LayerPlan,
     ModelGraphs,
     Pass,
     PassError,
+    RunSize,
     passes_of,
     rewrite,
     same_for_all,
 )
-from tightbeam.graph_passes.base import LayerPass
 from tightbeam.graph_passes.caches.generated.k import self_keys
 from tightbeam.graph_passes.caches.generated.kv import self_beam_cache
 from tightbeam.graph_passes.caches.generated.kv_reordered import self_reordered
@@ -44,6 +43,7 @@ from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
 from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
+from tightbeam.graph_passes.model import LayerPass
 
 B, M, N, T = 2, 3, 9, 7
 R = B * M
@@ -200,27 +200,27 @@ def test_the_search_head_takes_the_best_of_the_logits(
 
 def test_passes_say_what_they_save(canonical: ModelGraphs) -> None:
     sizes = canonical.sizes
-    job = Job(B=3, M=4, N=10, T=6)
-    assert tie_embeddings(canonical.copy()).bytes_saved(job) == sizes.vocabulary * sizes.D * 4
+    run_size = RunSize(B=3, M=4, N=10, T=6)
+    assert tie_embeddings(canonical.copy()).bytes_saved(run_size) == sizes.vocabulary * sizes.D * 4
     encoder_layers = sum(node.op == "Attention" for node in canonical.encoder.nodes)
-    assert fold_biases(canonical.copy()).bytes_saved(job) == (encoder_layers + 2 * sizes.L) * 2 * sizes.D * 4
+    assert fold_biases(canonical.copy()).bytes_saved(run_size) == (encoder_layers + 2 * sizes.L) * 2 * sizes.D * 4
     per_beam, shared, latent = 2 * sizes.L * 4 * 10 * sizes.D, 2 * sizes.L * 10 * sizes.D, 10 * sizes.D
-    assert cross_shared(canonical.copy()).bytes_saved(job) == 3 * 4 * (per_beam - shared)
+    assert cross_shared(canonical.copy()).bytes_saved(run_size) == 3 * 4 * (per_beam - shared)
     folded = canonical.copy()
     fold_biases(folded)
-    assert cross_latent(folded).bytes_saved(job) == 3 * 4 * (per_beam - latent)
-    assert per_beam // latent == 2 * sizes.L * job.M
-    assert cross_per_beam(canonical.copy()).bytes_saved(job) == 0
-    assert self_reordered(canonical.copy()).bytes_saved(job) == 0
+    assert cross_latent(folded).bytes_saved(run_size) == 3 * 4 * (per_beam - latent)
+    assert per_beam // latent == 2 * sizes.L * run_size.M
+    assert cross_per_beam(canonical.copy()).bytes_saved(run_size) == 0
+    assert self_reordered(canonical.copy()).bytes_saved(run_size) == 0
     row = sizes.L * 6 * sizes.D * 4  # one number for each layer, position and feature
-    assert self_beam_cache(canonical.copy()).bytes_saved(job) == 3 * 4 * 2 * row
-    assert self_keys(folded.copy()).bytes_saved(job) == 3 * 4 * 3 * row
-    assert self_inputs(folded.copy()).bytes_saved(job) == 3 * 4 * 3 * row
+    assert self_beam_cache(canonical.copy()).bytes_saved(run_size) == 3 * 4 * 2 * row
+    assert self_keys(folded.copy()).bytes_saved(run_size) == 3 * 4 * 3 * row
+    assert self_inputs(folded.copy()).bytes_saved(run_size) == 3 * 4 * 3 * row
     folded = canonical.copy()
     fold_biases(folded)
-    assert cross_keys(folded.copy()).bytes_saved(job) == 3 * 4 * (per_beam - shared // 2)
-    assert cross_first_keys(folded.copy()).bytes_saved(job) == 3 * 4 * (per_beam - latent)
-    assert search_head(canonical.copy()).bytes_saved(job) == 12 * sizes.vocabulary * 4 - 20 * 3 * 8
+    assert cross_keys(folded.copy()).bytes_saved(run_size) == 3 * 4 * (per_beam - shared // 2)
+    assert cross_first_keys(folded.copy()).bytes_saved(run_size) == 3 * 4 * (per_beam - latent)
+    assert search_head(canonical.copy()).bytes_saved(run_size) == 12 * sizes.vocabulary * 4 - 20 * 3 * 8
 
 
 def test_passes_say_why_they_match_nothing(bundles: BundleCache, canonical: ModelGraphs) -> None:

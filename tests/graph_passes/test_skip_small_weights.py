@@ -13,8 +13,7 @@ from support.checkpoints import CheckpointCache
 from support.operator_runs import MODULES, run
 from support.tolerance import assert_close
 from tightbeam.export import ExportError, export_model
-from tightbeam.graph_passes import PRESETS, PassError, rewrite, same_for_all
-from tightbeam.graph_passes.precision import skip_small_weights
+from tightbeam.graph_passes import PRESETS, PassError, rewrite, same_for_all, skip_small_weights
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops._case import Array, Case
 

@@ -18,9 +18,9 @@ from support.tolerance import assert_close
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
 from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, passes_of, same_for_all
-from tightbeam.graph_passes.cleanup import search_head
+from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
-from tightbeam.graph_passes.tensorrt.fixed_capacity import static_room
+from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 from tightbeam.graph_passes.tensorrt.plugin_nodes import from_plugin_nodes, to_plugin_nodes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET
 from tightbeam.plugins.tensorrt.native import tables
@@ -89,7 +89,7 @@ def test_an_attention_of_another_form_is_refused(bundles: BundleCache) -> None:
 
 def test_caches_get_a_fixed_room(bundles: BundleCache) -> None:
     graphs = read_graphs(Bundle.load(bundles("dedup")))
-    result = static_room(graphs, 21)
+    result = fixed_capacity(graphs, 21)
     shapes = {tensor.name: list(tensor.shape) for tensor in (*graphs.decoder.inputs, *graphs.decoder.outputs)}
     assert result.matched == 12
     for state in graphs.states:
@@ -101,7 +101,7 @@ def test_caches_get_a_fixed_room(bundles: BundleCache) -> None:
 
 def test_a_cache_that_grows_keeps_growing(bundles: BundleCache) -> None:
     graphs = read_graphs(Bundle.load(bundles("baseline")))
-    result = static_room(graphs, 21)
+    result = fixed_capacity(graphs, 21)
     assert (result.matched, result.reason) == (0, "no cache is written in place")
     assert {state.shape[2] for state in graphs.states} == {"T"}
 

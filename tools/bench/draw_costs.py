@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from paper_el import BART_LARGE
 
 from tightbeam.export.auto.machine import this_machine
-from tightbeam.graph_passes import PRESETS, Job, Sizes, same_for_all
+from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine, WeightCounts, Work, step_work
 
 FFN = 4096
@@ -53,8 +53,8 @@ def draw_memory(sizes: Sizes, N: int, T: int, M: int, itemsize: int) -> Figure:
     axes = figure.subplots(1, len(BATCHES), sharey=True)
     names = list(PRESETS)[::-1]
     for axis, B in zip(axes, BATCHES, strict=True):
-        job = Job(B=B, M=M, N=N, T=T, itemsize=itemsize)
-        kept = [PRESETS[name].cache_bytes(sizes, job) for name in names]
+        run = RunSize(B=B, M=M, N=N, T=T, itemsize=itemsize)
+        kept = [PRESETS[name].cache_bytes(sizes, run) for name in names]
         source, output = ([both[part] / 1e6 for both in kept] for part in (0, 1))
         axis.barh(names, source, color=SOURCE_COLOUR, label="for the source")
         axis.barh(names, output, left=source, color=OUTPUT_COLOUR, label="for the output")
@@ -74,13 +74,13 @@ def draw_memory(sizes: Sizes, N: int, T: int, M: int, itemsize: int) -> Figure:
     return figure
 
 
-def draw_roofline(sizes: Sizes, machine: Machine, name: str, job: Job) -> Figure:
+def draw_roofline(sizes: Sizes, machine: Machine, name: str, run: RunSize) -> Figure:
     """Operations a byte against the rate that the roofline allows: the products with weights, and the attention over
     each kind of cache, all layers together. A marker's area grows with the time that the cost model predicts."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axis = figure.subplots()
     ridge = machine.rate / machine.bandwidth
-    points = sorted(_points(sizes, job), key=lambda point: -point[2].seconds(machine))
+    points = sorted(_points(sizes, run), key=lambda point: -point[2].seconds(machine))
     intensities = [work.operations / work.bytes for _, _, work in points]
     low, high = min(*intensities, ridge) / 2, max(*intensities, ridge) * 3
     axis.plot([low, ridge, high], [low * machine.bandwidth, machine.rate, machine.rate], color="#444444", linewidth=1.2)
@@ -106,7 +106,7 @@ def draw_roofline(sizes: Sizes, machine: Machine, name: str, job: Job) -> Figure
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(
         f"A decode step of BART-large on {name}: {machine.bandwidth / 1e9:,.0f} GB/s, {_rate(machine.rate)}\n"
-        f"batch {job.B}, {job.M} beams, source of {job.N:,}, {job.T} tokens generated, {_type(job.itemsize)}; "
+        f"batch {run.B}, {run.M} beams, source of {run.N:,}, {run.T} tokens generated, {_type(run.itemsize)}; "
         "area: predicted time",
         fontsize=10,
         loc="left",
@@ -114,12 +114,12 @@ def draw_roofline(sizes: Sizes, machine: Machine, name: str, job: Job) -> Figure
     return figure
 
 
-def _points(sizes: Sizes, job: Job) -> list[tuple[str, str, Work]]:
+def _points(sizes: Sizes, run: RunSize) -> list[tuple[str, str, Work]]:
     """Kind of cache, marker and work, all layers together."""
     weights = decoder_weights(sizes)
     points: dict[tuple[str, str], Work] = {}
     for preset in PRESETS.values():
-        works = step_work(same_for_all(preset, sizes.L, ""), sizes, job, weights)
+        works = step_work(same_for_all(preset, sizes.L, ""), sizes, run, weights)
         points[WEIGHTS, "D"] = works[0]
         points[preset.source, "o"] = _together("source attention", works)
         points[preset.generated, "s"] = _together("generated attention", works)
@@ -127,7 +127,7 @@ def _points(sizes: Sizes, job: Job) -> list[tuple[str, str, Work]]:
 
 
 def _together(what: str, works: Sequence[Work]) -> Work:
-    same = [work for work in works if work.what == what]
+    same = [work for work in works if work.name == what]
     return Work(what, sum(work.bytes for work in same), sum(work.operations for work in same))
 
 
@@ -203,8 +203,8 @@ def roofline(
         numbers = Machine(bandwidth_gb_s * 1e9, tflop_s * 1e12)
     else:
         raise typer.BadParameter("--bandwidth-gb-s and --tflop-s must be more than 0")
-    job = Job(B=batch, M=beams, N=source, T=max(1, new_tokens // 2), itemsize=itemsize)
-    _save(draw_roofline(BART_LARGE, numbers, machine, job), output)
+    run = RunSize(B=batch, M=beams, N=source, T=max(1, new_tokens // 2), itemsize=itemsize)
+    _save(draw_roofline(BART_LARGE, numbers, machine, run), output)
 
 
 def _require_itemsize(itemsize: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from generate_case import PEERS
 from gpu_results import Results
 from tightbeam.deploy import Bundle
-from tightbeam.graph_passes import Job, LayerPlan, Sizes
-from tightbeam.graph_passes.caches.cost import Machine, Prediction, WeightCounts, predict
+from tightbeam.graph_passes import LayerPlan, RunSize, Sizes
+from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts, predict
 
 __all__ = [
     "GIB",
@@ -64,14 +64,14 @@ def best_of(measured: Iterable[Measured]) -> Measured | None:
     return max(measured, key=lambda case: case.samples_per_second, default=None)
 
 
-def prediction_of(bundle: Bundle, job: Job, weights: WeightCounts, machine: Machine) -> Prediction:
+def prediction_of(bundle: Bundle, job: RunSize, weights: WeightCounts, machine: Machine) -> RunCost:
     """By the cost model of ``--variant auto``, for what the layers of this bundle keep."""
     plan = [LayerPlan(layer.source, layer.generated, layer.reason) for layer in bundle.manifest.layers]
     return predict(plan, Sizes(**bundle.manifest.sizes.model_dump()), job, weights, machine)
 
 
 def compare_with_predictions(
-    results: Results, predictions: Mapping[tuple[str, int], Prediction], measured: Sequence[Measured]
+    results: Results, predictions: Mapping[tuple[str, int], RunCost], measured: Sequence[Measured]
 ) -> None:
     """Times that were predicted before, those measured, and the share by which the prediction is off."""
     columns = ("variant", "batch", "step ms", "predicted", "off by", "encoder s", "predicted", "off by")

@@ -43,8 +43,8 @@ from generate_tables import (
 )
 from gpu_results import Results, read_results
 from tightbeam.deploy import Bundle
-from tightbeam.graph_passes import PRESETS, Job
-from tightbeam.graph_passes.caches.cost import Machine, Prediction, WeightCounts
+from tightbeam.graph_passes import PRESETS, RunSize
+from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts
 
 TOOLS = Path(__file__).resolve().parent
 VARIANTS = ("dedup", "el", "slim", "baseline")
@@ -147,7 +147,7 @@ def main(
     job = GenerationJob(batches[0], *sizes, beams=4, ngram=3, vocabulary=vocabulary)
     limits = (measure_seconds, case_seconds, compile_seconds)
     setting = Setting(work, device, precision, job, rounds, *limits, until)
-    predictions: dict[tuple[str, int], Prediction] = {}
+    predictions: dict[tuple[str, int], RunCost] = {}
     if machine is None:
         results.note("No predictions, which need the rates of this machine (--rates).")
     else:
@@ -205,7 +205,7 @@ def predict_all(
     batches: Sequence[int],
     weights: WeightCounts,
     machine: Machine,
-) -> dict[tuple[str, int], Prediction]:
+) -> dict[tuple[str, int], RunCost]:
     """For every variant that there is a bundle of, and every batch."""
     results.figure("rates", vars(machine))
     itemsize = {"fp16": 2, "fp32": 4}[setting.precision]
@@ -217,7 +217,7 @@ def predict_all(
             continue
         bundle = Bundle.load(folder, verify=False)
         for B in batches:
-            job = Job(B=B, M=setting.job.beams, N=setting.job.source, T=setting.job.new_tokens, itemsize=itemsize)
+            job = RunSize(B=B, M=setting.job.beams, N=setting.job.source, T=setting.job.new_tokens, itemsize=itemsize)
             one = found[variant, B] = prediction_of(bundle, job, weights, machine)
             cells = (variant, B, f"{one.encoder:.3g}", f"{1e3 * one.step:.3g}", f"{B / one.total:.1f}")
             results.row("Predicted before anything was measured", columns, cells)

@@ -6,7 +6,7 @@ from paper_figure import Figure, PaperTable
 from transformers import BartConfig
 
 from tightbeam.export.families import FAMILIES
-from tightbeam.graph_passes import PRESETS, Job, Sizes, same_for_all
+from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.bytes import source_bytes
 from tightbeam.graph_passes.caches.cost import WeightCounts, Work, encoder_work, step_work
 
@@ -48,9 +48,9 @@ def el_memory() -> PaperTable:
     """Table 4: the source cache of `baseline` and of `el` at BART-large's sizes."""
     figures = []
     for (B, N), printed in TABLE_4.items():
-        job = Job(B=B, M=BEAMS, N=N, T=0, itemsize=HALF)
+        run = RunSize(B=B, M=BEAMS, N=N, T=0, itemsize=HALF)
         for variant, column, cell in zip(("baseline", "el"), ("multi-head", "EL"), printed, strict=True):
-            kept = PRESETS[variant].cache_bytes(BART_LARGE, job)[0]
+            kept = PRESETS[variant].cache_bytes(BART_LARGE, run)[0]
             figures.append(Figure(f"batch {B}, {N:,} tokens", column, cell, kept / GIB))
     return PaperTable(
         "EL-attention, Table 4: what is kept for the source, GiB (BART-large, float16, 4 beams)",
@@ -64,9 +64,9 @@ def el_memory() -> PaperTable:
 
 def el_saving() -> PaperTable:
     """The 96 of sections 1 and 4.4, 2 L M, and what is left of it where the encoder's output is kept twice."""
-    job = Job(B=1, M=BEAMS, N=1024, T=0, itemsize=HALF)
-    kept = {name: PRESETS[name].cache_bytes(BART_LARGE, job)[0] for name in ("baseline", "dedup", "el")}
-    two_layouts = 2 * source_bytes(["states"], BART_LARGE, job)
+    run = RunSize(B=1, M=BEAMS, N=1024, T=0, itemsize=HALF)
+    kept = {name: PRESETS[name].cache_bytes(BART_LARGE, run)[0] for name in ("baseline", "dedup", "el")}
+    two_layouts = 2 * source_bytes(["states"], BART_LARGE, run)
     figures = (
         Figure("one layout, as in the text", "saving", "96x", kept["baseline"] / kept["el"]),
         Figure("two layouts, as in the paper's code", "saving", "96x", kept["baseline"] / two_layouts),
@@ -85,13 +85,13 @@ def el_saving() -> PaperTable:
 
 def el_movement() -> PaperTable:
     """Section 4.1.1: what one layer's attention moves and multiplies, by the cost model."""
-    job, nothing = Job(B=32, M=BEAMS, N=1024, T=0, itemsize=HALF), WeightCounts(0, 0)
+    run, nothing = RunSize(B=32, M=BEAMS, N=1024, T=0, itemsize=HALF), WeightCounts(0, 0)
 
     def source_attention(variant: str) -> Work:
-        works = step_work(same_for_all(PRESETS[variant], 1, ""), BART_LARGE, job, nothing)
-        return next(work for work in works if work.what == "source attention")
+        works = step_work(same_for_all(PRESETS[variant], 1, ""), BART_LARGE, run, nothing)
+        return next(work for work in works if work.name == "source attention")
 
-    every_row = Job(B=job.R, M=1, N=job.N, T=0, itemsize=HALF)
+    every_row = RunSize(B=run.R, M=1, N=run.N, T=0, itemsize=HALF)
     built = encoder_work(same_for_all(PRESETS["dedup"], 1, ""), BART_LARGE, every_row, nothing)[-1].operations
     many, one = source_attention("baseline"), source_attention("el")
     figures = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paper_el import BART_LARGE, GIB, HALF
 from paper_figure import Figure, PaperTable, quotient_can_be
 
-from tightbeam.graph_passes import PRESETS, Job
+from tightbeam.graph_passes import PRESETS, RunSize
 
 __all__ = ["TABLE_1", "TABLE_3", "fastseq_cache", "fastseq_ratios"]
 
@@ -29,7 +29,7 @@ TABLE_3 = {"baseline / CPU kernel": ("584.9", "4477.1", "8x"), "CPU / GPU kernel
 
 def cache_gib(variant: str, B: int) -> float:
     """GiB of both caches together after OUTPUT tokens, float16."""
-    return sum(PRESETS[variant].cache_bytes(BART_LARGE, Job(B=B, M=BEAMS, N=SOURCE, T=OUTPUT, itemsize=HALF))) / GIB
+    return sum(PRESETS[variant].cache_bytes(BART_LARGE, RunSize(B=B, M=BEAMS, N=SOURCE, T=OUTPUT, itemsize=HALF))) / GIB
 
 
 def fastseq_cache() -> PaperTable:

@@ -8,7 +8,7 @@ from paper_figure import Figure, PaperTable
 from rich import box
 from rich.table import Table
 
-from tightbeam.graph_passes import PRESETS, Job, Sizes, same_for_all
+from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.cost import WeightCounts, step_work
 
 __all__ = ["MULTI_HEAD", "MULTI_QUERY", "ratios", "shazeer_memory", "shazeer_ratios", "shazeer_widths"]
@@ -25,11 +25,11 @@ REDUCED = ((1, 128), (2, 64), (4, 32), (8, 16))
 
 def shazeer_memory() -> PaperTable:
     """Section 3: keys and values h times smaller, as kept for source and output and as read in a step."""
-    job = Job(B=1024, M=1, N=128, T=128, itemsize=1)
-    many, one = (PRESETS["dedup"].cache_bytes(sizes, job) for sizes in (MULTI_HEAD, MULTI_QUERY))
+    run = RunSize(B=1024, M=1, N=128, T=128, itemsize=1)
+    many, one = (PRESETS["dedup"].cache_bytes(sizes, run) for sizes in (MULTI_HEAD, MULTI_QUERY))
     weights = WeightCounts(0, 0)
     plan = same_for_all(PRESETS["dedup"], MULTI_HEAD.L, "")
-    read = [sum(work.bytes for work in step_work(plan, sizes, job, weights)) for sizes in (MULTI_HEAD, MULTI_QUERY)]
+    read = [sum(work.bytes for work in step_work(plan, sizes, run, weights)) for sizes in (MULTI_HEAD, MULTI_QUERY)]
     figures = (
         Figure("kept for the source", "times smaller, h = 8", "8", many[0] / one[0]),
         Figure("kept for the output", "times smaller, h = 8", "8", many[1] / one[1]),
@@ -50,7 +50,7 @@ def ratios(sizes: Sizes, b: int, n: int) -> tuple[float, float]:
     plan = same_for_all(PRESETS["dedup"], 1, "")
     numbers = operations = 0
     for t in range(1, n + 1):
-        works = step_work(plan, one_layer, Job(B=b, M=1, N=0, T=t, itemsize=1), weights)
+        works = step_work(plan, one_layer, RunSize(B=b, M=1, N=0, T=t, itemsize=1), weights)
         numbers += sum(work.bytes for work in works)
         operations += sum(work.operations for work in works)
     printed = n / D + 1 / b if G == H else 1 / D + n / (D * H) + 1 / b

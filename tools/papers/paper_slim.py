@@ -7,7 +7,7 @@ from typing import Any
 
 from paper_figure import Figure, PaperTable
 
-from tightbeam.graph_passes import PRESETS, Job, Sizes, same_for_all
+from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.bytes import source_bytes
 from tightbeam.graph_passes.caches.cost import WeightCounts, step_work
 
@@ -96,25 +96,25 @@ def reads(model: Whisper, variant: str, B: int, *, states_on_chip: bool) -> floa
     reads it in every layer.
     """
     plan = same_for_all(PRESETS[variant], model.L, "")
-    job = Job(B=B, M=1, N=SOURCE, T=OUTPUT, itemsize=1)
-    numbers = sum(work.bytes for work in step_work(plan, model.sizes, job, model.weights))
+    run = RunSize(B=B, M=1, N=SOURCE, T=OUTPUT, itemsize=1)
+    numbers = sum(work.bytes for work in step_work(plan, model.sizes, run, model.weights))
     if states_on_chip:
-        numbers -= sum(source_bytes([layer.source], model.sizes, job) for layer in plan if layer.source == "states")
+        numbers -= sum(source_bytes([layer.source], model.sizes, run) for layer in plan if layer.source == "states")
     return numbers / B
 
 
 def parameters(model: Whisper, variant: str) -> int:
     """Numbers in weights that a step of a variant multiplies: with nothing kept, they are all that is read."""
     plan = same_for_all(PRESETS[variant], model.L, "")
-    empty = Job(B=1, M=1, N=0, T=0, itemsize=1)
+    empty = RunSize(B=1, M=1, N=0, T=0, itemsize=1)
     return sum(work.bytes for work in step_work(plan, model.sizes, empty, model.weights))
 
 
 def whisper_figures(model: Whisper) -> dict[str, float]:
     """Our figure for every row of ``PRINTED`` but "Params"."""
-    sizes, job = model.sizes, Job(B=1, M=1, N=SOURCE, T=OUTPUT, itemsize=1)
-    kept = {name: PRESETS[variant].cache_bytes(sizes, job) for name, variant in VARIANTS.items()}
-    on_chip = source_bytes(["states"] * model.L, sizes, job)
+    sizes, run = model.sizes, RunSize(B=1, M=1, N=SOURCE, T=OUTPUT, itemsize=1)
+    kept = {name: PRESETS[variant].cache_bytes(sizes, run) for name, variant in VARIANTS.items()}
+    on_chip = source_bytes(["states"] * model.L, sizes, run)
     caches = {name: sum(both) - (on_chip if name == "Option 2" else 0) for name, both in kept.items()}
     figures: dict[str, float] = {
         "Encoder E-cache": on_chip / MILLION,
@@ -180,9 +180,9 @@ def slim_whisper() -> PaperTable:
 def slim_whisper_states_read() -> PaperTable:
     """Option 2 where the encoder's output counts: as memory once, as reads once in every layer."""
     figures = []
-    job = Job(B=1, M=1, N=SOURCE, T=OUTPUT, itemsize=1)
+    run = RunSize(B=1, M=1, N=SOURCE, T=OUTPUT, itemsize=1)
     for name, model in WHISPER.items():
-        kept = {variant: sum(PRESETS[variant].cache_bytes(model.sizes, job)) for variant in ("dedup", "slim")}
+        kept = {variant: sum(PRESETS[variant].cache_bytes(model.sizes, run)) for variant in ("dedup", "slim")}
         figures.append(Figure("Option 2 savings, E-cache kept", name, "8.7x", kept["dedup"] / kept["slim"]))
         for B, printed in (
             (1, PRINTED["Option 2 speedup, batch 1"]),
@@ -250,8 +250,8 @@ def slim_cache_sizes() -> PaperTable:
     """Table 1: keys and values of each model at its longest context, in numbers."""
     figures = []
     for listed in LISTED:
-        job = Job(B=1, M=1, N=listed.source, T=listed.output, itemsize=1)
-        numbers = sum(PRESETS["dedup"].cache_bytes(shape(listed.D, listed.L, listed.H, listed.K), job))
+        run = RunSize(B=1, M=1, N=listed.source, T=listed.output, itemsize=1)
+        numbers = sum(PRESETS["dedup"].cache_bytes(shape(listed.D, listed.L, listed.H, listed.K), run))
         row = f"{listed.model} ({listed.damaged} from its config)" if listed.damaged else listed.model
         figures.append(Figure(row, "KV-cache", listed.printed, numbers / UNITS[listed.printed[-1]]))
     return PaperTable(
@@ -269,7 +269,7 @@ def slim_long_context() -> PaperTable:
     """The introduction's Phi-3-mini-128k at a byte a number: memory, and the speed-up of a step that reads it all."""
     phi, parameters_gb = shape(3072, 32, 32, 96), 3.8
     kept = {
-        name: PRESETS[name].cache_bytes(phi, Job(B=1, M=1, N=0, T=128 * K, itemsize=1))[1] / 1e9
+        name: PRESETS[name].cache_bytes(phi, RunSize(B=1, M=1, N=0, T=128 * K, itemsize=1))[1] / 1e9
         for name in ("dedup", "kcache")
     }
 
@@ -297,8 +297,8 @@ def slim_not_square() -> PaperTable:
         ("T5-3B", 1024, 128, 32, "4", ""),
         ("T5-11B", 1024, 128, 128, "16", "32"),
     ):
-        sizes, job = shape(D, 1, H, K_), Job(B=1, M=1, N=0, T=512, itemsize=1)
-        kv, k, x = (PRESETS[name].cache_bytes(sizes, job)[1] for name in ("dedup", "kcache", "xcache"))
+        sizes, run = shape(D, 1, H, K_), RunSize(B=1, M=1, N=0, T=512, itemsize=1)
+        kv, k, x = (PRESETS[name].cache_bytes(sizes, run)[1] for name in ("dedup", "kcache", "xcache"))
         figures += [
             Figure(model, "e / d", aspect, k / x),
             Figure(model, "Option 1 (k)", "2", kv / k),
@@ -325,7 +325,7 @@ def slim_intensity() -> PaperTable:
     ):
         plan = same_for_all(PRESETS[variant], 1, "")
         work, empty = (
-            step_work(plan, sizes, Job(B=1, M=1, N=0, T=t, itemsize=1), WeightCounts(0, 0))[-1] for t in (n, 0)
+            step_work(plan, sizes, RunSize(B=1, M=1, N=0, T=t, itemsize=1), WeightCounts(0, 0))[-1] for t in (n, 0)
         )
         multiplications = (work.operations - empty.operations) / 2 / (n * D)
         numbers = (work.bytes - empty.bytes) / (n * D)

@@ -8,30 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import (
-    MISSING,
-    AttentionBlock,
-    Builder,
-    CacheState,
-    Job,
-    ModelGraphs,
-    PassError,
-    Projection,
-    Sizes,
-    graph_input,
-    remove_inputs,
-    self_attention,
-    tidy,
-)
+from tightbeam.graph_passes.attention import AttentionBlock, Projection, self_attention
+from tightbeam.graph_passes.builder import MISSING, Builder, graph_input, remove_inputs, tidy
 from tightbeam.graph_passes.caches.bytes import generated_bytes
 from tightbeam.graph_passes.caches.generated._two_streams import Streams, pairs_of_heads
-from tightbeam.graph_passes.caches.prompt._prefix import prior_of, share_query
+from tightbeam.graph_passes.caches.prompt._prefix import prefix_of, share_query
 from tightbeam.graph_passes.caches.rotation import RotationTables
+from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassError, RunSize, Sizes
 from tightbeam.plugins.ops.beam_attention import OPTIONAL_INPUTS
 
 
 @dataclass
-class OwnCaches:
+class SelfAttentionCaches:
     """The self-attentions of some layers, on their way from a past to caches that never move.
 
     Makes the decoder inputs ``ancestry`` int32 [B, M, T] and ``lengths`` int32 [B], and, with :meth:`cache`, inputs
@@ -109,7 +97,7 @@ class OwnCaches:
             return self.streams.optional(block)
         if not self.graphs.sizes.decoder_only:
             return []
-        return prior_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)
+        return prefix_of(self.build, self.graphs.sizes, self.pass_name, layer, block, space)
 
     def projected(self, block: AttentionBlock) -> gs.Tensor:
         """The new token's queries, keys and values side by side, [R, H K + G (K + V)]; of two streams, the queries of
@@ -194,12 +182,12 @@ def project_together(build: Builder, parts: Sequence[Projection], where: str) ->
     return build.add("Add", [together, build.constant(np.concatenate(biases), dtype)])
 
 
-def generated_saved(kind: str, layers: int, sizes: Sizes) -> Callable[[Job], int]:
+def generated_saved(kind: str, layers: int, sizes: Sizes) -> Callable[[RunSize], int]:
     """Bytes that a kind of generated cache saves, next to ``kv-reordered``, which needs a second copy of its keys and
     values to reorder them, where so many layers have it."""
 
-    def saved(job: Job) -> int:
-        copied = 2 * generated_bytes(["kv-reordered"] * layers, sizes, job)
-        return copied - generated_bytes([kind] * layers, sizes, job)
+    def saved(run: RunSize) -> int:
+        copied = 2 * generated_bytes(["kv-reordered"] * layers, sizes, run)
+        return copied - generated_bytes([kind] * layers, sizes, run)
 
     return saved

@@ -15,18 +15,23 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import ModelGraphs, PassResult, read_instead
+from tightbeam.graph_passes.builder import read_instead
 from tightbeam.graph_passes.caches.algebra import ROTATION
 from tightbeam.graph_passes.caches.cached_keys import (
     NORM,
-    KeptKeys,
+    CachedKeys,
     before_rotation,
     require_own_space,
     require_wide_keys,
 )
-from tightbeam.graph_passes.caches.generated._self_attention import OwnCaches, generated_saved, project_together
+from tightbeam.graph_passes.caches.generated._self_attention import (
+    SelfAttentionCaches,
+    generated_saved,
+    project_together,
+)
 from tightbeam.graph_passes.caches.prompt._prefix import KEYS, share_query
 from tightbeam.graph_passes.caches.source._cross_attention import replace
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_keys"
 
@@ -35,7 +40,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
     """Decoder: inputs ``cache.<l>.key`` [R, G, T_max, K], and ``cache.<l>.scale`` [R, G, T_max, 1] with a norm."""
     sizes = graphs.sizes
     queries, E = sizes.H * sizes.K, sizes.G * sizes.K
-    own = OwnCaches(graphs, NAME, layers)
+    own = SelfAttentionCaches(graphs, NAME, layers)
     require_own_space(own.blocks, NAME, (ROTATION, NORM))
     require_wide_keys(own.blocks, NAME)
     build = own.build
@@ -48,7 +53,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         elif sizes.decoder_only:
             share_query(block, query)
         keys, keys_out = own.cache(layer, "key", sizes.G, sizes.K)
-        kept, made, last = KeptKeys.of(block), [keys_out], []
+        kept, made, last = CachedKeys.of(block), [keys_out], []
         if kept.norm is not None:
             query = build.rows(before_rotation(block), queries)
             scales, scales_out = own.cache(layer, "scale", sizes.G, 1)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import ModelGraphs, PassResult
-from tightbeam.graph_passes.caches.generated._self_attention import OwnCaches, generated_saved
+from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches, generated_saved
 from tightbeam.graph_passes.caches.prompt._prefix import VALUES
 from tightbeam.graph_passes.caches.source._cross_attention import replace
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_beam_cache"
 
@@ -22,7 +22,7 @@ NAME = "self_beam_cache"
 def self_beam_cache(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
     """Decoder: inputs ``cache.<l>.key`` [R, G, T_max, K] and ``cache.<l>.value`` [R, G, T_max, V]."""
     sizes = graphs.sizes
-    own = OwnCaches(graphs, NAME, layers)
+    own = SelfAttentionCaches(graphs, NAME, layers)
     build = own.build
     for layer, block in own.blocks.items():
         projected = own.projected(block)

@@ -10,17 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tightbeam.graph_passes.base import (
-    Builder,
-    CacheState,
-    ModelGraphs,
-    PassResult,
-    graph_input,
-    own_concat,
-    self_attention,
-    tidy,
-)
+from tightbeam.graph_passes.attention import past_concat, self_attention
+from tightbeam.graph_passes.builder import Builder, graph_input, tidy
 from tightbeam.graph_passes.caches.prompt._prefix import require_prompt_per_beam
+from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassResult
 
 NAME = "self_reordered"
 
@@ -36,7 +29,7 @@ def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
     for layer, block in blocks.items():
         assert block.past is not None
         require_prompt_per_beam(graphs, NAME, layer, block)
-        for past, concat in zip(block.past, map(own_concat, block.node.inputs[1:3]), strict=True):
+        for past, concat in zip(block.past, map(past_concat, block.node.inputs[1:3]), strict=True):
             assert concat is not None
             concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})
         for part, width in (("key", sizes.K), ("value", sizes.V)):

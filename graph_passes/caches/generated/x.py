@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import ModelGraphs, PassResult
 from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import require_own_space
-from tightbeam.graph_passes.caches.generated._self_attention import OwnCaches, generated_saved
+from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches, generated_saved
 from tightbeam.graph_passes.caches.prompt._prefix import INPUTS
 from tightbeam.graph_passes.caches.source._cross_attention import replace
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_inputs"
 
@@ -24,7 +24,7 @@ NAME = "self_inputs"
 def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
     """Decoder: inputs ``cache.<l>.input`` [R, 1, T_max, D]."""
     sizes = graphs.sizes
-    own = OwnCaches(graphs, NAME, layers)
+    own = SelfAttentionCaches(graphs, NAME, layers)
     require_own_space(own.blocks, NAME)
     build = own.build
     for layer, block in own.blocks.items():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import MISSING, AttentionBlock, Builder, ModelGraphs, graph_input
-from tightbeam.graph_passes.caches.prompt._prefix import PromptFlags, give_prior
+from tightbeam.graph_passes.attention import AttentionBlock
+from tightbeam.graph_passes.builder import MISSING, Builder, graph_input
+from tightbeam.graph_passes.caches.prompt._prefix import PromptFlags, set_prefix
 from tightbeam.graph_passes.caches.rotation import RotationTables
+from tightbeam.graph_passes.model import ModelGraphs
 
 
 class PromptLatents:
@@ -41,7 +43,7 @@ class PromptLatents:
             inputs += [MISSING] * (5 - len(inputs))
             inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))
         self.build.operator("LatentAttention", inputs, {"scale": block.scale}, [attended, lse])
-        give_prior(block, self.kind, self.build.reshape(attended, [-1, H * width]), lse)
+        set_prefix(block, self.kind, self.build.reshape(attended, [-1, H * width]), lse)
 
     def _output(self, kept: gs.Tensor, name: str, shape: list[int | str]) -> gs.Tensor:
         encoder = self.graphs.encoder

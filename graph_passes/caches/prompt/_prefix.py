@@ -11,19 +11,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import (
-    AttentionBlock,
-    Builder,
-    ModelGraphs,
-    PassError,
-    Sizes,
-    graph_input,
-    own_concat,
-    read_instead,
-)
-from tightbeam.graph_passes.caches.algebra import multiply_heads, undo, undo_heads, value_heads
-from tightbeam.graph_passes.caches.cached_keys import KeptKeys
+from tightbeam.graph_passes.attention import AttentionBlock, past_concat
+from tightbeam.graph_passes.builder import Builder, graph_input, read_instead
+from tightbeam.graph_passes.caches.algebra import multiply_heads, pseudo_inverse_heads, right_inverse_times, value_heads
+from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.caches.source._cross_attention import flags_per_sample
+from tightbeam.graph_passes.model import ModelGraphs, PassError, Sizes
 
 VALUES, KEYS, INPUTS = "values", "keys", "inputs"
 """What a prior's output is a weighted sum of: each head's values [R, H V], whole rows of keys [R, H G K], or of the
@@ -42,13 +35,13 @@ def share_query(block: AttentionBlock, query: gs.Tensor) -> None:
             read_instead(reader.outputs[0], query)
 
 
-def give_prior(block: AttentionBlock, kind: str, output: gs.Tensor, lse: gs.Tensor) -> None:
+def set_prefix(block: AttentionBlock, kind: str, output: gs.Tensor, lse: gs.Tensor) -> None:
     """Let a layer go on from the attention over its prompt; ``kind``: what ``output`` is made of."""
     block.node.inputs = [*block.node.inputs[:3], output, lse]
     block.node.attrs["prior"] = kind
 
 
-def prior_of(
+def prefix_of(
     build: Builder, sizes: Sizes, pass_name: str, layer: int, block: AttentionBlock, space: str
 ) -> list[gs.Tensor]:
     """A layer's prior, its output in ``space`` as rows [R, ...], and its lse [R, H].
@@ -63,7 +56,7 @@ def prior_of(
     H = sizes.H
     if kind == space:
         return [output, lse]
-    keys_kept = KeptKeys.of(block)
+    keys_kept = CachedKeys.of(block)
     W_K, W_V = keys_kept.weight, block.value.weight.values
     if space == VALUES:
         if kind == KEYS:
@@ -72,7 +65,7 @@ def prior_of(
             values = multiply_heads(build, output, value_heads(W_V, H, sizes.V), block.value.weight.dtype)
         return [build.reshape(values, [-1, H * sizes.V]), lse]
     if (kind, space) == (VALUES, KEYS):
-        W = undo_heads(value_heads(undo(W_K, W_V), H, sizes.V))  # [H, V, E]
+        W = pseudo_inverse_heads(value_heads(right_inverse_times(W_K, W_V), H, sizes.V))  # [H, V, E]
         keys = multiply_heads(build, output, W, block.key.weight.dtype)  # [R, H, E]
         if keys_kept.bias is not None:
             keys = build.add("Add", [keys, build.constant(keys_kept.bias, block.key.weight.dtype)])
@@ -99,7 +92,7 @@ def require_prompt_per_beam(graphs: ModelGraphs, pass_name: str, layer: int, blo
 def _is_joined(block: AttentionBlock) -> bool:
     """Whether the prompt's keys stand in front of the past."""
     keys = block.node.inputs[1]
-    return own_concat(keys) is not keys.inputs[0]
+    return past_concat(keys) is not keys.inputs[0]
 
 
 class PromptFlags:

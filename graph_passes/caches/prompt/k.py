@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
+from tightbeam.graph_passes.attention import prompt_attention, self_attention
+from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import ROTATION
-from tightbeam.graph_passes.caches.cached_keys import NORM, KeptKeys, require_own_space, require_wide_keys
+from tightbeam.graph_passes.caches.cached_keys import NORM, CachedKeys, require_own_space, require_wide_keys
 from tightbeam.graph_passes.caches.prompt._latent import PromptLatents
 from tightbeam.graph_passes.caches.prompt._prefix import KEYS, query_rows
 from tightbeam.graph_passes.caches.source._cross_attention import source_saved
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_keys"
 
@@ -36,7 +38,7 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     latents = PromptLatents(graphs, build, KEYS)
     for layer, block in blocks.items():
         queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
-        keys, own = prompt[layer].key.output, KeptKeys.of(block)
+        keys, own = prompt[layer].key.output, CachedKeys.of(block)
         kept, scales = own.kept(encoder, keys), None
         if own.norm is not None:
             scales = encoder.transpose(own.scales(encoder, keys, sizes.G, positions=(0,)), [0, 2, 1])  # [B, G, N]

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, graph_input, self_attention
-from tightbeam.graph_passes.caches.prompt._prefix import VALUES, PromptFlags, give_prior, query_rows
+from tightbeam.graph_passes.attention import self_attention
+from tightbeam.graph_passes.builder import Builder, graph_input
+from tightbeam.graph_passes.caches.prompt._prefix import VALUES, PromptFlags, query_rows, set_prefix
 from tightbeam.graph_passes.caches.source._cross_attention import source_saved
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_shared"
 
@@ -35,5 +37,5 @@ def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
         lse = build.variable(f"lse_{layer}", ["R", sizes.H])
         inputs = [query_rows(build, block, sizes), *sources, flags.of(layer)]
         build.operator("SourceAttention", inputs, {"scale": block.scale}, [attended, lse])
-        give_prior(block, VALUES, attended, lse)
+        set_prefix(block, VALUES, attended, lse)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))

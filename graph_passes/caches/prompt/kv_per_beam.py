@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, graph_input, self_attention
+from tightbeam.graph_passes.attention import self_attention
+from tightbeam.graph_passes.builder import Builder, graph_input
 from tightbeam.graph_passes.caches.prompt._prefix import PromptFlags
 from tightbeam.graph_passes.caches.source._cross_attention import repeat_for_beams
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_per_beam"
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, prompt_attention, self_attention
+from tightbeam.graph_passes.attention import prompt_attention, self_attention
+from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads
 from tightbeam.graph_passes.caches.cached_keys import require_own_space
 from tightbeam.graph_passes.caches.prompt._latent import PromptLatents
 from tightbeam.graph_passes.caches.prompt._prefix import INPUTS, query_rows
 from tightbeam.graph_passes.caches.source._cross_attention import source_saved
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_inputs"
 

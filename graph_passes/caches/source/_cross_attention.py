@@ -9,19 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import (
-    AttentionBlock,
-    Builder,
-    Job,
-    ModelGraphs,
-    Projection,
-    Sizes,
-    graph_input,
-    remove_inputs,
-    tidy,
-)
+from tightbeam.graph_passes.attention import AttentionBlock, Projection
+from tightbeam.graph_passes.builder import Builder, graph_input, remove_inputs, tidy
 from tightbeam.graph_passes.caches.algebra import multiply_heads
 from tightbeam.graph_passes.caches.bytes import source_bytes
+from tightbeam.graph_passes.model import ModelGraphs, RunSize, Sizes
 
 STATES = "encoder_hidden_states"
 
@@ -141,9 +133,9 @@ def attend_keys(
     replace(block, build.positions(multiply_heads(build, attended, W_KV, block.key.weight.dtype), H * V))
 
 
-def source_saved(kind: str, layers: int, sizes: Sizes) -> Callable[[Job], int]:
+def source_saved(kind: str, layers: int, sizes: Sizes) -> Callable[[RunSize], int]:
     """Bytes that a kind of source cache saves, next to ``kv-per-beam``, where so many layers have it."""
-    return lambda job: source_bytes(["kv-per-beam"] * layers, sizes, job) - source_bytes([kind] * layers, sizes, job)
+    return lambda run: source_bytes(["kv-per-beam"] * layers, sizes, run) - source_bytes([kind] * layers, sizes, run)
 
 
 def replace(block: AttentionBlock, attended: gs.Tensor) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention
-from tightbeam.graph_passes.caches.algebra import key_heads, undo, value_heads
+from tightbeam.graph_passes.attention import cross_attention
+from tightbeam.graph_passes.builder import Builder
+from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import require_own_space, require_wide_keys
 from tightbeam.graph_passes.caches.source._cross_attention import (
     attend_keys,
@@ -24,6 +25,7 @@ from tightbeam.graph_passes.caches.source._cross_attention import (
     keys_in_encoder,
     source_saved,
 )
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_first_keys"
 
@@ -41,10 +43,10 @@ def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -
     keys = keys_in_encoder(graphs, blocks[first], first)
     for layer in others:
         block = blocks[layer]
-        W_K = key_heads(undo(W_K1, block.key.weight.values), sizes.H, sizes.K)  # [H, K, E]
-        W_V = value_heads(undo(W_K1, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
+        W_K = key_heads(right_inverse_times(W_K1, block.key.weight.values), sizes.H, sizes.K)  # [H, K, E]
+        W_V = value_heads(right_inverse_times(W_K1, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         attend_states(build, block, f"attended_{layer}", keys, flags, W_K, W_V, sizes.rows)
-    W_KV = undo(W_K1, blocks[first].value.weight.values)
+    W_KV = right_inverse_times(W_K1, blocks[first].value.weight.values)
     attend_keys(build, blocks[first], f"attended_{first}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
     drop_encoder_states(graphs)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("first-k", len(blocks), sizes))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention
-from tightbeam.graph_passes.caches.algebra import undo, value_heads
+from tightbeam.graph_passes.attention import cross_attention
+from tightbeam.graph_passes.builder import Builder
+from tightbeam.graph_passes.caches.algebra import right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import require_own_space, require_wide_keys
 from tightbeam.graph_passes.caches.source._cross_attention import (
     attend_keys,
@@ -21,6 +22,7 @@ from tightbeam.graph_passes.caches.source._cross_attention import (
     keys_in_encoder,
     source_saved,
 )
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_keys"
 
@@ -34,7 +36,7 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     build = Builder(graphs.decoder, NAME)
     flags = flags_per_sample(graphs, build)
     for layer, block in blocks.items():
-        W_KV = undo(block.key.weight.values, block.value.weight.values)  # [E, G V]
+        W_KV = right_inverse_times(block.key.weight.values, block.value.weight.values)  # [E, G V]
         keys = keys_in_encoder(graphs, block, layer)
         attend_keys(build, block, f"attended_{layer}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
     drop_encoder_states(graphs)

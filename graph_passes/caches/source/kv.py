@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention
+from tightbeam.graph_passes.attention import cross_attention
+from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.source._cross_attention import (
     drop_encoder_states,
     flags_per_sample,
@@ -18,6 +19,7 @@ from tightbeam.graph_passes.caches.source._cross_attention import (
     source_saved,
     source_tensor,
 )
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_shared"
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention, graph_input
+from tightbeam.graph_passes.attention import cross_attention
+from tightbeam.graph_passes.builder import Builder, graph_input
 from tightbeam.graph_passes.caches.source._cross_attention import (
     drop_encoder_states,
     mask_per_beam,
@@ -20,6 +21,7 @@ from tightbeam.graph_passes.caches.source._cross_attention import (
     replace,
     source_tensor,
 )
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_per_beam"
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.base import Builder, ModelGraphs, PassResult, cross_attention, tidy
+from tightbeam.graph_passes.attention import cross_attention
+from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.caches.algebra import key_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import require_own_space
 from tightbeam.graph_passes.caches.source._cross_attention import STATES, attend_states, flags_per_sample, source_saved
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_latent"
 

@@ -6,27 +6,19 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.base import (
-    OWN,
-    PROMPT,
-    Builder,
-    ModelGraphs,
-    PassError,
-    behind_attention,
-    own_concat,
-    read_instead,
-    tidy,
-)
+from tightbeam.graph_passes.attention import PROMPT, SELF, behind_attention, past_concat
+from tightbeam.graph_passes.builder import Builder, read_instead, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassError
 
 NAME = "trace"
 LAST_AXIS = (2, 3, -1)
 """Of projections [B, N, columns], or [B, 1, N, columns]."""
 
 
-def settle_causal_attention(graphs: ModelGraphs) -> None:
+def canonicalise_decoder_only(graphs: ModelGraphs) -> None:
     """Name the Attention nodes of the prompt graph ``prompt.<l>`` and of the decoder ``self.<l>``, and split their
     projections. Raises PassError unless each layer has one of each."""
-    for graph, kind in ((graphs.encoder, PROMPT), (graphs.decoder, OWN)):
+    for graph, kind in ((graphs.encoder, PROMPT), (graphs.decoder, SELF)):
         _drop_views(graph, graphs.sizes.D)
         nodes = [node for node in graph.nodes if node.op == "Attention"]
         if len(nodes) != graphs.sizes.L:
@@ -35,7 +27,7 @@ def settle_causal_attention(graphs: ModelGraphs) -> None:
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
             for index in range(3):
-                concat = own_concat(node.inputs[index])
+                concat = past_concat(node.inputs[index])
                 _split(build, node.inputs[index] if concat is None else concat.inputs[1])
         tidy(graph)
         for node in graph.nodes:

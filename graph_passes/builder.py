@@ -1,0 +1,104 @@
+"""Edits of a graph: new nodes under one prefix, readers moved to another tensor, inputs made and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.plugins import DOMAIN
+
+MISSING = gs.Variable.empty()
+"""In place of an optional input of an operator."""
+
+
+ROWS, POSITIONS = "rows", "positions"
+"""Last part of the name of a Reshape made by :meth:`Builder.rows` or :meth:`Builder.positions`."""
+
+
+class Builder:
+    """Appends nodes to a graph under one name prefix, so that a new node is found by the pass that made it."""
+
+    def __init__(self, graph: gs.Graph, prefix: str) -> None:
+        self.graph = graph
+        self.prefix = prefix
+        self.count = 0
+
+    def constant(self, values: Any, dtype: Any = np.int64) -> gs.Constant:
+        self.count += 1
+        return gs.Constant(f"{self.prefix}.constant_{self.count}", np.ascontiguousarray(values, dtype=dtype))
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        attrs: dict[str, Any] | None = None,
+        outputs: Sequence[gs.Tensor] | None = None,
+        domain: str | None = None,
+    ) -> gs.Tensor:
+        """Append one node; returns its first output, a new tensor unless ``outputs`` are given."""
+        self.count += 1
+        name = f"{self.prefix}.{op.lower()}_{self.count}"
+        made = list(outputs) if outputs is not None else [gs.Variable(name)]
+        node = gs.Node(op=op, name=name, attrs=attrs or {}, inputs=list(inputs), outputs=made, domain=domain)
+        self.graph.nodes.append(node)
+        return made[0]
+
+    def operator(
+        self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any], outputs: Sequence[gs.Tensor]
+    ) -> gs.Tensor:
+        """Append one of our own operators. Its outputs say their types and shapes: a runtime's own rewrites need them,
+        and it infers none through an operator that it does not know."""
+        return self.add(op, inputs, attrs, outputs, DOMAIN)
+
+    def variable(self, name: str, shape: Sequence[int | str], dtype: Any = np.float32) -> gs.Variable:
+        """A tensor of known type and shape, ``name`` under the builder's prefix."""
+        return gs.Variable(f"{self.prefix}.{name}", dtype=np.dtype(dtype), shape=list(shape))
+
+    def reshape(self, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
+        """Reshape to fixed sizes; 0 keeps a size, -1 is what is left."""
+        return self.add("Reshape", [tensor, self.constant(shape)])
+
+    def rows(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
+        """[R, 1, width] as [R, width], which our operators take."""
+        return self._reshape_step(ROWS, tensor, [-1, width])
+
+    def positions(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
+        """[R, width] as [R, 1, width], which the trace goes on with."""
+        return self._reshape_step(POSITIONS, tensor, [-1, 1, width])
+
+    def _reshape_step(self, kind: str, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
+        reshaped = self.reshape(tensor, shape)
+        reshaped.inputs[0].name += f".{kind}"
+        return reshaped
+
+    def transpose(self, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
+        return self.add("Transpose", [tensor], {"perm": list(perm)})
+
+
+def graph_input(graph: gs.Graph, name: str, dtype: Any, shape: Sequence[int | str]) -> gs.Variable:
+    """The graph input of this name, made where there is none yet."""
+    for tensor in graph.inputs:
+        if tensor.name == name:
+            return tensor
+    tensor = gs.Variable(name, dtype=np.dtype(dtype), shape=list(shape))
+    graph.inputs.append(tensor)
+    return tensor
+
+
+def read_instead(old: gs.Tensor, new: gs.Tensor) -> None:
+    """Let every node that reads ``old`` read ``new``."""
+    for node in list(old.outputs):
+        node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
+
+
+def remove_inputs(graph: gs.Graph, names: Sequence[str]) -> None:
+    """Take inputs that nothing reads any more off the graph."""
+    graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in names]
+
+
+def tidy(graph: gs.Graph) -> None:
+    """Drop what nothing reads and restore the order of execution."""
+    graph.cleanup().toposort()

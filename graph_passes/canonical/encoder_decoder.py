@@ -1,0 +1,42 @@
+"""Canonical attention of an encoder-decoder model: one Attention node named after its kind and layer."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.attention import CROSS, SELF, attention_blocks, distance_table
+from tightbeam.graph_passes.builder import tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassError
+
+
+def canonicalise_encoder_decoder(graphs: ModelGraphs) -> None:
+    """Name the decoder's Attention nodes ``cross.<l>`` and ``self.<l>`` after their kind and layer, so that a pass
+    finds its layers whatever others have been rewritten, and take the mask off self-attention, whose one query stands
+    at the end and sees every position; of a mask with a bias by distance, the bias stays. Raises PassError unless each
+    layer has one of each."""
+    kinds: dict[str, list[gs.Node]] = {CROSS: [], SELF: []}
+    inputs = {tensor.name for tensor in graphs.decoder.inputs}
+    for block in attention_blocks(graphs.decoder, "trace"):
+        if block.past is not None and all(past.name in inputs for past in block.past):
+            kinds[SELF].append(block.node)
+        elif block.past is None and block.key.source.name == block.value.source.name == "encoder_hidden_states":
+            kinds[CROSS].append(block.node)
+    expected = {CROSS: "cross-attentions over encoder_hidden_states", SELF: "self-attentions over a past"}
+    for kind, nodes in kinds.items():
+        if len(nodes) != graphs.sizes.L:
+            raise PassError(f"trace: found {len(nodes)} {expected[kind]}, expected {graphs.sizes.L}, one a layer")
+        for layer, node in enumerate(nodes):
+            node.name = f"{kind}.{layer}"
+            if kind == SELF and graphs.sizes.streams == 1:  # else what is added says which stream sees what
+                node.inputs = [*node.inputs[:3], *_bias_of_mask(node)]
+    tidy(graphs.decoder)
+
+
+def _bias_of_mask(node: gs.Node) -> list[gs.Tensor]:
+    """The bias by distance behind an Attention's mask, Where(mask, bias, lowest), if there is one."""
+    if len(node.inputs) < 4 or not node.inputs[3].inputs or node.inputs[3].inputs[0].op != "Where":
+        return []
+    bias = node.inputs[3].inputs[0].inputs[1]
+    if distance_table(bias) is None:
+        raise PassError(f"trace: what {node.name} adds to its scores is no table over a distance")
+    return [bias]
