@@ -18,7 +18,7 @@ class PassError(ValueError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model's sizes in DESIGN's letters; lengths in tokens."""
+    """A model's sizes in the letters of docs/design.md; lengths in tokens."""
 
     D: int
     """model width"""
