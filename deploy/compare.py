@@ -19,13 +19,14 @@ from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.runner import right_pad
-from tightbeam.deploy.runtimes.base import NOT_NUMBERS, Array, Engine
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.base import Array, Runtime
+from tightbeam.deploy.runtimes.errors import NonFiniteError
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import StepInputs
 from tightbeam.deploy.text.tokenizer import load_codec
 
-__all__ = ["Comparison", "Sources", "compare_engines", "log_probabilities", "sources_of"]
+__all__ = ["Comparison", "Sources", "compare_runtimes", "log_probabilities", "sources_of"]
 
 STEPS = 16
 SAMPLES = 4
@@ -35,7 +36,7 @@ TOKENS = 48
 
 @dataclass(frozen=True)
 class Sources:
-    """What a batch is generated from: ``source`` and ``mask`` as ``Engine.begin`` takes them, and the prompt."""
+    """What a batch is generated from: ``source`` and ``mask`` as ``Runtime.begin`` takes them, and the prompt."""
 
     source: Array
     mask: Array
@@ -72,10 +73,10 @@ def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
     return Sources(prompt.source_ids, prompt.source_mask, prompt)
 
 
-def compare_engines(
+def compare_runtimes(
     bundle: Bundle,
-    engine: Engine,
-    other: Engine,
+    engine: Runtime,
+    other: Runtime,
     sources: Sources,
     *,
     steps: int = STEPS,
@@ -92,9 +93,7 @@ def compare_engines(
     wanted, tokens = log_probabilities(bundle, engine, sources, steps, C, None)
     try:
         found, _ = log_probabilities(bundle, other, sources, steps, C, tokens)
-    except BundleError as failure:
-        if NOT_NUMBERS not in str(failure):
-            raise
+    except NonFiniteError:
         return Comparison(math.inf, tokens.size, tokens.size)
     differing = int((np.nanargmax(wanted, axis=2) != np.nanargmax(found, axis=2)).sum())
     wanted = np.where(np.isnan(found), np.nan, wanted)
@@ -104,7 +103,7 @@ def compare_engines(
 
 
 def log_probabilities(
-    bundle: Bundle, engine: Engine, sources: Sources, steps: int, candidates: int, forced: Array | None
+    bundle: Bundle, engine: Runtime, sources: Sources, steps: int, candidates: int, forced: Array | None
 ) -> tuple[Array, Array]:
     """[B, steps, vocabulary] in float64, NaN but for the best ``candidates``; and the tokens [B, steps] that were fed
     after each step: ``forced``, else the best ones."""
@@ -148,7 +147,7 @@ def main() -> None:
     try:
         reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
         sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))
-        found = compare_engines(reference, OnnxRuntimeEngine(reference), OnnxRuntimeEngine(other), sources, steps=steps)
+        found = compare_runtimes(reference, OnnxRuntimeCpu(reference), OnnxRuntimeCpu(other), sources, steps=steps)
     except (BundleError, GenerationError) as error:
         sys.exit(str(error))
     print(json.dumps(asdict(found)))

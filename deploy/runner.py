@@ -17,10 +17,10 @@ from tightbeam.deploy.bundle.reader import Bundle, Manifest
 from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, left_pad, mask_of_padding, unbroken
-from tightbeam.deploy.runtimes.base import Array, Engine
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.base import Array, Runtime
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
-from tightbeam.deploy.search import Listener, SearchResult, search
+from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.text.tokenizer import InputError, TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
@@ -36,7 +36,7 @@ MAX_THREADS = 1024
 class Runner:
     """Drives the search over a bundle's graphs. Calls from several threads take turns."""
 
-    def __init__(self, bundle: Bundle, engine: Engine, codec: TextCodec | None) -> None:
+    def __init__(self, bundle: Bundle, engine: Runtime, codec: TextCodec | None) -> None:
         self.bundle = bundle
         self._engine = engine
         self._codec = codec
@@ -79,14 +79,14 @@ class Runner:
             )
         bundle = Bundle.load(path, verify=verify)
         if kind == TENSORRT:
-            from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_engine
+            from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_runtime
 
-            return cls(bundle, load_tensorrt_engine(bundle, name or None, verify=verify), load_codec(bundle))
+            return cls(bundle, load_tensorrt_runtime(bundle, name or None, verify=verify), load_codec(bundle))
         if device == CUDA:
             from tightbeam.deploy.runtimes.onnxruntime_cuda import load_onnxruntime_cuda
 
             return cls(bundle, load_onnxruntime_cuda(bundle), load_codec(bundle))
-        return cls(bundle, OnnxRuntimeEngine(bundle, threads), load_codec(bundle))
+        return cls(bundle, OnnxRuntimeCpu(bundle, threads), load_codec(bundle))
 
     @property
     def manifest(self) -> Manifest:
@@ -115,7 +115,7 @@ class Runner:
         """Whether sequences begin with the prompt, rather than with a start token."""
         return self.manifest.sizes.decoder_only
 
-    def company(self, length: int, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    def batch_key(self, length: int, settings: Mapping[str, Any]) -> tuple[int, ...]:
         """What inputs of so many tokens must have in common to be run together, so that none changes what another gets.
         That is nothing with an encoder. A decoder-only model's lengths may count the padding, and so may what forbids
         or forces tokens after others. Raises GenerationError where such a prompt is too long for the settings."""
@@ -133,7 +133,7 @@ class Runner:
         input_ids: Array,
         attention_mask: Array | None = None,
         *,
-        listener: Listener | None = None,
+        callback: SearchCallback | None = None,
         **settings: Any,
     ) -> SearchResult:
         """What ``model.generate(input_ids, attention_mask=..., **settings)`` returns, from the bundle.
@@ -146,7 +146,7 @@ class Runner:
         right come back padded on the left, and give what ``generate`` gives for that. Without a mask pad tokens do not
         count, as in transformers. Lengths count the whole row, padding included, as there.
 
-        ``listener`` is told of each sample as soon as it is through, and may let samples go.
+        ``callback`` is told of each sample as soon as it is through, and may let samples go.
         Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
         """
         if self.log_mel:
@@ -154,17 +154,17 @@ class Runner:
         options = self.options(**settings)
         ids, mask = self._check_inputs(input_ids, attention_mask, options)
         if not self.decoder_only:
-            return self._run(ids, mask, options, listener)
+            return self._run(ids, mask, options, callback)
         options, prompt = self.options_for(ids.shape[1], settings), Prompt.of(ids, mask)
-        return self._run(prompt.source_ids, prompt.source_mask, options, listener, prompt)
+        return self._run(prompt.source_ids, prompt.source_mask, options, callback, prompt)
 
     def generate_from_features(
-        self, input_features: Array, *, listener: Listener | None = None, **settings: Any
+        self, input_features: Array, *, callback: SearchCallback | None = None, **settings: Any
     ) -> SearchResult:
         """What ``model.generate(input_features, return_dict_in_generate=True, **settings)`` returns, from the bundle of
         a speech model: sequences with their prompt.
 
-        ``input_features``: float32 [B, mels, frames], of whole windows. ``listener``: as in ``generate``. Raises
+        ``input_features``: float32 [B, mels, frames], of whole windows. ``callback``: as in ``generate``. Raises
         GenerationError for a setting, InputError for features that cannot be run.
         """
         options = self.options(**settings)
@@ -177,14 +177,14 @@ class Runner:
         if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):
             raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, listener)
+        return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, callback)
 
     def _run(
         self,
         source: Array,
         mask: Array,
         options: GenerationOptions,
-        listener: Listener | None,
+        callback: SearchCallback | None,
         prompt: Prompt | None = None,
     ) -> SearchResult:
         P = 1 if prompt is None else prompt.tokens.shape[1]
@@ -192,7 +192,7 @@ class Runner:
         with self._turn:
             decoding = self._engine.begin(source, mask, options.num_beams, positions, options.candidates, P)
             beginnings = None if prompt is None else prompt.tokens
-            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, listener)
+            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, callback)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result
@@ -225,7 +225,7 @@ class Runner:
                 tokens = self.encode(text, truncate=truncate, **settings)[0]
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-            rows.setdefault(self.company(len(tokens), settings), []).append((index, tokens))
+            rows.setdefault(self.batch_key(len(tokens), settings), []).append((index, tokens))
         results: dict[int, list[str]] = {}
         count = options.num_return_sequences
         for together in rows.values():

@@ -39,7 +39,7 @@ __all__ = [
     "ENGINE_VERSION",
     "BuiltEngine",
     "EngineEntry",
-    "EngineError",
+    "EngineFileError",
     "EngineGraph",
     "EngineLimits",
     "build_command",
@@ -58,7 +58,7 @@ Precision = Literal["fp32", "fp16", "bf16"]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class EngineError(BundleError):
+class EngineFileError(BundleError):
     """An engine cannot be read, or does not fit; the message names the command that builds the right one."""
 
 
@@ -120,34 +120,36 @@ def built_from(bundle: Bundle) -> dict[str, str]:
 
 
 def engine_names(bundle: Path) -> list[str]:
-    """The engines that the folder of a bundle has. Raises EngineError."""
+    """The engines that the folder of a bundle has. Raises EngineFileError."""
     folder = bundle / ENGINES
     try:
         return sorted(
             path.parent.name for path in folder.glob(f"*/{ENGINE_FILE}") if not path.parent.name.startswith(".")
         )
     except OSError as error:
-        raise EngineError(f"{folder} cannot be read ({error.strerror}); check its permissions and the disk") from error
+        raise EngineFileError(
+            f"{folder} cannot be read ({error.strerror}); check its permissions and the disk"
+        ) from error
 
 
 def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngine:
     """Read an engine; with ``verify``, compare its files with their checksums.
 
-    Raises EngineError for anything missing, changed, truncated, of a newer format, or made from another bundle.
+    Raises EngineFileError for anything missing, changed, truncated, of a newer format, or made from another bundle.
     """
     folder = bundle.path / ENGINES / name
     if not _is_name(name) or not _is_folder(folder):
         there = ", ".join(engine_names(bundle.path)) or "none"
-        raise EngineError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
+        raise EngineFileError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
     for graph in (entry.encoder, entry.decoder):
         try:
             check_file(folder, graph, verify)
         except BundleError as error:
             reason = str(error).rpartition(";")[0]
-            raise EngineError(f"{reason}; {build_command(bundle, entry, replaces=name)}") from error
+            raise EngineFileError(f"{reason}; {build_command(bundle, entry, replaces=name)}") from error
     if entry.built_from != built_from(bundle):
-        raise EngineError(
+        raise EngineFileError(
             f"{folder} was built from another state of this bundle, which was exported again since; "
             f"{build_command(bundle, entry, replaces=name)}"
         )
@@ -165,18 +167,18 @@ def find_engine(
 ) -> BuiltEngine:
     """The engine that runs on this machine: the one named, or else the only one that fits.
 
-    ``flavour`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineError, with the
-    command that builds a fitting engine, where none or several fit.
+    ``flavour`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineFileError, with
+    the command that builds a fitting engine, where none or several fit.
     """
     names = [name] if name is not None else engine_names(bundle.path)
     wanted = build_command(bundle, capability=capability)
     if not names:
-        raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {wanted}")
+        raise EngineFileError(f"bundle {bundle.path} has no TensorRT engine; {wanted}")
     engines, misfits = [], {}
     for one in names:
         try:
             engine = load_engine(bundle, one, verify=False)
-        except EngineError as error:
+        except EngineFileError as error:
             if len(names) == 1:
                 raise
             misfits[one] = f"cannot be used ({str(error).partition('; build one')[0]})"
@@ -189,14 +191,14 @@ def find_engine(
         return load_engine(bundle, fitting[0].name, verify=verify)  # only this one is read as a whole
     if fitting:
         several = ", ".join(engine.name for engine in fitting)
-        raise EngineError(f"bundle {bundle.path} has several engines that fit: {several}; name one, tensorrt:NAME")
+        raise EngineFileError(f"bundle {bundle.path} has several engines that fit: {several}; name one, tensorrt:NAME")
     reasons = "; ".join(f"{one} {reason}" for one, reason in misfits.items())
     if len(names) == 1:
         entry = engines[0].entry
         wanted = build_command(
             bundle, entry, capability, replaces=names[0] if capability in entry.capabilities else None
         )
-    raise EngineError(f"no engine of {bundle.path} fits this machine: {reasons}; {wanted}")
+    raise EngineFileError(f"no engine of {bundle.path} fits this machine: {reasons}; {wanted}")
 
 
 def _misfit(entry: EngineEntry, flavour: str, version: str, capability: str) -> str | None:
@@ -230,49 +232,51 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise EngineError(f"{path} cannot be read ({error.strerror}); {again}") from error
+        raise EngineFileError(f"{path} cannot be read ({error.strerror}); {again}") from error
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EngineError(f"{path} is not JSON ({error}); {again}") from error
+        raise EngineFileError(f"{path} is not JSON ({error}); {again}") from error
     version = data.get("engine_version") if isinstance(data, dict) else None
     if version != ENGINE_VERSION:
-        raise EngineError(f"{path} has engine_version {version!r}, this Tightbeam reads {ENGINE_VERSION}; {again}")
+        raise EngineFileError(f"{path} has engine_version {version!r}, this Tightbeam reads {ENGINE_VERSION}; {again}")
     try:
         return EngineEntry.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
     except (ValidationError, ValueError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise EngineError(f"{path}: {where}: {first['msg']}; {again}") from error
+        raise EngineFileError(f"{path}: {where}: {first['msg']}; {again}") from error
 
 
 def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Path:
-    """The folder of an engine that may be written. Raises EngineError; cheap, for use before the work is done."""
+    """The folder of an engine that may be written. Raises EngineFileError; cheap, for use before the work is done."""
     if not _is_name(name):
-        raise EngineError(f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot")
+        raise EngineFileError(
+            f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot"
+        )
     target = bundle.path / ENGINES / name
     try:
         taken = target.exists()
     except OSError as error:
-        raise EngineError(f"cannot write {target}: {error.strerror}; choose another --name") from error
+        raise EngineFileError(f"cannot write {target}: {error.strerror}; choose another --name") from error
     if taken and not force:
-        raise EngineError(f"{target} exists; choose another --name, or replace it with --force")
+        raise EngineFileError(f"{target} exists; choose another --name, or replace it with --force")
     if not os.access(bundle.path, os.W_OK | os.X_OK):
-        raise EngineError(f"{bundle.path} cannot be written to; check its permissions")
+        raise EngineFileError(f"{bundle.path} cannot be written to; check its permissions")
     return target
 
 
 def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
     """Add an engine to a bundle: ``fill`` writes its files into an empty folder, which takes its place when whole.
 
-    Raises EngineError for a name that is none, or taken (unless ``force``), or a folder that cannot be written.
+    Raises EngineFileError for a name that is none, or taken (unless ``force``), or a folder that cannot be written.
     """
     target = check_engine_target(bundle, name, force=force)
     try:
         target.parent.mkdir(exist_ok=True)
         entry = write_folder(target, lambda folder: with_entry(folder, ENGINE_FILE, fill(folder)), force=force)
     except OSError as error:
-        raise EngineError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
+        raise EngineFileError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
     finally:
         with suppress(OSError):  # another engine is there, or is being built
             target.parent.rmdir()

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.bundle.engine_files import EngineError
 from tightbeam.deploy.runtimes.base import Array, lay_out
+from tightbeam.deploy.runtimes.errors import DeviceError, RuntimeSetupError
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
-__all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "Mirror", "open_device"]
+__all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "StagedArrays", "open_device"]
 
 ALIGNMENT = 256
 """Bytes; TensorRT takes no other address."""
@@ -24,14 +24,14 @@ ELSEWHERE = "run on the CPU: --engine onnxruntime --device cpu"
 
 
 def open_device() -> CudaDevice:
-    """The GPU of this process, the first that CUDA_VISIBLE_DEVICES leaves. Raises EngineError where there is none."""
+    """The GPU of this process, the first that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError where there is none."""
     if gpu_capability() is None:
-        raise EngineError(f"this machine has no NVIDIA GPU, or no driver for it; {ELSEWHERE}")
+        raise DeviceError(f"this machine has no NVIDIA GPU, or no driver for it; {ELSEWHERE}")
     try:
         from cuda.bindings import runtime
     except ImportError as error:
         missing = f"cuda.bindings, which reaches the GPU, is missing ({error})"
-        raise EngineError(f"{missing}; pip install cuda-bindings") from error
+        raise RuntimeSetupError(f"{missing}; pip install cuda-bindings") from error
     return CudaDevice(runtime)
 
 
@@ -81,7 +81,7 @@ class _Waste:
 class CudaDevice:
     """``runtime``: the module ``cuda.bindings.runtime``. Everything is enqueued on the one stream.
 
-    Raises EngineError where there is no GPU; as does every method where CUDA fails.
+    Raises DeviceError where there is no GPU; as does every method where CUDA fails.
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -90,7 +90,7 @@ class CudaDevice:
         code, count = runtime.cudaGetDeviceCount()
         if code != runtime.cudaError_t.cudaSuccess or not count:
             reason = self._say(code) if count is None else "there is none"
-            raise EngineError(f"CUDA finds no GPU on this machine ({reason}); {ELSEWHERE}")
+            raise DeviceError(f"CUDA finds no GPU on this machine ({reason}); {ELSEWHERE}")
         index = self._run(runtime.cudaGetDevice)
         attribute = runtime.cudaDeviceAttr
         major, minor = (
@@ -137,16 +137,16 @@ class CudaDevice:
         """Wait for all that was enqueued; its failures are raised here."""
         self._run(self._runtime.cudaStreamSynchronize, self._stream)
 
-    def capture(self, enqueue: Callable[[], None], *mirrors: Mirror) -> CudaGraph:
+    def capture(self, enqueue: Callable[[], None], *staged: StagedArrays) -> CudaGraph:
         """What ``enqueue`` enqueues, which is not run by that.
 
-        Raises EngineError too for what may not be repeated: work of the host, and copies from or to memory of the host
-        other than that of ``mirrors``, which may have gone by then.
+        Raises DeviceError too for what may not be repeated: work of the host, and copies from or to memory of the host
+        other than that of ``staged``, which may have gone by then.
         """
         runtime = self._runtime
         graph = self._record(enqueue)
         try:
-            self._check_nodes(graph, [mirror.on_host for mirror in mirrors])
+            self._check_nodes(graph, [staged.on_host for staged in staged])
             executable = self._run(runtime.cudaGraphInstantiate, graph, 0)
         finally:
             runtime.cudaGraphDestroy(graph)
@@ -189,11 +189,11 @@ class CudaDevice:
             if kind in repeatable:
                 continue
             if kind != kinds.cudaGraphNodeTypeMemcpy:
-                raise EngineError(f"what was captured holds a node of the kind {kind.name}, which may not be repeated")
+                raise DeviceError(f"what was captured holds a node of the kind {kind.name}, which may not be repeated")
             copy = self._run(runtime.cudaGraphMemcpyNodeGetParams, node)
             for address in (int(copy.srcPtr.ptr), int(copy.dstPtr.ptr)):
                 if self._is_of_host(address) and not any(address in place for place in places):
-                    raise EngineError(
+                    raise DeviceError(
                         "what was captured copies from or to memory of the host that is not the step's own"
                     )
 
@@ -221,8 +221,8 @@ class CudaDevice:
                 name = function.__name__
                 wanted = f" for {arguments[0]} bytes" if name in ("cudaMalloc", "cudaHostAlloc") else f" ({name})"
                 where = "of the host, page-locked," if name == "cudaHostAlloc" else "on the GPU"
-                raise EngineError(f"no memory {where}{wanted}; run fewer rows together")
-            raise EngineError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
+                raise DeviceError(f"no memory {where}{wanted}; run fewer rows together")
+            raise DeviceError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
         return results
 
     def _say(self, code: Any) -> str:
@@ -230,7 +230,7 @@ class CudaDevice:
         return str(text.decode(errors="replace"))
 
 
-class Mirror:
+class StagedArrays:
     """Arrays of the host, zero at first, with a place for each on the GPU. Both stand in one block, so that one copy
     brings all of them over."""
 

@@ -16,6 +16,7 @@ from tightbeam.deploy.runtimes.base import (
     SMALL_INPUTS,
     SOURCE_DIMENSIONS,
 )
+from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.library import ENVIRONMENT
 
 __all__ = ["check_names", "dtypes_of", "open_session", "reason_of", "register_library", "session_options"]
@@ -84,14 +85,14 @@ def dtypes_of(session: ort.InferenceSession) -> dict[str, type[np.generic] | Non
 
 
 def register_library(options: ort.SessionOptions, library: Path | None) -> None:
-    """Let its kernels run in place of the functions inside a model. Raises BundleError where it cannot be loaded."""
+    """Run its kernels in place of the functions inside a model. Raises RuntimeSetupError."""
     if library is None:
         return
     try:
         options.register_custom_ops_library(str(library))
     except Exception as error:  # classes of its own, as above
         chosen = f"name another in {ENVIRONMENT}" if os.environ.get(ENVIRONMENT) else "install tightbeam again"
-        raise BundleError(
+        raise RuntimeSetupError(
             f"ONNX Runtime {ort.__version__} cannot load the operators' library {library}: {reason_of(error)}; "
             f"{chosen}, or run the functions inside the model, slower: {ENVIRONMENT}=none"
         ) from error

@@ -46,7 +46,7 @@ class TiedWeights:
         assert self._file is not None  # an empty file holds no weight
         return np.frombuffer(self._file, weight.dtype, weight.size, weight.offset).reshape(weight.shape)
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Take the pages that were read out of this process; the system's file cache brings back what is read again."""
         if self._file is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._file.madvise(mmap.MADV_DONTNEED)

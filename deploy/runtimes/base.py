@@ -8,21 +8,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.search.compaction import Compaction
 
 __all__ = [
     "CANDIDATE_OUTPUTS",
     "ENCODER_INPUTS",
-    "NOT_NUMBERS",
     "SMALL_INPUTS",
     "SOURCE_DIMENSIONS",
     "Array",
     "Decoding",
-    "Engine",
+    "Runtime",
     "StepOutputs",
+    "banned_capacity",
     "lay_out",
     "resolve",
-    "room_for_banned",
     "sizes_of",
     "small_inputs",
 ]
@@ -30,11 +29,6 @@ __all__ = [
 Array = npt.NDArray[Any]
 StepOutputs = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Candidate scores, beams and tokens of a step, each [B, C]."""
-
-NOT_NUMBERS = (
-    "its weights hold NaN or infinity, or its activations overflow; export a sound checkpoint, or at a higher precision"
-)
-"""Why a model's scores can be no numbers, and what to do; the end of an error."""
 
 SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "tokens": (np.int64, ("R", 1)),
@@ -65,7 +59,7 @@ CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
 """The decoder outputs that the host reads, each [B, C]."""
 ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
-LARGE_ROOM = 1024
+LARGE_BANNED_CAPACITY = 1024
 """Banned tokens of a row from which on room that is not needed is given back."""
 
 
@@ -75,21 +69,21 @@ class Decoding(Protocol):
     @property
     def inputs(self) -> Mapping[str, Array]:
         """The host's buffers of all ``SMALL_INPUTS``, whether the graph of this variant has them or not: write into
-        them and call ``step``. Other buffers stand here after ``leave`` and ``make_room_for_banned``."""
+        them and call ``step``. Other buffers stand here after ``leave`` and ``reserve_banned``."""
         ...
 
     def step(self) -> StepOutputs:
         """Run one decoder step over what ``inputs`` holds. The results are buffers too: the next step overwrites them.
 
-        A token of -1 marks a sample whose numbers are no numbers."""
+        A token of -1 marks a sample whose scores are NaN."""
         ...
 
-    def leave(self, departure: Departure) -> None:
+    def compact(self, compaction: Compaction) -> None:
         """Let samples go: moves what belongs to those that take their places, ``inputs`` too, and makes every buffer
         a view of the samples that are left. Their rows alone are run from then on."""
         ...
 
-    def make_room_for_banned(self, count: int) -> None:
+    def reserve_banned(self, count: int) -> None:
         """Make the buffer ``banned`` at least [R, count]; a new one holds -1."""
         ...
 
@@ -103,7 +97,7 @@ class Decoding(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Runtime(Protocol):
     """Runs a bundle's two graphs on one device."""
 
     def begin(
@@ -125,7 +119,7 @@ class Engine(Protocol):
 
 
 def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int) -> dict[str, int]:
-    """What ``Engine.begin`` is asked for, by the letters of shapes, before the first step."""
+    """What ``Runtime.begin`` is asked for, by the letters of shapes, before the first step."""
     return {
         **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0},
         "T_history": prompt_length - 1 + positions,
@@ -151,8 +145,8 @@ def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
     return {name: np.zeros(resolve(shape, sizes), dtype) for name, (dtype, shape) in SMALL_INPUTS.items()}
 
 
-def room_for_banned(count: int, room: int) -> int:
+def banned_capacity(count: int, room: int) -> int:
     """For how many banned tokens of a row a buffer should have room where ``count`` are banned and it has ``room``."""
-    if count > room or room > max(4 * count, LARGE_ROOM):  # a choice among a few bans all the others, once
+    if count > room or room > max(4 * count, LARGE_BANNED_CAPACITY):  # a choice among a few bans all the others, once
         return 1 << (count - 1).bit_length() if count else 0
     return room

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from tightbeam.deploy.bundle.reader import Bundle, BundleError, GraphEntry
+from tightbeam.deploy.bundle.reader import Bundle, GraphEntry
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,
@@ -20,20 +20,20 @@ from tightbeam.deploy.runtimes._onnxruntime import (
 from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
-    NOT_NUMBERS,
     SMALL_INPUTS,
     Array,
     StepOutputs,
+    banned_capacity,
     lay_out,
     resolve,
-    room_for_banned,
     sizes_of,
     small_inputs,
 )
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.runtimes.errors import ExecutionError, NonFiniteError, RuntimeSetupError
+from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.plugins.library import cpu_library
 
-__all__ = ["OnnxRuntimeEngine"]
+__all__ = ["OnnxRuntimeCpu"]
 
 ENCODED_TOGETHER = 1024
 """Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
@@ -43,7 +43,7 @@ ALIGNMENT = 64
 """Bytes; of a cache line and of the widest register."""
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeCpu:
     """Two sessions, one for each graph of a bundle.
 
     ``threads``: how many each session uses within an operator; None leaves it to ONNX Runtime (all cores).
@@ -60,7 +60,7 @@ class OnnxRuntimeEngine:
         self.encoder, self.decoder = (
             self._session(bundle, graph, threads) for graph in (self.manifest.encoder, self.manifest.decoder)
         )
-        self._tied.let_go()
+        self._tied.release_pages()
         self.dtypes = dtypes_of(self.decoder)
         check_names(bundle, self.dtypes)
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
@@ -71,7 +71,7 @@ class OnnxRuntimeEngine:
         try:
             library = cpu_library()
         except FileNotFoundError as error:
-            raise BundleError(str(error)) from error
+            raise RuntimeSetupError(str(error)) from error
         register_library(options, library)
         return open_session(bundle, graph, options, ["CPUExecutionProvider"], self._values[graph.file])
 
@@ -83,14 +83,14 @@ class OnnxRuntimeEngine:
         positions: int,
         candidates: int,
         prompt_length: int = 1,
-    ) -> OnnxRuntimeDecoding:
+    ) -> CpuDecoding:
         B, N = attention_mask.shape
         sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         try:
             encoded = self._encode(source, attention_mask, sizes)
-            return OnnxRuntimeDecoding(self, encoded, sizes, candidates)
+            return CpuDecoding(self, encoded, sizes, candidates)
         except MemoryError as error:
-            raise BundleError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
+            raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
     def _encode(self, source: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
@@ -114,7 +114,7 @@ class OnnxRuntimeEngine:
                 part = array[rows if self.shapes[name][0] == "R" else samples]
                 binding.bind_ortvalue_output(name, _value(part))
             _run(self.encoder, binding, "encoder")
-            self._tied.let_go()
+            self._tied.release_pages()
         encoded["attention_mask"] = attention_mask.copy()  # the caller's own stays as it is when samples move
         return encoded
 
@@ -147,12 +147,12 @@ class OnnxRuntimeEngine:
         self._spare = (sizes["R"], sizes["T_max"]), caches
 
 
-class OnnxRuntimeDecoding:
+class CpuDecoding:
     """One batch on ONNX Runtime. Everything is bound once, and again only when samples leave: a step writes into the
     buffers and runs. An ``append`` cache alone is a new tensor after every step."""
 
     def __init__(
-        self, engine: OnnxRuntimeEngine, source: dict[str, Array], sizes: Mapping[str, int], candidates: int
+        self, engine: OnnxRuntimeCpu, source: dict[str, Array], sizes: Mapping[str, int], candidates: int
     ) -> None:
         self._engine = engine
         self._sizes = sizes
@@ -199,19 +199,19 @@ class OnnxRuntimeDecoding:
             binding.bind_ortvalue_output(self._outputs[name], value)
         return binding
 
-    def leave(self, departure: Departure) -> None:
+    def compact(self, compaction: Compaction) -> None:
         M = self._sizes["M"]
         shapes = self._engine.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
         shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
         for buffers in (self._inputs, self._source, self._in_place, self._grown, self._results):
             for name, array in buffers.items():
                 if shapes[name][:1] in (("B",), ("R",)):
-                    buffers[name] = departure.apply(array, M if shapes[name][0] == "R" else 1)
+                    buffers[name] = compaction.apply(array, M if shapes[name][0] == "R" else 1)
         self._binding = None
 
-    def make_room_for_banned(self, count: int) -> None:
+    def reserve_banned(self, count: int) -> None:
         rows, room = self._inputs["banned"].shape
-        wanted = room_for_banned(count, room)
+        wanted = banned_capacity(count, room)
         if wanted != room:
             self._inputs["banned"] = np.full((rows, wanted), -1, np.int64)
             self._binding = None
@@ -231,8 +231,8 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> N
     except Exception as error:  # classes of its own, without a common base
         reason = reason_of(error)
         if reason.startswith("BeamTopK: logits["):
-            raise BundleError(f"the model's scores are not numbers ({reason}): {NOT_NUMBERS}") from error
-        raise BundleError(
+            raise NonFiniteError(f"the model's scores are NaN or infinite ({reason})") from error
+        raise ExecutionError(
             f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
             "run fewer rows together if memory ran out, else export the model again"
         ) from error

@@ -12,10 +12,9 @@ from typing import Any
 
 import onnxruntime as ort
 
-from tightbeam.deploy.bundle.engine_files import EngineError
 from tightbeam.deploy.bundle.reader import Bundle, GraphEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
-from tightbeam.deploy.runtimes._device_engine import DeviceEngine, Interface
+from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime, Interface
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,
@@ -24,10 +23,11 @@ from tightbeam.deploy.runtimes._onnxruntime import (
     register_library,
     session_options,
 )
+from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.library import ENVIRONMENT, cuda_library
 
 __all__ = [
-    "OnnxRuntimeCudaEngine",
+    "OnnxRuntimeCuda",
     "SessionError",
     "SessionGraph",
     "inputs_on_host",
@@ -56,14 +56,14 @@ class SessionError(RuntimeError):
     """ONNX Runtime refused something; the message says what."""
 
 
-def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCudaEngine:
+def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCuda:
     """The engine of ``bundle`` on this machine's GPU.
 
-    Raises BundleError (EngineError) without a GPU, without ONNX Runtime's CUDA provider or our CUDA library, or where
-    ONNX Runtime refuses a graph.
+    Raises DeviceError without a GPU, RuntimeSetupError without ONNX Runtime's CUDA provider or our CUDA library, and
+    BundleError where ONNX Runtime refuses a graph.
     """
     if PROVIDER not in ort.get_available_providers():
-        raise EngineError(
+        raise RuntimeSetupError(
             f"this ONNX Runtime ({ort.__version__}) has no CUDA provider; pip uninstall onnxruntime, then pip install "
             "onnxruntime-gpu; or run on the CPU: --device cpu"
         )
@@ -74,16 +74,16 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCudaEngine:
     manifest = bundle.manifest
     encoder = _open(bundle, manifest.encoder, device, library)
     decoder = _open(bundle, manifest.decoder, device, library)
-    return OnnxRuntimeCudaEngine(bundle, device, encoder, decoder)
+    return OnnxRuntimeCuda(bundle, device, encoder, decoder)
 
 
 def _library() -> Path | None:
     try:
         library = cuda_library()
     except FileNotFoundError as error:
-        raise EngineError(str(error)) from error
+        raise RuntimeSetupError(str(error)) from error
     if library is None and not os.environ.get(ENVIRONMENT):
-        raise EngineError(
+        raise RuntimeSetupError(
             "this installation has no kernels for CUDA, since there was no nvcc when it was built; install tightbeam "
             "again where nvcc is (make cuda in a clone), or run the functions inside the model, slower: "
             f"{ENVIRONMENT}=none"
@@ -100,14 +100,14 @@ def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path |
     own = {**OPTIONS, "user_compute_stream": str(device.stream)}
     session = open_session(bundle, graph, options, [(PROVIDER, own), "CPUExecutionProvider"], {})
     if session.get_providers()[0] != PROVIDER:
-        raise EngineError(
+        raise RuntimeSetupError(
             f"ONNX Runtime {ort.__version__} could not load its CUDA provider, mostly for want of CUDA's or cuDNN's "
             f"libraries; {INSTALL_CUDA}"
         )
     return session
 
 
-class OnnxRuntimeCudaEngine(DeviceEngine):
+class OnnxRuntimeCuda(DeviceRuntime):
     """Two sessions, which compute on the stream of ``device``. Raises BundleError where the manifest does not describe
     them."""
 
@@ -140,7 +140,7 @@ class OnnxRuntimeCudaEngine(DeviceEngine):
         )
         super().__init__(device, interfaces, graphs, manifest.cache_states, encoded_together)
 
-    def told(self, graph: str, error: Exception) -> str:
+    def failure_message(self, graph: str, error: Exception) -> str:
         if "cuDNN is unavailable" in str(error):  # it is looked for when the first operator needs it
             return f"ONNX Runtime {ort.__version__} cannot run the {graph} on the GPU: {error}; {INSTALL_CUDA}"
         return (
@@ -150,10 +150,10 @@ class OnnxRuntimeCudaEngine(DeviceEngine):
 
 
 def _check_on_host(encoder: Interface, decoder: Interface) -> None:
-    """Raise EngineError for a session that reads in host memory what is on the GPU."""
+    """Raise RuntimeSetupError for a session that reads in host memory what is on the GPU."""
     others = sorted((encoder.on_host - SETTINGS) | (decoder.on_host - SETTINGS))
     if others:
-        raise EngineError(
+        raise RuntimeSetupError(
             f"ONNX Runtime {ort.__version__} would read {others[0]!r} in host memory, since its library has no kernels "
             f"for CUDA of some operators; unset {ENVIRONMENT}, or name libtightbeam_cuda.so there; or run on the CPU: "
             "--device cpu"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
-from tightbeam.deploy.runtimes.base import NOT_NUMBERS, Array, Decoding
+from tightbeam.deploy.runtimes.base import Array, Decoding
+from tightbeam.deploy.runtimes.errors import NonFiniteError
 from tightbeam.deploy.search import Candidates, StepInputs
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.search.compaction import Compaction
 
 __all__ = ["BeamStepper"]
 
@@ -90,24 +90,22 @@ class BeamStepper:
     def _ban(self, banned: Array) -> None:
         """Write banned tokens [B, M, P] into their buffer, which has room for more."""
         P = banned.shape[2]
-        self._decoding.make_room_for_banned(P)
+        self._decoding.reserve_banned(P)
         buffer = self._decoding.inputs["banned"]
         buffer[:, :P] = banned.reshape(len(buffer), P)
         buffer[:, P:] = -1
 
     def _check(self, scores: Array, tokens: Array, length: int) -> None:
-        """Raise BundleError for a sample whose scores are no numbers."""
+        """Raise NonFiniteError for a sample whose scores are NaN."""
         invalid = np.isnan(scores).any(axis=1) | (tokens < 0).any(axis=1)
         if invalid.any():
             sample = int(self._samples[invalid].min())
-            raise BundleError(
-                f"the model's scores of sample {sample} are not numbers after {length} tokens: {NOT_NUMBERS}"
-            )
+            raise NonFiniteError(f"the model's scores of sample {sample} are NaN or infinite after {length} tokens")
 
-    def leave(self, departure: Departure) -> None:
-        self._decoding.leave(departure)
-        self._samples = departure.apply(self._samples)
+    def compact(self, compaction: Compaction) -> None:
+        self._decoding.compact(compaction)
+        self._samples = compaction.apply(self._samples)
         if self._padding is not None and self._padded is not None:
-            self._padding = departure.apply(self._padding)
-            self._padded = departure.apply(self._padded)
+            self._padding = compaction.apply(self._padding)
+            self._padded = compaction.apply(self._padded)
         self._look()

@@ -10,7 +10,7 @@ import numpy as np
 
 from tightbeam.deploy.bundle.engine_files import (
     BuiltEngine,
-    EngineError,
+    EngineFileError,
     EngineGraph,
     build_command,
     engine_names,
@@ -19,11 +19,12 @@ from tightbeam.deploy.bundle.engine_files import (
 )
 from tightbeam.deploy.bundle.reader import Bundle, TensorEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
-from tightbeam.deploy.runtimes._device_engine import BYTES, DeviceEngine, Graph, Interface
+from tightbeam.deploy.runtimes._device_runtime import BYTES, DeviceRuntime, Graph, Interface
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS, SOURCE_DIMENSIONS
+from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["LoadedGraph", "TensorRTEngine", "load_tensorrt_engine"]
+__all__ = ["LoadedGraph", "TensorRTRuntime", "load_tensorrt_runtime"]
 
 UNLIMITED = 1 << 62
 SOURCE_TYPES = {
@@ -52,22 +53,22 @@ class LoadedGraph(Graph, Protocol):
     def types(self) -> Mapping[str, str]: ...
 
 
-def load_tensorrt_engine(bundle: Bundle, name: str | None = None, *, verify: bool = True) -> TensorRTEngine:
+def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bool = True) -> TensorRTRuntime:
     """The engine of ``bundle`` that runs on this machine, or the one called ``name``.
 
-    Raises EngineError without a GPU, without TensorRT, or where none fits.
+    Raises DeviceError without a GPU, RuntimeSetupError without TensorRT, and EngineFileError where no engine fits.
     """
     if name is not None:
         load_engine(bundle, name, verify=False)  # what is wrong with it is told before what this machine lacks
     elif not engine_names(bundle.path):
-        raise EngineError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
+        raise EngineFileError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
     device = open_device()
     try:
         from tightbeam.plugins.tensorrt.plugin import register_plugins
 
         found = register_plugins()
     except TensorRTError as error:
-        raise EngineError(str(error)) from error
+        raise RuntimeSetupError(str(error)) from error
     built = find_engine(bundle, name, found.flavour, found.version, device.capability, verify=verify)
 
     def load(path: Path) -> LoadedGraph:
@@ -75,13 +76,13 @@ def load_tensorrt_engine(bundle: Bundle, name: str | None = None, *, verify: boo
 
         return runtime.LoadedGraph(found, path)
 
-    return TensorRTEngine(bundle, built, device, load)
+    return TensorRTRuntime(bundle, built, device, load)
 
 
-class TensorRTEngine(DeviceEngine):
+class TensorRTRuntime(DeviceRuntime):
     """Two serialized graphs, ``load``-ed from their files.
 
-    Raises EngineError where one cannot be loaded, or is not what ``engine.json`` says.
+    Raises EngineFileError where one cannot be loaded, or is not what ``engine.json`` says.
     """
 
     failures = TensorRTError
@@ -98,7 +99,7 @@ class TensorRTEngine(DeviceEngine):
         # One run, whatever is in the batch: its activations have their room in the engine.
         super().__init__(device, interfaces, graphs, entry.cache_states, encoded_together=UNLIMITED)
 
-    def told(self, graph: str, error: Exception) -> str:
+    def failure_message(self, graph: str, error: Exception) -> str:
         return (
             f"TensorRT cannot run the {graph} of {self.built.path}: {error}; run fewer rows together if memory ran "
             f"out, else {build_command(self.bundle, self.entry, replaces=self.built.name)}"
@@ -110,11 +111,13 @@ class TensorRTEngine(DeviceEngine):
         try:
             loaded = load(path)
         except TensorRTError as error:
-            raise EngineError(f"{error}; {again}") from error
+            raise EngineFileError(f"{error}; {again}") from error
         if loaded.on_host != frozenset(graph.on_host):
-            raise EngineError(f"{path} reads other inputs on the host than engine.json says; {again}")
+            raise EngineFileError(f"{path} reads other inputs on the host than engine.json says; {again}")
         if loaded.types != {tensor.name: tensor.dtype for tensor in (*graph.inputs, *graph.outputs)}:
-            raise EngineError(f"{path} has other inputs or outputs, or of other types, than engine.json says; {again}")
+            raise EngineFileError(
+                f"{path} has other inputs or outputs, or of other types, than engine.json says; {again}"
+            )
         return loaded
 
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
@@ -128,7 +131,7 @@ class TensorRTEngine(DeviceEngine):
                 if needed[name] > limits[name]
             ]
             entry = self.entry.model_copy(update={"limits": self.entry.limits.model_copy(update=larger)})
-            raise EngineError(
+            raise EngineFileError(
                 f"{self.built.path} was not built for {', '.join(beyond)}; run less at once, or "
                 f"{build_command(self.bundle, entry, replaces=self.built.name)}"
             )
@@ -139,7 +142,7 @@ def _interface(graph: EngineGraph) -> Interface:
 
 
 def _check_names(bundle: Bundle, built: BuiltEngine) -> None:
-    """Raise EngineError for inputs that nothing fills, dimensions without a size, types that do not fit, or missing
+    """Raise EngineFileError for inputs that nothing fills, dimensions without a size, types that do not fit, or missing
     candidates."""
     entry = built.entry
     inputs = {tensor.name: tensor for tensor in entry.decoder.inputs}
@@ -169,7 +172,7 @@ def _check_names(bundle: Bundle, built: BuiltEngine) -> None:
     if unknown:
         names = ", ".join(sorted(map(repr, unknown)))
         again = build_command(bundle, entry, replaces=built.name)
-        raise EngineError(f"{built.path}: unknown or missing in its graphs: {names}; {again}")
+        raise EngineFileError(f"{built.path}: unknown or missing in its graphs: {names}; {again}")
 
 
 def _sizes(tensor: TensorEntry) -> set[str]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.step import (
     Bools,
     Candidates,
     Floats,
     Ints,
-    Listener,
     SearchResult,
     Step,
     StepInputs,
@@ -27,7 +27,7 @@ OUT = np.float32(-1e9)
 IN = np.float32(0)
 
 
-def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, listener: Listener) -> SearchResult:
+def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callback: SearchCallback) -> SearchResult:
     """The ``num_return_sequences`` best sequences of each sample, int64 [B * num_return_sequences, T], and the scores.
     They continue ``beginnings`` int64 [B, P].
 
@@ -52,14 +52,14 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, listen
         candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
         if forced := forced_tokens(options, length):
             candidates = forced_candidates(options, forced, scores)
-        gone = listener.after_step(finished.running, None)
+        gone = callback.on_step(finished.running, None)
 
         ends = (candidates.tokens[:, :, None] == eos).any(axis=2)  # [B', C]
         if length + 1 == options.max_length:
             ends[:] = True
         finished.offer(candidates, ends, history)
         if length + 1 == options.max_length:
-            finished.tell(listener, ~gone)
+            finished.report(callback, ~gone)
             break
 
         going_on = candidates.scores + np.where(ends, OUT, IN)  # [B', C]
@@ -70,15 +70,15 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, listen
         running[:, :, length] = candidates.tokens[samples, chosen]
 
         final = finished.final(scores, length + 1 - P)
-        finished.tell(listener, final & ~gone)
+        finished.report(callback, final & ~gone)
         leaving = final | gone
         if leaving.all():
             break
         if leaving.any():
-            departure = Departure.of(leaving)
-            step.leave(departure)
-            finished.running = departure.apply(finished.running)
-            scores, parents = departure.apply(scores), departure.apply(parents)
+            compaction = Compaction.of(leaving)
+            step.compact(compaction)
+            finished.running = compaction.apply(finished.running)
+            scores, parents = compaction.apply(scores), compaction.apply(parents)
     return finished.result()
 
 
@@ -148,10 +148,10 @@ class Finished:
         final: Bools = np.logical_or(~hopeful, full)[:, 0]
         return final
 
-    def tell(self, listener: Listener, which: Bools) -> None:
-        """Tell of those samples of the running ones [B'] that are through."""
+    def report(self, callback: SearchCallback, which: Bools) -> None:
+        """Report those of the running samples, bool [B'], whose results are final."""
         for sample in self.running[which].tolist():
-            listener.finished(sample, self.result(slice(sample, sample + 1)))
+            callback.on_finished(sample, self.result(slice(sample, sample + 1)))
 
     def result(self, samples: slice = slice(None)) -> SearchResult:
         """The first ``num_return_sequences`` of each of those samples, cut to the longest of them."""

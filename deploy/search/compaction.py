@@ -1,4 +1,4 @@
-"""Samples that leave a batch while it runs: whoever stands last takes a place that became free."""
+"""Compaction of a batch while it runs: finished samples are removed, the last ones take their places."""
 
 from __future__ import annotations
 
@@ -8,35 +8,48 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Departure"]
+__all__ = ["Compaction"]
 
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 
 
 @dataclass(frozen=True)
-class Departure:
-    """One batch becomes a smaller one.
+class Compaction:
+    """Moves that shrink a batch of B samples to B'.
 
-    Attributes:
-        moves: (from, to) for each sample that takes the place of one that leaves; every other one stays where it is.
-        left: B', the samples that are left; they stand at the places 0..B'-1.
+    Attributes
+    ----------
+    moves : tuple of (int, int)
+        From and to, for each sample that takes the place of a removed one. All other samples keep their places.
+    remaining : int
+        B'. The remaining samples take the places 0..B'-1.
     """
 
     moves: tuple[tuple[int, int], ...]
-    left: int
+    remaining: int
 
     @classmethod
-    def of(cls, leaving: NDArray[np.bool_]) -> Departure:
-        """The departure of the samples ``leaving`` bool [B], with as few moves as can be."""
-        staying = np.flatnonzero(~leaving)
-        left = len(staying)
-        holes = np.flatnonzero(leaving[:left])
-        return cls(tuple(zip(staying[staying >= left].tolist(), holes.tolist(), strict=True)), left)
+    def of(cls, removed: NDArray[np.bool_]) -> Compaction:
+        """Return the compaction with the fewest moves that removes the samples ``removed``, bool [B]."""
+        kept = np.flatnonzero(~removed)
+        remaining = len(kept)
+        holes = np.flatnonzero(removed[:remaining])
+        return cls(tuple(zip(kept[kept >= remaining].tolist(), holes.tolist(), strict=True)), remaining)
 
     def apply(self, values: AnyArray, rows_per_sample: int = 1) -> AnyArray:
-        """Move what belongs to each sample of a contiguous array [B x ``rows_per_sample``, ...], in place; returns the
-        view of what is left."""
+        """Compact a contiguous array in place.
+
+        Parameters
+        ----------
+        values : array [B * rows_per_sample, ...]
+        rows_per_sample : int
+
+        Returns
+        -------
+        array [B' * rows_per_sample, ...]
+            A view of the beginning of ``values``.
+        """
         n = rows_per_sample
         for source, hole in self.moves:
             values[hole * n : (hole + 1) * n] = values[source * n : (source + 1) * n]
-        return values[: self.left * n]  # type: ignore[return-value]  # a view of the same type
+        return values[: self.remaining * n]  # type: ignore[return-value]  # a view of the same type

@@ -9,11 +9,12 @@ import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
-from tightbeam.deploy.search.compaction import Departure
-from tightbeam.deploy.search.step import Ints, Listener, SearchResult, Step, StepInputs
+from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.step import Ints, SearchResult, Step, StepInputs
 
 
-def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, listener: Listener) -> SearchResult:
+def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, callback: SearchCallback) -> SearchResult:
     """The sequences int64 [B, T] that continue ``beginnings`` [B, P] by the best token at each position; no scores.
 
     A sample leaves with its end-of-sequence token: all that `_sample` adds to it later is padding. The sequences are as
@@ -37,18 +38,18 @@ def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, list
             candidates = forced_candidates(options, forced, scores)
         tokens = candidates.tokens[:, 0]  # [B']
         sequences[samples, length] = tokens
-        gone = listener.after_step(samples, tokens)
+        gone = callback.on_step(samples, tokens)
         ends = (tokens[:, None] == eos).any(axis=1)
         if length + 1 == options.max_length:
             ends[:] = True
         for sample in samples[ends & ~gone]:
-            listener.finished(int(sample), SearchResult(sequences[sample : sample + 1, : length + 1], None))
+            callback.on_finished(int(sample), SearchResult(sequences[sample : sample + 1, : length + 1], None))
         leaving = ends | gone
         if leaving.all():
             break
         step.history[:, 0, length] = tokens
         if leaving.any():
-            departure = Departure.of(leaving)
-            step.leave(departure)
-            samples = departure.apply(samples)
+            compaction = Compaction.of(leaving)
+            step.compact(compaction)
+            samples = compaction.apply(samples)
     return SearchResult(sequences[:, : length + 1], None)

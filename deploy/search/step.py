@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.search.compaction import Compaction
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -66,7 +66,7 @@ class Step(Protocol):
         """One step. The results may be buffers, which the next step overwrites."""
         ...
 
-    def leave(self, departure: Departure) -> None:
+    def compact(self, compaction: Compaction) -> None:
         """Let samples go, with all that belongs to them; ``history`` is a view of the samples left from then on."""
         ...
 
@@ -88,31 +88,6 @@ class SearchResult:
         """The part of one sample, of whose sequences so many were ``returned``."""
         own = slice(sample * returned, (sample + 1) * returned)
         return SearchResult(self.sequences[own], None if self.scores is None else self.scores[own])
-
-
-class Listener(Protocol):
-    """Who waits for what a search finds, sample by sample (0..B-1, as they stand in the batch)."""
-
-    def after_step(self, samples: Ints, tokens: Ints | None) -> Bools:
-        """Told after every step which ``samples`` int64 [B'] ran in it, and, by greedy search, the tokens int64 [B']
-        they got; read both during the call only. Returns for which of them, bool [B'], nobody waits any more: they
-        leave, and nothing is told of them.
-        """
-        ...
-
-    def finished(self, sample: int, result: SearchResult) -> None:
-        """What is returned for one sample, as soon as nothing can change it: [num_return_sequences, T], not padded to
-        the longest of the batch."""
-        ...
-
-
-class Nobody:
-    """The `Listener` of a search whose result is looked at when it is over."""
-
-    def after_step(self, samples: Ints, tokens: Ints | None) -> Bools:
-        return np.zeros(len(samples), np.bool_)
-
-    def finished(self, sample: int, result: SearchResult) -> None: ...
 
 
 def best(scores: Floats, count: int) -> Ints:

@@ -50,7 +50,7 @@ def _batches(jobs: Iterable[ParsedRequest], max_rows: int) -> Iterator[list[Samp
     groups: dict[Hashable, list[Sample]] = {}
     for job in jobs:
         for part in (part for row in job.parts for part in row):
-            groups.setdefault((job.options, part.company), []).append(part)
+            groups.setdefault((job.options, part.batch_key), []).append(part)
     for parts in groups.values():
         parts.sort(key=lambda part: -part.length)
         count = max(1, max_rows // parts[0].job.options.num_beams)
@@ -73,7 +73,7 @@ def _run(batch: _Batch) -> None:
 
 
 class _Batch:
-    """Samples run together, and the search's `Listener`."""
+    """Samples run together. It is the `SearchCallback` of their search."""
 
     def __init__(
         self, runner: Runner, parts: list[Sample], stream: bool, send: Send, cancelled: Cancelled, stats: Stats
@@ -107,13 +107,13 @@ class _Batch:
         settings = self.parts[0].job.settings
         if self.runner.log_mel:
             features = np.stack([part.features for part in self.parts if part.features is not None])
-            self.runner.generate_from_features(features, listener=self, **settings)
+            self.runner.generate_from_features(features, callback=self, **settings)
             return
         ids, mask = self.runner.pad([part.tokens for part in self.parts], self.options)
         self._prompt = self.runner.prompt_of(ids)
-        self.runner.generate(ids, mask, listener=self, **settings)
+        self.runner.generate(ids, mask, callback=self, **settings)
 
-    def after_step(self, samples: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+    def on_step(self, samples: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
         now = time.perf_counter()
         if self._steps:
             self.stats.step_seconds += now - self._last
@@ -140,7 +140,7 @@ class _Batch:
             part.said = self._steps
             self.send(Token(part.job.number, part.row, token, text))
 
-    def finished(self, sample: int, result: SearchResult) -> None:
+    def on_finished(self, sample: int, result: SearchResult) -> None:
         part = self.parts[sample]
         part.output = output_of(self.runner, result, self.options, self._prompt)
         self.stats.tokens += sum(len(row) for row in part.output.sequences)

@@ -64,7 +64,7 @@ def write_model(
 
     ``force`` replaces a model of that name, with all its versions; ``next_version`` adds a version to it, and the
     settings hold for the whole model from then on. Raises RepositoryError for settings that no server could run, a
-    repository that cannot be written, or a name that is taken; EngineError for an engine that the bundle lacks.
+    repository that cannot be written, or a name that is taken; EngineFileError for an engine that the bundle lacks.
     """
     settings.check()
     engine, _, engine_name = settings.engine.partition(":")

@@ -38,8 +38,8 @@ class Sample:
     job: ParsedRequest
     row: int
     length: int
-    company: tuple[int, ...] = ()
-    """what it must have in common with those it is run with (``Runner.company``)"""
+    batch_key: tuple[int, ...] = ()
+    """what it must have in common with those it is run with (``Runner.batch_key``)"""
     tokens: list[int] = field(default_factory=list)
     features: Array | None = None
     output: Output | None = None
@@ -98,7 +98,7 @@ def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequ
                 features = _features(runner, value[: lengths[row]])
                 job.parts.append([Sample(job, row, 0, features=window) for window in features])
             for part in job.parts[row]:
-                part.company = runner.company(
+                part.batch_key = runner.batch_key(
                     part.length, settings
                 )  # refuses a prompt that is too long for the settings
         except (InputError, GenerationError) as error:

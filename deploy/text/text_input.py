@@ -95,7 +95,7 @@ def run_text_input(
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
                 tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate, settings)
-                rows.setdefault(runner.company(len(tokens), settings), []).append((result, tokens))
+                rows.setdefault(runner.batch_key(len(tokens), settings), []).append((result, tokens))
             except (InputError, GenerationError) as error:
                 result.error = str(error)
         for together in rows.values():

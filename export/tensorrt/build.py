@@ -63,7 +63,7 @@ def build_engine(
     weights, caches and products; softmax, norms and log-softmax stay float32. ``name``: of the engine, by default made
     of these. ``check``: measure the error of a half precision. ``on_progress``: called with what is being done, and how
     many of how many steps are.
-    Raises ExportError, PassError, TensorRTError or BundleError (EngineError); after an error the bundle is as it was.
+    Raises ExportError, PassError, TensorRTError or EngineFileError; after an error the bundle is as it was.
     """
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")

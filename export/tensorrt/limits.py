@@ -6,7 +6,7 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.deploy.bundle.engine_files import EngineLimits
 from tightbeam.deploy.bundle.reader import Manifest
-from tightbeam.deploy.runtimes.base import room_for_banned
+from tightbeam.deploy.runtimes.base import banned_capacity
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tables import BEAMS, longest_output
 from tightbeam.export.tensorrt.builder_process import Range
@@ -84,7 +84,7 @@ def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int
         "T": (0, max(1, T // 2), T),
         "T_ancestry": (1, max(1, T // 2), T),
         "T_history": (1, max(1, history // 2), history),
-        "P": (0, 0, room_for_banned(manifest.sizes.vocabulary, 0)),
+        "P": (0, 0, banned_capacity(manifest.sizes.vocabulary, 0)),
     }
 
 

@@ -25,13 +25,13 @@ class Recorder:
         self.found: dict[int, SearchResult] = {}
         self.steps_before: dict[int, int] = {}
 
-    def after_step(self, samples: np.ndarray, tokens: np.ndarray | None) -> np.ndarray:
+    def on_step(self, samples: np.ndarray, tokens: np.ndarray | None) -> np.ndarray:
         self.ran.append(samples.tolist())
         for sample, token in zip(samples.tolist(), samples if tokens is None else tokens.tolist(), strict=True):
             self.tokens.setdefault(sample, []).append(token)
         return np.array([len(self.ran) >= self.patience.get(sample, 10**9) for sample in samples.tolist()])
 
-    def finished(self, sample: int, result: SearchResult) -> None:
+    def on_finished(self, sample: int, result: SearchResult) -> None:
         assert sample not in self.found
         self.found[sample] = result
         self.steps_before[sample] = len(self.ran)
@@ -66,7 +66,7 @@ def test_each_sample_is_told_once_with_its_own_result(runner: Runner, settings: 
     settings = {"max_new_tokens": 16, "min_length": 0, "pad_token_id": 1, "no_repeat_ngram_size": 2, **settings}
     settings["eos_token_id"] = often_said(runner)
     heard = Recorder()
-    whole = runner.generate(IDS, MASK, listener=heard, **settings)
+    whole = runner.generate(IDS, MASK, callback=heard, **settings)
     expected = runner.generate(IDS, MASK, **settings)
     np.testing.assert_array_equal(whole.sequences, expected.sequences)
     assert sorted(heard.found) == list(range(6))
@@ -88,9 +88,9 @@ def test_each_sample_is_told_once_with_its_own_result(runner: Runner, settings: 
 def test_who_is_let_go_costs_no_step_more_and_changes_nobody(runner: Runner, settings: dict[str, Any]) -> None:
     settings = {"max_new_tokens": 16, "min_new_tokens": 16, **settings}
     expected = Recorder()
-    runner.generate(IDS, MASK, listener=expected, **settings)
+    runner.generate(IDS, MASK, callback=expected, **settings)
     heard = Recorder({0: 3, 3: 1, 5: 3})
-    runner.generate(IDS, MASK, listener=heard, **settings)
+    runner.generate(IDS, MASK, callback=heard, **settings)
     assert [sorted(ran) for ran in heard.ran] == [[*range(6)], *[[0, 1, 2, 4, 5]] * 2, *[[1, 2, 4]] * 13]
     assert sorted(heard.found) == [1, 2, 4]
     for sample, result in heard.found.items():
@@ -101,8 +101,8 @@ def test_who_is_let_go_costs_no_step_more_and_changes_nobody(runner: Runner, set
 def test_nothing_runs_for_nobody(runner: Runner, settings: dict[str, Any]) -> None:
     settings = {"max_new_tokens": 16, "min_new_tokens": 16, **settings}
     heard = Recorder(dict.fromkeys(range(6), 2))
-    runner.generate(IDS, MASK, listener=heard, **settings)
+    runner.generate(IDS, MASK, callback=heard, **settings)
     assert (len(heard.ran), heard.found) == (2, {})
     last = Recorder(dict.fromkeys(range(6), 16))
-    runner.generate(IDS, MASK, listener=last, **settings)
+    runner.generate(IDS, MASK, callback=last, **settings)
     assert (len(last.ran), last.found) == (16, {})

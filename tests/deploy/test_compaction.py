@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from support.bundles import BundleCache
 from support.ending_models import ENDING, LENGTHS, often_ended
-from support.everyone_stays import search_together
 from support.expected import expect_equal
 from support.generate_runs import batch
+from support.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
 from tightbeam.deploy.runtimes import onnxruntime_cpu as engine_module
 from tightbeam.deploy.runtimes.base import small_inputs
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeDecoding
+from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import Candidates, StepInputs, search
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.graph_passes import PRESETS
 
 VOCABULARY, EOS = 17, 2
@@ -34,16 +34,16 @@ DEFAULTS = {"eos_token_id": EOS, "pad_token_id": 1, "decoder_start_token_id": 3}
 @given(leaving=st.lists(st.booleans(), min_size=1, max_size=12), rows=st.integers(1, 3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_departure_keeps_those_that_stay(leaving: list[bool], rows: int) -> None:
-    departure = Departure.of(np.array(leaving))
+    compaction = Compaction.of(np.array(leaving))
     values = np.arange(len(leaving) * rows * 2).reshape(-1, 2)
     before = values.copy().reshape(len(leaving), rows, 2)
-    left = departure.apply(values, rows)
-    assert np.shares_memory(left, values) or not departure.left
-    samples = departure.apply(np.arange(len(leaving)))
+    left = compaction.apply(values, rows)
+    assert np.shares_memory(left, values) or not compaction.remaining
+    samples = compaction.apply(np.arange(len(leaving)))
     assert sorted(samples.tolist()) == np.flatnonzero(~np.array(leaving)).tolist()
-    np.testing.assert_array_equal(left.reshape(departure.left, rows, 2), before[samples])
-    assert len(departure.moves) <= sum(leaving)
-    assert all(samples[place] == place for place in range(departure.left) if not leaving[place])
+    np.testing.assert_array_equal(left.reshape(compaction.remaining, rows, 2), before[samples])
+    assert len(compaction.moves) <= sum(leaving)
+    assert all(samples[place] == place for place in range(compaction.remaining) if not leaving[place])
 
 
 class MadeUpStep:
@@ -80,9 +80,9 @@ class MadeUpStep:
         logits[4] = 0
         return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
 
-    def leave(self, departure: Departure) -> None:
-        assert 0 < departure.left < len(self.samples)
-        self.samples, self.history = departure.apply(self.samples), departure.apply(self.history)
+    def compact(self, compaction: Compaction) -> None:
+        assert 0 < compaction.remaining < len(self.samples)
+        self.samples, self.history = compaction.apply(self.samples), compaction.apply(self.history)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -146,16 +146,16 @@ def test_made_up_samples_end_at_their_own_pace(num_beams: int, early_stopping: b
 def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each step of any decoding runs."""
     rows: list[int] = []
-    step = OnnxRuntimeDecoding.step
+    step = CpuDecoding.step
 
-    def counted(self: OnnxRuntimeDecoding) -> Any:
+    def counted(self: CpuDecoding) -> Any:
         scores, beams, tokens = step(self)
         M = self.inputs["ancestry"].shape[1]
         assert len(scores) * M == len(self.inputs["tokens"]) == len(self.inputs["history"])
         rows.append(len(self.inputs["tokens"]))
         return scores, beams, tokens
 
-    monkeypatch.setattr(OnnxRuntimeDecoding, "step", counted)
+    monkeypatch.setattr(CpuDecoding, "step", counted)
     return rows
 
 
@@ -199,15 +199,15 @@ def test_the_encoder_runs_a_few_samples_at_a_time(
 def test_a_step_allocates_and_binds_nothing(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same buffers, bound once, from the first step to the last; and again when a sample has left."""
     seen: list[tuple[int, int, tuple[int, ...]]] = []
-    step = OnnxRuntimeDecoding.step
+    step = CpuDecoding.step
 
-    def watched(self: OnnxRuntimeDecoding) -> Any:
+    def watched(self: CpuDecoding) -> Any:
         result = step(self)
         arrays = (*self.inputs.values(), *self._source.values(), *self._in_place.values(), *result)
         seen.append((len(result[0]), id(self._binding), tuple(array.ctypes.data for array in arrays)))
         return result
 
-    monkeypatch.setattr(OnnxRuntimeDecoding, "step", watched)
+    monkeypatch.setattr(CpuDecoding, "step", watched)
     runner = Runner.load(bundles("dedup", "bart"), threads=1)
     ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
     asked = {"num_beams": 3, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]}
@@ -233,15 +233,15 @@ class MadeUpDecoding:
     def step(self) -> Any:
         return self.scores, np.zeros_like(self.tokens), self.tokens
 
-    def leave(self, departure: Departure) -> None:
+    def compact(self, compaction: Compaction) -> None:
         M = len(self.inputs["tokens"]) // len(self.inputs["lengths"])
         for name in ("tokens", "beam_index", "history", "banned", "positions"):
-            self.inputs[name] = departure.apply(self.inputs[name], M)
+            self.inputs[name] = compaction.apply(self.inputs[name], M)
         for name in ("lengths", "first_positions", "history_lengths", "ancestry", "beam_scores"):
-            self.inputs[name] = departure.apply(self.inputs[name])
-        self.scores, self.tokens = departure.apply(self.scores), departure.apply(self.tokens)
+            self.inputs[name] = compaction.apply(self.inputs[name])
+        self.scores, self.tokens = compaction.apply(self.scores), compaction.apply(self.tokens)
 
-    def make_room_for_banned(self, count: int) -> None: ...
+    def reserve_banned(self, count: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -263,11 +263,11 @@ def test_scores_that_are_no_numbers_are_an_error_that_names_the_sample(fault: st
         scores[4, -1] = np.nan
     else:
         tokens[4, 0] = -1
-    with pytest.raises(BundleError, match="scores of sample 4 are not numbers after 1 tokens"):
+    with pytest.raises(BundleError, match="scores of sample 4 are NaN or infinite after 1 tokens"):
         stepper(inputs)
-    stepper.leave(Departure.of(np.array([False, True, False, True, False])))  # sample 4 now stands at place 1
+    stepper.compact(Compaction.of(np.array([False, True, False, True, False])))  # sample 4 now stands at place 1
     three = StepInputs(zeros[:3], stepper.history[:, :, :2], zeros[:3], zeros[:3].astype(np.float32), banned[:3])
-    with pytest.raises(BundleError, match="scores of sample 4 are not numbers after 2 tokens") as caught:
+    with pytest.raises(BundleError, match="scores of sample 4 are NaN or infinite after 2 tokens") as caught:
         stepper(three)
     assert "\n" not in str(caught.value)
 
@@ -281,7 +281,7 @@ def test_weights_that_are_no_numbers(bundles: BundleCache, tmp_path: Path, num_b
     weights[half:] = np.full((len(weights) - half) // 4, np.nan, np.float32).tobytes()
     (folder / "weights.safetensors").write_bytes(weights)
     runner = Runner.load(folder, threads=1, verify=False)
-    with pytest.raises(BundleError, match=r"model's scores .*are not numbers .*weights hold NaN"):
+    with pytest.raises(BundleError, match=r"model's scores .*are NaN or infinite .*weights hold NaN"):
         runner.generate(np.full((2, 4), 7), num_beams=num_beams, max_new_tokens=4)
 
 

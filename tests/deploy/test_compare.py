@@ -16,8 +16,8 @@ import torch
 
 from support.bundles import BundleCache
 from tightbeam.deploy.bundle.reader import MANIFEST, WEIGHTS, Bundle, file_entry
-from tightbeam.deploy.compare import compare_engines, sources_of
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.compare import compare_runtimes, sources_of
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 
 
 def changed(source: Path, target: Path, change: Any) -> Bundle:
@@ -37,17 +37,17 @@ def changed(source: Path, target: Path, change: Any) -> Bundle:
 @pytest.mark.parametrize("family", ["bart", "whisper", "gpt2", "prophetnet"])
 def test_a_bundle_is_no_way_from_itself(bundles: BundleCache, family: str) -> None:
     bundle = Bundle.load(bundles("dedup", family))
-    engine = OnnxRuntimeEngine(bundle, 1)
-    found = compare_engines(bundle, engine, engine, sources_of(bundle), steps=5)
+    engine = OnnxRuntimeCpu(bundle, 1)
+    found = compare_runtimes(bundle, engine, engine, sources_of(bundle), steps=5)
     assert (found.error, found.differing, found.steps) == (0.0, 0, 4 * 5)
 
 
 def test_the_error_is_that_of_torch_s_log_probabilities(bundles: BundleCache) -> None:
     """Two checkpoints of one shape, so that there is something to measure."""
     bundle, other = Bundle.load(bundles("dedup")), Bundle.load(bundles("dedup", seed=1))
-    engines = OnnxRuntimeEngine(bundle, 1), OnnxRuntimeEngine(other, 1)
+    engines = OnnxRuntimeCpu(bundle, 1), OnnxRuntimeCpu(other, 1)
     sources = sources_of(bundle)
-    found = compare_engines(bundle, *engines, sources, steps=1)
+    found = compare_runtimes(bundle, *engines, sources, steps=1)
 
     def log_probabilities(**arguments: Any) -> Any:
         model = bundles.trace("bart", **arguments)[0].model
@@ -60,7 +60,7 @@ def test_the_error_is_that_of_torch_s_log_probabilities(bundles: BundleCache) ->
     spread = wanted - wanted.mean(axis=1, keepdims=True)
     assert found.error == pytest.approx(np.sqrt(np.square(given - wanted).mean() / np.square(spread).mean()), rel=1e-4)
     assert found.differing == (given.argmax(axis=1) != wanted.argmax(axis=1)).sum()
-    few = compare_engines(bundle, *engines, sources, steps=1, candidates=60)
+    few = compare_runtimes(bundle, *engines, sources, steps=1, candidates=60)
     both = np.where(
         (np.argsort(np.argsort(-wanted)) < 60) & (np.argsort(np.argsort(-given)) < 60), given - wanted, np.nan
     )
@@ -72,8 +72,8 @@ def test_the_error_is_that_of_torch_s_log_probabilities(bundles: BundleCache) ->
 def test_no_numbers_are_an_infinite_error(bundles: BundleCache, tmp_path: Path) -> None:
     bundle = Bundle.load(bundles("dedup"))
     other = changed(bundle.path, tmp_path / "other", lambda numbers: numbers.fill(np.nan))
-    engines = OnnxRuntimeEngine(bundle, 1), OnnxRuntimeEngine(other, 1)
-    assert compare_engines(bundle, *engines, sources_of(bundle), steps=3).error == math.inf
+    engines = OnnxRuntimeCpu(bundle, 1), OnnxRuntimeCpu(other, 1)
+    assert compare_runtimes(bundle, *engines, sources_of(bundle), steps=3).error == math.inf
 
 
 def test_as_a_program(bundles: BundleCache) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from support.cuda_in_memory import Code, CudaInMemory, Work, expect_nothing_left
-from tightbeam.deploy.bundle.engine_files import EngineError
 from tightbeam.deploy.runtimes import _cuda as device_module
-from tightbeam.deploy.runtimes._cuda import CudaDevice, Mirror, open_device
+from tightbeam.deploy.runtimes._cuda import CudaDevice, StagedArrays, open_device
+from tightbeam.deploy.runtimes.errors import DeviceError, RuntimeSetupError
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
 
@@ -47,7 +47,7 @@ def test_what_the_gpu_is() -> None:
 
 def test_no_gpu() -> None:
     with pytest.raises(
-        EngineError, match=r"CUDA finds no GPU on this machine \(there is none\); run on the CPU: --engine onnxruntime"
+        DeviceError, match=r"CUDA finds no GPU on this machine \(there is none\); run on the CPU: --engine onnxruntime"
     ):
         CudaDevice(CudaInMemory(devices=0))
 
@@ -56,7 +56,7 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = CudaInMemory()
     monkeypatch.setattr(cuda, "cudaGetDeviceCount", lambda: (Code.cudaErrorInvalidValue, None))
     with pytest.raises(
-        EngineError, match=r"CUDA finds no GPU on this machine \(cudaErrorInvalidValue\); run on the CPU"
+        DeviceError, match=r"CUDA finds no GPU on this machine \(cudaErrorInvalidValue\); run on the CPU"
     ):
         CudaDevice(cuda)
 
@@ -66,10 +66,10 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
     cuda.room = 100
-    with pytest.raises(EngineError, match=r"^no memory on the GPU for 101 bytes; run fewer rows together$"):
+    with pytest.raises(DeviceError, match=r"^no memory on the GPU for 101 bytes; run fewer rows together$"):
         device.allocate(101)
     with pytest.raises(
-        EngineError, match=r"^no memory of the host, page-locked, for 104 bytes; run fewer rows together$"
+        DeviceError, match=r"^no memory of the host, page-locked, for 104 bytes; run fewer rows together$"
     ):
         device.host_array((13,), np.int64)
 
@@ -77,7 +77,7 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return Code.cudaErrorMemoryAllocation, None
 
     monkeypatch.setattr(cuda, "cudaGraphInstantiate", cudaGraphInstantiate)
-    with pytest.raises(EngineError, match=r"^no memory on the GPU \(cudaGraphInstantiate\); run fewer rows together$"):
+    with pytest.raises(DeviceError, match=r"^no memory on the GPU \(cudaGraphInstantiate\); run fewer rows together$"):
         device.capture(lambda: None)  # type: ignore[arg-type]
 
 
@@ -97,21 +97,21 @@ def test_host_arrays_outlive_everything_but_their_users() -> None:
 def test_a_mirror_is_one_copy_and_aligned() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
-    mirror = Mirror(
+    staged = StagedArrays(
         device, {"a": (np.bool_, ()), "b": (np.int64, (3, 0)), "c": (np.float32, (2, 70)), "d": (np.int32, (5,))}
     )
     for name, value in (("a", True), ("c", 1.5), ("d", -7)):
-        mirror.arrays[name][...] = value
-    mirror.upload()
+        staged.arrays[name][...] = value
+    staged.upload()
     device.synchronize()
     assert cuda.kinds() == ["host to device"]
-    assert all(mirror.address(name) % 256 == 0 for name in "abcd")
-    np.testing.assert_array_equal(cuda.array(mirror.address("c"), (2, 70), np.float32), np.full((2, 70), 1.5))
-    np.testing.assert_array_equal(cuda.array(mirror.address("d"), (5,), np.int32), np.full(5, -7))
-    cuda.array(mirror.address("d"), (5,), np.int32)[:] = range(5)
-    mirror.download("d", 8)
+    assert all(staged.address(name) % 256 == 0 for name in "abcd")
+    np.testing.assert_array_equal(cuda.array(staged.address("c"), (2, 70), np.float32), np.full((2, 70), 1.5))
+    np.testing.assert_array_equal(cuda.array(staged.address("d"), (5,), np.int32), np.full(5, -7))
+    cuda.array(staged.address("d"), (5,), np.int32)[:] = range(5)
+    staged.download("d", 8)
     device.synchronize()
-    assert mirror.arrays["d"].tolist() == [0, 1, -7, -7, -7]
+    assert staged.arrays["d"].tolist() == [0, 1, -7, -7, -7]
     assert cuda.done[-1].nbytes == 8
 
 
@@ -119,7 +119,7 @@ def test_a_capture_that_fails_ends() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
 
-    with pytest.raises(EngineError, match=r"cudaMalloc failed \(cudaErrorStreamCaptureUnsupported\)"):
+    with pytest.raises(DeviceError, match=r"cudaMalloc failed \(cudaErrorStreamCaptureUnsupported\)"):
         device.capture(partial(device.allocate, 8))  # type: ignore[arg-type]
     assert cuda.captured is None and not cuda.graphs
     memory = device.allocate(8)
@@ -138,7 +138,7 @@ def test_what_may_not_be_repeated_is_not_captured() -> None:
     """Work of the host, and copies of memory that may be gone when it is repeated."""
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
-    own, other = (Mirror(device, {"a": (np.int64, (5,))}) for _ in range(2))
+    own, other = (StagedArrays(device, {"a": (np.int64, (5,))}) for _ in range(2))
 
     def also_work_of_the_host() -> None:
         own.upload()
@@ -148,9 +148,9 @@ def test_what_may_not_be_repeated_is_not_captured() -> None:
         own.download("a", 8)
         other.download("a", 8)
 
-    with pytest.raises(EngineError, match="holds a node of the kind cudaGraphNodeTypeHost, which may not be repeated"):
+    with pytest.raises(DeviceError, match="holds a node of the kind cudaGraphNodeTypeHost, which may not be repeated"):
         device.capture(also_work_of_the_host, own)
-    with pytest.raises(EngineError, match="copies from or to memory of the host that is not the step's own"):
+    with pytest.raises(DeviceError, match="copies from or to memory of the host that is not the step's own"):
         device.capture(also_a_copy, own)
     assert not cuda.graphs
     graph = device.capture(also_a_copy, own, other)
@@ -180,12 +180,12 @@ def test_memory_that_goes_while_a_stream_is_captured() -> None:
 
 @pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
 def test_a_machine_without_a_gpu() -> None:
-    with pytest.raises(EngineError, match="this machine has no NVIDIA GPU, or no driver for it; run on"):
+    with pytest.raises(DeviceError, match="this machine has no NVIDIA GPU, or no driver for it; run on"):
         open_device()
 
 
 def test_a_machine_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "gpu_capability", lambda: "80")
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
-    with pytest.raises(EngineError, match=r"cuda\.bindings, .* is missing .*pip install cuda-bindings"):
+    with pytest.raises(RuntimeSetupError, match=r"cuda\.bindings, .* is missing .*pip install cuda-bindings"):
         open_device()

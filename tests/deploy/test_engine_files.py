@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from support.bundles import BundleCache
-from support.engine_in_memory import engine_entry
+from support.tensorrt_in_memory import engine_entry
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import (
     BuiltEngine,
     EngineEntry,
-    EngineError,
+    EngineFileError,
     engine_names,
     find_engine,
     load_engine,
@@ -70,7 +70,7 @@ def edit(built: BuiltEngine, change: Callable[[dict[str, Any]], Any]) -> None:
 
 def refused(bundle: Bundle, *parts: str, name: str | None = None, here: tuple[str, str, str] = HERE) -> str:
     """By a line that holds the parts and the command that builds what is wanted."""
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineFileError) as caught:
         find_engine(bundle, name, *here)
     message = str(caught.value)
     assert message.isprintable() and f"build-engine {bundle.path} --compute-capability" in message
@@ -109,7 +109,7 @@ def test_the_one_of_several_that_fits(bundle: Bundle) -> None:
 def test_several_that_fit(bundle: Bundle) -> None:
     add(bundle, "a")
     add(bundle, "b", precision="fp16")
-    with pytest.raises(EngineError, match=r"has several engines that fit: a, b; name one, tensorrt:NAME"):
+    with pytest.raises(EngineFileError, match=r"has several engines that fit: a, b; name one, tensorrt:NAME"):
         find_engine(bundle, None, *HERE)
     assert find_engine(bundle, "b", *HERE).name == "b"
 
@@ -143,7 +143,7 @@ def test_names_of_no_engine(bundle: Bundle, name: str) -> None:
     shutil.copy(bundle.path / "engines" / "a" / "engine.json", bundle.path / "engine.json")
     refused(bundle, f"has no engine {name!r}; it has a; ", name=name)
     if name != "b":
-        with pytest.raises(EngineError, match=r"(is no name for an engine|too long); choose another --name"):
+        with pytest.raises(EngineFileError, match=r"(is no name for an engine|too long); choose another --name"):
             write_engine(bundle, name, filled(bundle))
 
 
@@ -154,7 +154,7 @@ def test_the_command_that_is_told_replaces_the_engine(bundle: Bundle) -> None:
     told = []
     for damage in (lambda: None, (built.path / "decoder.engine").unlink, (built.path / "engine.json").unlink):
         damage()
-        with pytest.raises(EngineError) as caught:
+        with pytest.raises(EngineFileError) as caught:
             find_engine(bundle, built.name, *HERE)
         told.append(shlex.split(str(caught.value).partition("build one: ")[2]))
     replacing = ["--name", "an & engine", "--force"]
@@ -274,7 +274,7 @@ def full_disk(folder: Path) -> EngineEntry:
         (raising(RuntimeError("no")), RuntimeError),
         (raising(KeyboardInterrupt()), KeyboardInterrupt),
         pytest.param(
-            full_disk, EngineError, marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+            full_disk, EngineFileError, marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
         ),
     ],
     ids=["error", "ctrl-c", "full device"],
@@ -283,7 +283,7 @@ def test_failure_while_writing(bundle: Bundle, failing: Fill, expected: type[Bas
     before = content(bundle.path)
     with pytest.raises(expected) as caught:
         write_engine(bundle, "a", failing)
-    if expected is EngineError:
+    if expected is EngineFileError:
         assert re.fullmatch(
             r"cannot write .*/engines/a: No space left on device; nothing was left behind", str(caught.value)
         )
@@ -300,7 +300,7 @@ def test_failure_while_writing(bundle: Bundle, failing: Fill, expected: type[Bas
 
 def test_a_name_that_is_taken(bundle: Bundle) -> None:
     add(bundle)
-    with pytest.raises(EngineError, match=r"engines/a exists; choose another --name, or replace it with --force"):
+    with pytest.raises(EngineFileError, match=r"engines/a exists; choose another --name, or replace it with --force"):
         add(bundle, precision="fp16")
     replaced = write_engine(bundle, "a", filled(bundle, precision="fp16"), force=True)
     assert load_engine(bundle, "a") == replaced and replaced.entry.precision == "fp16"
@@ -321,7 +321,7 @@ def test_failure_while_replacing_keeps_the_old_one(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", renaming)
-    with pytest.raises(EngineError, match="Input/output error"):
+    with pytest.raises(EngineFileError, match="Input/output error"):
         write_engine(bundle, "a", filled(bundle, precision="fp16"), force=True)
     assert load_engine(bundle, "a") == written
     assert [path.name for path in (bundle.path / "engines").iterdir()] == ["a"]
@@ -346,17 +346,17 @@ def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pyte
         return "an engine"
 
     monkeypatch.setattr(tensorrt_module, "open_device", Device)
-    monkeypatch.setattr(tensorrt_module, "TensorRTEngine", engine)
+    monkeypatch.setattr(tensorrt_module, "TensorRTRuntime", engine)
     monkeypatch.setattr("tightbeam.plugins.tensorrt.plugin.register_plugins", Found)
-    with pytest.raises(EngineError, match=r"has no TensorRT engine; build one: .* --compute-capability current$"):
+    with pytest.raises(EngineFileError, match=r"has no TensorRT engine; build one: .* --compute-capability current$"):
         Runner.load(bundle.path, engine="tensorrt")
     first, second = add(bundle, "a"), add(bundle, "b", capabilities=("80",))
     assert Runner.load(bundle.path, engine="tensorrt")._engine == "an engine"
     Runner.load(bundle.path, engine="tensorrt:a")
     assert [arguments[1] for arguments in opened] == [first, first]
-    with pytest.raises(EngineError, match="b is for compute capability 80, this GPU has 89"):
+    with pytest.raises(EngineFileError, match="b is for compute capability 80, this GPU has 89"):
         Runner.load(bundle.path, engine="tensorrt:b")
-    with pytest.raises(EngineError, match="has no engine 'c'; it has a, b"):
+    with pytest.raises(EngineFileError, match="has no engine 'c'; it has a, b"):
         Runner.load(bundle.path, engine="tensorrt:c")
     (second.path / "decoder.engine").write_bytes(b"")
     assert Runner.load(bundle.path, engine="tensorrt", verify=False)._engine == "an engine"

@@ -24,17 +24,17 @@ from support.causal_runs import runs as causal_runs
 from support.checkpoints import WHISPER_GENERATION
 from support.cuda_in_memory import CudaInMemory, Work, expect_nothing_left
 from support.ending_models import ENDING, LENGTHS, often_ended
-from support.engine_comparison import SOURCES, expect_same, expect_same_result, runs_of
 from support.generate_runs import batch
+from support.runtime_comparison import SOURCES, expect_same, expect_same_result, runs_of
 from support.session_in_memory import ON_HOST, in_memory
 from tightbeam.deploy import Bundle, BundleError, Runner
-from tightbeam.deploy.bundle.engine_files import EngineError
 from tightbeam.deploy.runtimes import onnxruntime_cuda
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.base import Decoding
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.errors import DeviceError, ExecutionError, RuntimeSetupError
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.onnxruntime_cuda import (
-    OnnxRuntimeCudaEngine,
+    OnnxRuntimeCuda,
     inputs_on_host,
     load_onnxruntime_cuda,
     placement,
@@ -143,7 +143,7 @@ def feed(decodings: Sequence[Decoding], step: int, token: int = 7, normalize: bo
 def test_a_setting_that_changes_while_it_runs_is_seen(bundles: BundleCache) -> None:
     """It is on the host, where a captured step would have what it was."""
     made = in_memory(bundles("dedup", "bart"))
-    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
     for step in range(8):
@@ -167,7 +167,7 @@ def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
     """Each binds the decoder anew; one that goes on alone is captured again. They are of one size, and one alone may
     have the caches of the decoding before."""
     made = in_memory(bundles(variant, "bart"))
-    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     batches = [batch(made.runner.manifest.sizes.source_vocabulary, index, SOURCES[0]) for index in (0, 1)]
     made.engine.begin(*batches[0], 1, 12, 4).close()
     begun = [[engine.begin(ids, mask, 1, 12, 4) for engine in (made.engine, expected)] for ids, mask in batches]
@@ -181,7 +181,7 @@ def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
 
 def test_a_step_that_was_bound_in_part_is_bound_anew(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
-    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     first, *decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, made.engine, expected)]
     feed([first], 0)
@@ -191,7 +191,7 @@ def test_a_step_that_was_bound_in_part_is_bound_anew(bundles: BundleCache) -> No
         raise onnxruntime_cuda.SessionError("not now")
 
     made.decoder.set_input = refuse
-    with pytest.raises(EngineError, match="cannot run the decoder on the GPU: not now"):
+    with pytest.raises(ExecutionError, match="cannot run the decoder on the GPU: not now"):
         feed(decodings[:1], 0)
     made.decoder.set_input = set_input
     for step in range(3):
@@ -205,7 +205,7 @@ def test_an_encoder_that_fails_late(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     made.cuda.broken = True
-    with pytest.raises(EngineError, match=r"cudaStreamSynchronize failed \(cudaErrorIllegalAddress\)"):
+    with pytest.raises(DeviceError, match=r"cudaStreamSynchronize failed \(cudaErrorIllegalAddress\)"):
         made.engine.begin(ids, mask, 1, 9, 4)
     made.cuda.broken = False
     made.engine.begin(ids, mask, 1, 9, 4)
@@ -236,7 +236,7 @@ def test_what_new_memory_holds(bundles: BundleCache) -> None:
     for memories in decoding._caches.values():
         for memory in memories:
             assert not made.cuda.array(memory.address, (memory.nbytes,), np.uint8).any()
-    decoding.make_room_for_banned(3)
+    decoding.reserve_banned(3)
     assert (decoding.inputs["banned"] == -1).all() and decoding.inputs["banned"].shape[1] >= 3
 
 
@@ -246,7 +246,7 @@ def test_a_manifest_with_unknown_names(bundles: BundleCache) -> None:
     decoder = manifest.decoder.model_copy(update={"outputs": manifest.decoder.outputs[1:]})
     changed = replace(made.runner.bundle, manifest=manifest.model_copy(update={"decoder": decoder}))
     with pytest.raises(BundleError, match="unknown or missing in its graphs: 'candidate_scores'"):
-        OnnxRuntimeCudaEngine(changed, made.engine.device, *made.engine.sessions, on_host=lambda session: ON_HOST)
+        OnnxRuntimeCuda(changed, made.engine.device, *made.engine.sessions, on_host=lambda session: ON_HOST)
 
 
 def test_sessions_go_before_their_stream(bundles: BundleCache) -> None:
@@ -284,7 +284,7 @@ def test_a_step_that_cannot_be_captured_yet_is_captured_later(
     bundles: BundleCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = in_memory(bundles("dedup", "bart"))
-    expected = OnnxRuntimeEngine(made.runner.bundle, threads=1)
+    expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
     answers = iter([False, False])
@@ -320,7 +320,7 @@ def test_operators_without_kernels_for_cuda(bundles: BundleCache) -> None:
     """ONNX Runtime would run them on the CPU, and take an address of the GPU for one of the host."""
     for name in ("cache.0.key", "lengths", "input_ids"):
         with pytest.raises(
-            EngineError, match=rf"would read '{name}' in host memory, .* TIGHTBEAM_LIBRARY, .* --device cpu"
+            RuntimeSetupError, match=rf"would read '{name}' in host memory, .* TIGHTBEAM_LIBRARY, .* --device cpu"
         ):
             in_memory(bundles("dedup", "bart"), on_host=ON_HOST | {name})
 
@@ -336,7 +336,7 @@ def test_types_that_are_others_than_the_manifest_says(bundles: BundleCache) -> N
         with pytest.raises(
             BundleError, match=r"decoder\.onnx has inputs or outputs of other types than bundle\.json says"
         ):
-            OnnxRuntimeEngine(changed, threads=1)
+            OnnxRuntimeCpu(changed, threads=1)
 
 
 class Recorded:
@@ -398,7 +398,9 @@ def test_which_nodes_run_where(bundles: BundleCache) -> None:
 def test_without_a_cuda_provider(bundles: BundleCache) -> None:
     if onnxruntime_cuda.PROVIDER in ort.get_available_providers():
         pytest.skip("this onnxruntime has it")
-    with pytest.raises(EngineError, match=r"has no CUDA provider; .* pip install onnxruntime-gpu; .* --device cpu"):
+    with pytest.raises(
+        RuntimeSetupError, match=r"has no CUDA provider; .* pip install onnxruntime-gpu; .* --device cpu"
+    ):
         Runner.load(bundles("dedup", "bart"), device="cuda")
 
 
@@ -414,13 +416,13 @@ def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.Monk
     with (
         monkeypatch.context() as patch,
         pytest.raises(
-            EngineError, match=r"no kernels for CUDA, .* \(make cuda in a clone\), .* TIGHTBEAM_LIBRARY=none"
+            RuntimeSetupError, match=r"no kernels for CUDA, .* \(make cuda in a clone\), .* TIGHTBEAM_LIBRARY=none"
         ),
     ):
         patch.setattr(onnxruntime_cuda, "cuda_library", lambda: None)
         load_onnxruntime_cuda(bundle)
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "/nowhere.so")
-    with pytest.raises(EngineError, match=r"TIGHTBEAM_LIBRARY is '/nowhere.so', which is no file"):
+    with pytest.raises(RuntimeSetupError, match=r"TIGHTBEAM_LIBRARY is '/nowhere.so', which is no file"):
         load_onnxruntime_cuda(bundle)
 
 
@@ -428,7 +430,7 @@ def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.Monk
 def test_how_the_sessions_are_opened(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the engine's stream, with the library, and so that a step that is captured needs no more memory."""
     bundle = Bundle.load(bundles("dedup", "bart"))
-    engine = OnnxRuntimeEngine(bundle, threads=1)
+    engine = OnnxRuntimeCpu(bundle, threads=1)
     library = Path(__file__)
     registered, opened = [], []
 
@@ -472,7 +474,7 @@ def test_with_a_provider_that_does_not_load(bundles: BundleCache, monkeypatch: p
     bundle = Bundle.load(bundles("dedup", "bart"))
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
     monkeypatch.setattr(onnxruntime_cuda, "open_device", lambda: CudaDevice(CudaInMemory()))
-    opened: Any = OnnxRuntimeEngine(bundle, threads=1).encoder
+    opened: Any = OnnxRuntimeCpu(bundle, threads=1).encoder
     monkeypatch.setattr(onnxruntime_cuda, "open_session", lambda *arguments: opened)
-    with pytest.raises(EngineError, match=r"could not load its CUDA provider, .*onnxruntime-gpu\[cuda,cudnn\]"):
+    with pytest.raises(RuntimeSetupError, match=r"could not load its CUDA provider, .*onnxruntime-gpu\[cuda,cudnn\]"):
         load_onnxruntime_cuda(bundle)

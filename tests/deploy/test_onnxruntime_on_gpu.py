@@ -14,12 +14,12 @@ from support.causal_runs import runs as causal_runs
 from support.checkpoints import WHISPER_GENERATION
 from support.cuda_device import provider_library
 from support.ending_models import ENDING, LENGTHS, often_ended
-from support.engine_comparison import runs_of
 from support.generate_runs import SETTINGS, batch
+from support.runtime_comparison import runs_of
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle.engine_files import EngineError
-from tightbeam.deploy.runtimes.onnxruntime_cuda import PROVIDER, OnnxRuntimeCudaEngine, placement
+from tightbeam.deploy.runtimes.errors import DeviceError, ExecutionError
+from tightbeam.deploy.runtimes.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda, placement
 from tightbeam.graph_passes import PRESETS
 
 pytestmark = pytest.mark.gpu
@@ -47,9 +47,9 @@ def machine() -> None:
     provider_library()
 
 
-def engine_of(runner: Runner) -> OnnxRuntimeCudaEngine:
+def engine_of(runner: Runner) -> OnnxRuntimeCuda:
     engine = runner._engine
-    assert isinstance(engine, OnnxRuntimeCudaEngine)
+    assert isinstance(engine, OnnxRuntimeCuda)
     return engine
 
 
@@ -130,7 +130,7 @@ def test_all_but_sizes_runs_on_the_gpu(bundles: BundleCache, variant: str) -> No
 def test_too_large_for_the_gpu_is_told(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("baseline", "bart", max_position_embeddings=2048), device="cuda")
     ids = np.full((60000, 40), 7)
-    with pytest.raises(EngineError, match="run fewer rows together"):
+    with pytest.raises((DeviceError, ExecutionError), match="run fewer rows together"):
         runner.generate(ids, num_beams=5, max_new_tokens=2000)
     few = runner.generate(ids[:2], num_beams=2, max_new_tokens=3)
     assert len(few.sequences) == 2

@@ -24,7 +24,7 @@ from tightbeam.deploy.generation.options import GenerationOptions, resolve_optio
 from tightbeam.deploy.search import Candidates, StepInputs, search
 from tightbeam.deploy.search.bans import Bans, forced_candidates
 from tightbeam.deploy.search.beam import Finished
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.search.compaction import Compaction
 
 VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": START}
@@ -95,13 +95,13 @@ class ReferenceStep:
             ).logits[:, -1]
         return head(logits.numpy(), inputs, self.options)
 
-    def leave(self, departure: Departure) -> None:
-        assert 0 < departure.left < len(self.ids)
+    def compact(self, compaction: Compaction) -> None:
+        assert 0 < compaction.remaining < len(self.ids)
         assert self.before is not None
         self.ids, self.mask, self.states = (
-            torch.from_numpy(departure.apply(tensor.numpy().copy())) for tensor in (self.ids, self.mask, self.states)
+            torch.from_numpy(compaction.apply(tensor.numpy().copy())) for tensor in (self.ids, self.mask, self.states)
         )
-        self.history, self.before = departure.apply(self.history), departure.apply(self.before)
+        self.history, self.before = compaction.apply(self.history), compaction.apply(self.before)
 
     def check_contract(self, inputs: StepInputs) -> None:
         B, M, T = inputs.history.shape

@@ -34,7 +34,7 @@ def test_the_embedding_is_the_same_memory_for_both_graphs(bundles: BundleCache, 
         assert (sizes.vocabulary, sizes.D) in {array.shape for array in found.values()}
     assert places[0] == places[1]
     before = {name: array.copy() for name, array in found.items()}
-    tied.let_go()
+    tied.release_pages()
     for name, array in found.items():
         np.testing.assert_array_equal(array, before[name])
 

@@ -21,11 +21,11 @@ from support.causal_runs import runs as causal_runs
 from support.checkpoints import WHISPER_GENERATION
 from support.cuda_in_memory import Work, expect_nothing_left
 from support.ending_models import ENDING, LENGTHS, often_ended
-from support.engine_comparison import Array, expect_same, expect_same_result, runs_of
-from support.engine_in_memory import LIMITS, InMemory, engine_entry, in_memory
 from support.generate_runs import batch
+from support.runtime_comparison import Array, expect_same, expect_same_result, runs_of
+from support.tensorrt_in_memory import LIMITS, InMemory, engine_entry, in_memory
 from tightbeam.deploy import Bundle, BundleError, InputError, Runner
-from tightbeam.deploy.bundle.engine_files import EngineError
+from tightbeam.deploy.bundle.engine_files import EngineFileError
 from tightbeam.deploy.bundle.reader import TensorEntry
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
@@ -118,7 +118,7 @@ BAN = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 8}
 def test_more_and_fewer_banned_tokens(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """A choice among a few bans all the others once; room grows, and shrinks again."""
     path = bundles("dedup", "bart")
-    monkeypatch.setattr("tightbeam.deploy.runtimes.base.LARGE_ROOM", 8)
+    monkeypatch.setattr("tightbeam.deploy.runtimes.base.LARGE_BANNED_CAPACITY", 8)
     made, expected = in_memory(path), Runner.load(path, threads=1)
     words = [[9], [12, 13], [4, 5, 6], *([3, token] for token in range(20, 60))]
     settings = ({"bad_words_ids": words}, {"begin_suppress_tokens": list(range(3, 80))}, {"suppress_tokens": [8]})
@@ -227,7 +227,7 @@ def test_runs_beyond_a_limit(
     limits = {"max_source_length": 10} if limit == "max_source_length" else {}
     made = in_memory(bundles("dedup", "bart"), **limits)
     ids = np.full((samples, 11), 7)
-    with pytest.raises(EngineError, match=re.escape(said)) as caught:
+    with pytest.raises(EngineFileError, match=re.escape(said)) as caught:
         made.runner.generate(ids, **settings)
     message = str(caught.value)
     assert "\n" not in message and f"build-engine {made.runner.bundle.path} " in message
@@ -324,7 +324,7 @@ def test_scores_that_are_no_numbers(bundles: BundleCache, monkeypatch: pytest.Mo
             made.cuda.array(addresses["candidate_tokens"], (3, 4), np.int64)[1] = -1
 
     monkeypatch.setattr(made.decoder, "_run", broken)
-    one_line_error(made, f"the model's scores of sample 1 are not numbers after {step} tokens", "weights hold NaN")
+    one_line_error(made, f"the model's scores of sample 1 are NaN or infinite after {step} tokens", "weights hold NaN")
 
 
 def rewritten(tensors: tuple[TensorEntry, ...], name: str, change: dict[str, Any]) -> tuple[TensorEntry, ...]:
@@ -354,7 +354,7 @@ def test_graphs_that_do_not_fit(
     entry = engine_entry(Bundle.load(path))
     old = getattr(entry, graph)
     new = old.model_copy(update={side: rewritten(getattr(old, side), name, change)})
-    with pytest.raises(EngineError, match="unknown or missing in its graphs") as caught:
+    with pytest.raises(EngineFileError, match="unknown or missing in its graphs") as caught:
         in_memory(path, entry.model_copy(update={graph: new}))
     assert said in str(caught.value) and "build-engine" in str(caught.value)
 
@@ -363,11 +363,11 @@ def test_inputs_on_the_host(bundles: BundleCache) -> None:
     path = bundles("dedup", "bart")
     entry = engine_entry(Bundle.load(path))
     decoder = entry.decoder.model_copy(update={"on_host": ("candidates", "lengths")})
-    with pytest.raises(EngineError, match="in its graphs: 'lengths';"):
+    with pytest.raises(EngineFileError, match="in its graphs: 'lengths';"):
         in_memory(path, entry.model_copy(update={"decoder": decoder}))
     made = in_memory(path, entry)
     graph = replace(made.encoder, on_host=frozenset({"input_ids"}))
-    with pytest.raises(EngineError, match=r"encoder\.engine reads other inputs on the host than engine\.json says"):
+    with pytest.raises(EngineFileError, match=r"encoder\.engine reads other inputs on the host than engine\.json says"):
         type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, lambda _: graph)
 
 
@@ -382,7 +382,7 @@ def test_types_that_are_others_than_engine_json_says(bundles: BundleCache, chang
         graph = made.encoder if path.stem == "encoder" else made.decoder
         return replace(graph, entry=other) if path.stem == "decoder" else graph
 
-    with pytest.raises(EngineError, match=r"decoder\.engine has other inputs or outputs, or of other types, than"):
+    with pytest.raises(EngineFileError, match=r"decoder\.engine has other inputs or outputs, or of other types, than"):
         type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
 
 
@@ -392,7 +392,7 @@ def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
     def load(path: Path) -> Any:
         raise TensorRTError(f"cannot load {path}")
 
-    with pytest.raises(EngineError, match=r"cannot load .*encoder\.engine; build one: build-engine "):
+    with pytest.raises(EngineFileError, match=r"cannot load .*encoder\.engine; build one: build-engine "):
         type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
 
 
@@ -415,5 +415,5 @@ def test_threads_do_nothing_with_tensorrt(bundles: BundleCache) -> None:
 )
 def test_a_bundle_without_engines(bundles: BundleCache, engine: str, said: str) -> None:
     """That is told whatever machine this is."""
-    with pytest.raises(EngineError, match=f"{said}; build one: build-engine "):
+    with pytest.raises(EngineFileError, match=f"{said}; build one: build-engine "):
         Runner.load(bundles("dedup", "bart"), engine=engine)

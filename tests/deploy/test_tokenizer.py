@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, CheckpointCache
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner, SearchResult
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec, load_codec
 
 LONG = "the harbour bridge " * 40
@@ -339,7 +339,7 @@ def test_threads_take_turns_on_one_runner(bundles: BundleCache, variant: str) ->
 
 
 def test_two_decodings_at_once_share_no_buffer(bundles: BundleCache) -> None:
-    engine = OnnxRuntimeEngine(Bundle.load(bundles("dedup", "bart")), threads=1)
+    engine = OnnxRuntimeCpu(Bundle.load(bundles("dedup", "bart")), threads=1)
     ids, mask = np.full((1, 4), 7), np.ones((1, 4), dtype=np.int64)
     first = engine.begin(ids, mask, 2, 5, 4)
     kept = first._caches

@@ -21,7 +21,7 @@ from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.engine_files import load_engine
 from tightbeam.deploy.bundle.reader import WEIGHTS
 from tightbeam.deploy.compare import Sources, log_probabilities, sources_of
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
 from tightbeam.export import pipeline as exporter
 from tightbeam.export.auto.workload import Workload
@@ -122,7 +122,7 @@ def assert_as_exact_as_torch(bundle: Bundle, known: tuple[Sources, Array, Array,
     """In float16; and no more exact than float16 can be, which would be another precision."""
     sources, tokens, exact, naive = known
     vocabulary = bundle.manifest.sizes.vocabulary
-    found, _ = log_probabilities(bundle, OnnxRuntimeEngine(bundle, 1), sources, STEPS, vocabulary, tokens)
+    found, _ = log_probabilities(bundle, OnnxRuntimeCpu(bundle, 1), sources, STEPS, vocabulary, tokens)
     assert_runs_close(list(zip(found, exact, naive, strict=True)))
     assert error(found, exact) > torch.finfo(torch.float16).eps / 8 * exact.std()
 

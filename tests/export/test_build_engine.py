@@ -18,7 +18,7 @@ from support.bundles import BundleCache
 from support.causal_engines import CAUSAL
 from support.checkpoints import CLASSES, CheckpointCache
 from support.engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_what_tensorrt_is_given
-from tightbeam.deploy.bundle.engine_files import ENGINES, EngineError, load_engine
+from tightbeam.deploy.bundle.engine_files import ENGINES, EngineFileError, load_engine
 from tightbeam.deploy.bundle.reader import WEIGHTS, Bundle, BundleError
 from tightbeam.export import export_model
 from tightbeam.export.errors import ExportError
@@ -221,7 +221,7 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
     built = build(own_bundle, name="one")
     assert sorted(path.name for path in built.path.iterdir()) == ["decoder.engine", "encoder.engine", "engine.json"]
     assert load_engine(Bundle.load(own_bundle), "one").entry == built.entry
-    with pytest.raises(EngineError, match=r"one exists; choose another --name, or replace it with --force"):
+    with pytest.raises(EngineFileError, match=r"one exists; choose another --name, or replace it with --force"):
         build_engine(own_bundle, capabilities=CAPABILITIES, name="one")
     Bundle.load(own_bundle)
 
@@ -239,7 +239,7 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
     ],
 )
 def test_what_cannot_be_built_is_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises((ExportError, EngineError, TensorRTError), match=message):
+    with pytest.raises((ExportError, EngineFileError, TensorRTError), match=message):
         build_engine(own_bundle, **{"capabilities": CAPABILITIES, **settings})
     assert not (own_bundle / ENGINES).exists()
 

@@ -11,7 +11,7 @@ import pytest
 from support.bundles import BundleCache
 from support.operator_runs import MODULES, model_of, outputs_of
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.plugins import DOMAIN, IR_VERSION, VERSION
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops._case import Array, Case
@@ -55,14 +55,14 @@ def test_the_kernel_wins_over_a_function_of_its_own_version_only(version: int) -
 @pytest.mark.parametrize("variant", ["dedup", "el"])
 def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
     """Only they refuse a value; the functions would run on."""
-    engine = OnnxRuntimeEngine(Bundle.load(bundles(variant, "bart")), 1)
+    engine = OnnxRuntimeCpu(Bundle.load(bundles(variant, "bart")), 1)
     decoding = engine.begin(np.full((2, 4), 7), np.ones((2, 4), np.int64), 2, 5, 4)
     decoding.inputs["candidates"].fill(4)
     decoding.inputs["ancestry"][:, 1, 0] = 1
     decoding.inputs["repetition_penalty"][...] = 1
     for value, message in ((99, r"BeamAttention: lengths\[0\] is 99"), (1, r"BeamTopK: banned\[0, 0\] is -9")):
         decoding.inputs["lengths"].fill(value)
-        decoding.make_room_for_banned(1)
+        decoding.reserve_banned(1)
         decoding.inputs["banned"].fill(-9)
         with pytest.raises(BundleError, match=message):
             decoding.step()
@@ -83,7 +83,7 @@ def test_a_library_that_cannot_be_loaded(
 ) -> None:
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", library)
     with pytest.raises(BundleError, match=message):
-        OnnxRuntimeEngine(Bundle.load(bundles("dedup", "bart")), 1)
+        OnnxRuntimeCpu(Bundle.load(bundles("dedup", "bart")), 1)
 
 
 def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelProto:

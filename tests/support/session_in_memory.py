@@ -1,4 +1,4 @@
-"""``OnnxRuntimeCudaEngine`` over plain memory and ONNX Runtime's CPU provider."""
+"""``OnnxRuntimeCuda`` over plain memory and ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from support.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
-from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCudaEngine, SessionGraph
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, SessionGraph
 
 ON_HOST = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
 """What our operators read on the host, by their tables."""
@@ -80,9 +80,9 @@ class InMemory:
     """``owner``: of the weights that the sessions point into."""
 
     cuda: CudaInMemory
-    engine: OnnxRuntimeCudaEngine
+    engine: OnnxRuntimeCuda
     runner: Runner
-    owner: OnnxRuntimeEngine
+    owner: OnnxRuntimeCpu
 
     @property
     def encoder(self) -> Any:
@@ -95,9 +95,9 @@ class InMemory:
 
 def in_memory(path: Path, encoded_together: int = 1 << 20, on_host: frozenset[str] = ON_HOST) -> InMemory:
     bundle = Bundle.load(path)
-    cpu = OnnxRuntimeEngine(bundle, threads=1)
+    cpu = OnnxRuntimeCpu(bundle, threads=1)
     cuda = CudaInMemory()
-    engine = OnnxRuntimeCudaEngine(
+    engine = OnnxRuntimeCuda(
         bundle,
         CudaDevice(cuda),
         cpu.encoder,

@@ -35,7 +35,7 @@ from tightbeam.deploy.bundle.reader import WEIGHTS, GraphEntry
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.deploy.runtimes.base import Array, Decoding
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tightbeam.graph_passes import PRESETS, RunSize, Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
@@ -128,7 +128,7 @@ def random_source(bundle: Bundle, batch: int, source: int) -> tuple[Array, Array
 def _time_encoder(
     bundle: Bundle, batches: list[int], source: int, rounds: int, threads: int | None
 ) -> list[dict[str, float]]:
-    engine = OnnxRuntimeEngine(bundle, threads)
+    engine = OnnxRuntimeCpu(bundle, threads)
     figures = []
     for batch in batches:
         ids, mask = random_source(bundle, batch, source)
@@ -154,9 +154,9 @@ def _time_steps(
     rounds: int,
     threads: int | None,
 ) -> list[dict[str, Any]]:
-    engines = {variant: OnnxRuntimeEngine(bundle, threads) for variant, bundle in bundles.items()}
+    engines = {variant: OnnxRuntimeCpu(bundle, threads) for variant, bundle in bundles.items()}
     with _without_library():
-        engines |= {f"{variant}{FUNCTIONS}": OnnxRuntimeEngine(bundles[variant], threads) for variant in WITH_OPERATORS}
+        engines |= {f"{variant}{FUNCTIONS}": OnnxRuntimeCpu(bundles[variant], threads) for variant in WITH_OPERATORS}
     figures = []
     for R in rows:
         batch = R // beams
@@ -198,7 +198,7 @@ def step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) 
     inputs["positions"].fill(T - 1)
     inputs["lengths"].fill(T)
     inputs["beam_index"][:] = np.arange(batch * beams)
-    decoding.make_room_for_banned(1)
+    decoding.reserve_banned(1)
     inputs["banned"].fill(2)
     inputs["normalize"][...] = True
     inputs["repetition_penalty"][...] = 1

@@ -25,7 +25,7 @@ from turns import in_turn
 from bench import Floor, bundle_of, check_parity, random_source, step_at
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.runtimes.base import Array
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export.auto.machine import cache_file, this_machine
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.tracing.torch_export import trace
@@ -57,7 +57,7 @@ def main(
     machine = this_machine()
     console.print(f"machine: {machine.bandwidth / 1e9:.1f} GB/s, {machine.rate / 1e9:.0f} GFLOP/s")
     runs = [RunSize(B=B, M=beams, N=source, T=new_tokens) for B in batch]
-    engines = {variant: OnnxRuntimeEngine(bundle) for variant, bundle in bundles.items()}
+    engines = {variant: OnnxRuntimeCpu(bundle) for variant, bundle in bundles.items()}
     figures: list[dict[str, Any]] = []
     for run in runs:
         measured = _measure(engines, bundles, run, rounds)
@@ -76,7 +76,7 @@ def main(
 
 
 def _measure(
-    engines: dict[str, OnnxRuntimeEngine], bundles: dict[str, Bundle], run: RunSize, rounds: int
+    engines: dict[str, OnnxRuntimeCpu], bundles: dict[str, Bundle], run: RunSize, rounds: int
 ) -> list[dict[str, Any]]:
     """The floor is that of `dedup`, whose products with weights all variants have."""
     encoders: dict[str, Callable[[], None]] = {}
@@ -85,7 +85,7 @@ def _measure(
         bundle = bundles[variant]
         ids, mask = random_source(bundle, run.B, run.N)
 
-        def encode(engine: OnnxRuntimeEngine = engine, ids: Array = ids, mask: Array = mask) -> None:
+        def encode(engine: OnnxRuntimeCpu = engine, ids: Array = ids, mask: Array = mask) -> None:
             engine.begin(ids, mask, run.M, run.T, 2 * run.M)
 
         encoders[variant] = encode

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from case_process import serve_case
 from measured_device import Device, device_of, peak_of
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.runtimes.base import Decoding, Engine, StepOutputs
+from tightbeam.deploy.runtimes.base import Decoding, Runtime, StepOutputs
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["PEERS", "GenerationJob", "source_ids"]
@@ -65,7 +65,7 @@ class Side(Protocol):
 class TimedEngine:
     """An engine that notes how long the encoder and each step of the last batch took."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Runtime) -> None:
         self._engine = engine
         self.synchronize: Callable[[], None] = lambda: None
         self.encoder_s = 0.0
@@ -91,7 +91,7 @@ class TimedEngine:
 class TimedRunner(Runner):
     """A runner whose engine notes its times."""
 
-    def __init__(self, bundle: Bundle, engine: Engine, codec: TextCodec | None) -> None:
+    def __init__(self, bundle: Bundle, engine: Runtime, codec: TextCodec | None) -> None:
         self.timed = TimedEngine(engine)
         super().__init__(bundle, self.timed, codec)
 

@@ -25,7 +25,7 @@ from bench import random_source, step_at
 from generate_layout import TIMED, bundle_folder
 from gpu_results import Results, skip
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCudaEngine, load_onnxruntime_cuda, placement
+from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, load_onnxruntime_cuda, placement
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("dedup", "el", "slim", "baseline")
@@ -54,7 +54,7 @@ class Event:
 
 Profiler = Callable[[Callable[[], object]], list[Event]]
 """What the GPU does while something runs."""
-Subject = tuple[OnnxRuntimeCudaEngine, Bundle, Profiler]
+Subject = tuple[OnnxRuntimeCuda, Bundle, Profiler]
 """A variant's engine, its bundle, and what profiles it."""
 
 
@@ -181,7 +181,7 @@ def _tell_placement(results: Results, variant: str, graph: str, found: Counter[t
 def _measure(
     results: Results,
     variant: str,
-    engine: OnnxRuntimeCudaEngine,
+    engine: OnnxRuntimeCuda,
     bundle: Bundle,
     profiler: Profiler,
     B: int,

@@ -37,12 +37,12 @@ import numpy as np
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.runtimes._cuda import open_device
 from tightbeam.deploy.bundle.engine_files import load_engine
-from tightbeam.deploy.runtimes.tensorrt import TensorRTEngine
+from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
 from tightbeam.plugins.tensorrt.plugin import register_plugins
 from tightbeam.plugins.tensorrt.runtime import LoadedGraph
 bundle = Bundle.load(sys.argv[1])
 device, found = open_device(), register_plugins()
-engine = TensorRTEngine(bundle, load_engine(bundle, sys.argv[2]), device, lambda path: LoadedGraph(found, path))
+engine = TensorRTRuntime(bundle, load_engine(bundle, sys.argv[2]), device, lambda path: LoadedGraph(found, path))
 print(json.dumps({"loads": True, "capability": device.capability}), flush=True)
 ids = np.random.default_rng(0).integers(5, bundle.manifest.sizes.source_vocabulary, (4, 40))
 settings = {"num_beams": 4, "max_new_tokens": 20, "no_repeat_ngram_size": 3}

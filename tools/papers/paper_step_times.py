@@ -18,7 +18,7 @@ from turns import in_turn
 
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.runtimes.base import Decoding
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
 
 __all__ = ["Ablation", "Fit", "Growth", "fit", "time_ablation", "time_growth"]
@@ -70,7 +70,7 @@ def time_ablation(checkpoint: Path, B: int, N: int, T: int, rounds: int, threads
 
     with tempfile.TemporaryDirectory() as folder:
         runners = {
-            variant: Runner(bundle, OnnxRuntimeEngine(bundle, threads), None)
+            variant: Runner(bundle, OnnxRuntimeCpu(bundle, threads), None)
             for variant in ("baseline", "dedup")
             for bundle in [export_model(checkpoint, Path(folder) / variant, variant=variant)]
         }
@@ -201,7 +201,7 @@ def _step_times(bundle: Bundle, ids: Array, T: int, threads: int | None) -> list
     return engine.seconds
 
 
-class _Timed(OnnxRuntimeEngine):
+class _Timed(OnnxRuntimeCpu):
     """An engine that notes how long each step takes."""
 
     def __init__(self, bundle: Bundle, threads: int | None) -> None:

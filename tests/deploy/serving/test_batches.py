@@ -138,7 +138,7 @@ def test_everybody_gets_what_they_get_alone(request: pytest.FixtureRequest, name
         assert len(outputs) == len(sources)
         for found, tokens in zip(outputs, sources, strict=True):
             assert_same(found, alone(runner, tokens, settings))
-            key = (runner.options(**settings), runner.company(len(tokens), settings))
+            key = (runner.options(**settings), runner.batch_key(len(tokens), settings))
             groups[key] = groups.get(key, 0) + 1
     batches = [-(-count // (max_rows // key[0].num_beams)) for key, count in groups.items()]
     assert log.stats.batches == sum(batches) < log.stats.samples == sum(groups.values())
@@ -277,7 +277,7 @@ FAULTS: list[tuple[Request, str]] = [
     (text_request(1, b"a" * ((1 << 16) + 1)), "the text has 65,537 bytes, expected 65,536 at most; shorten it"),
     (text_request(1, "a", num_beems=4), r"num_beems=4 .* is not a generation setting; did you mean num_beams\?"),
     (text_request(1, "a", self=1), "self=1 .* is not a generation setting; "),
-    (text_request(1, "a", listener=1), "listener=1 .* is not a generation setting"),
+    (text_request(1, "a", callback=1), "callback=1 .* is not a generation setting"),
     (text_request(1, "a", text="b"), "text='b' .* is not a generation setting"),
     (text_request(1, "a", num_beams=10**9), "num_beams=1000000000 needs .*; pass num_beams="),
     (text_request(1, "a", num_beams=41), "num_beams=41 is more than the 40 rows .* runs together; pass 40 or less"),
@@ -395,22 +395,22 @@ class Failing:
     def __init__(self, runner: Runner, poison: int, steps: int) -> None:
         self.generate, self.poison, self.steps = runner.generate, poison, steps
 
-    def __call__(self, ids: Any, mask: Any, *, listener: Any, **settings: Any) -> Any:
+    def __call__(self, ids: Any, mask: Any, *, callback: Any, **settings: Any) -> Any:
         if self.poison not in ids:
-            return self.generate(ids, mask, listener=listener, **settings)
-        left, after_step = self.steps, listener.after_step
+            return self.generate(ids, mask, callback=callback, **settings)
+        left, on_step = self.steps, callback.on_step
 
         class Breaking:
-            finished = listener.finished
+            on_finished = callback.on_finished
 
-            def after_step(self, *arguments: Any) -> Any:
+            def on_step(self, *arguments: Any) -> Any:
                 nonlocal left
                 left -= 1
                 if left < 0:
-                    raise BundleError("the model's scores are not numbers; export it again")
-                return after_step(*arguments)
+                    raise BundleError("the model's scores are NaN or infinite; export it again")
+                return on_step(*arguments)
 
-        return self.generate(ids, mask, listener=Breaking(), **settings)
+        return self.generate(ids, mask, callback=Breaking(), **settings)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -427,7 +427,7 @@ def test_a_fault_of_the_model_hits_only_its_request(bart: Runner, monkeypatch: p
     monkeypatch.setattr(bart, "generate", Failing(bart, 77, steps))
     log = run(bart, requests, stream=True)
     assert list(log.refusals()) == [1]
-    assert log.refusals()[1].message == "the model's scores are not numbers; export it again"
+    assert log.refusals()[1].message == "the model's scores are NaN or infinite; export it again"
     assert not log.refusals()[1].own
     assert log.outputs(1) == []
     for number, row, place in ((0, 0, 0), (2, 0, 2), (2, 1, 3)):

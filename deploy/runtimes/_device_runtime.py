@@ -15,22 +15,22 @@ from typing import Protocol
 
 import numpy as np
 
-from tightbeam.deploy.bundle.engine_files import EngineError
 from tightbeam.deploy.bundle.reader import CacheStateEntry, TensorEntry
-from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, Mirror
+from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, StagedArrays
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     SMALL_INPUTS,
     Array,
     StepOutputs,
+    banned_capacity,
     resolve,
-    room_for_banned,
     sizes_of,
     small_inputs,
 )
-from tightbeam.deploy.search.compaction import Departure
+from tightbeam.deploy.runtimes.errors import DeviceError, ExecutionError
+from tightbeam.deploy.search.compaction import Compaction
 
-__all__ = ["BYTES", "DeviceDecoding", "DeviceEngine", "DeviceTensor", "Graph", "Interface"]
+__all__ = ["BYTES", "DeviceDecoding", "DeviceRuntime", "DeviceTensor", "Graph", "Interface"]
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
 """Of one number of each type that a tensor may have."""
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Graph(Protocol):
-    """A loaded graph, ready to run. What it refuses is of the class that its engine names (`DeviceEngine.failures`)."""
+    """A loaded graph, ready to run. It raises the exceptions that its runtime names (`DeviceRuntime.failures`)."""
 
     def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
         """Where an input is: on the GPU, or on the host where the interface says so."""
@@ -93,13 +93,13 @@ class DeviceTensor:
         shape = ((which.stop - which.start) * rows, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + which.start * rows * row)
 
-    def leave(self, device: CudaDevice, departure: Departure, rows_per_sample: int) -> DeviceTensor:
-        """As ``Departure.apply``. Whoever moves comes from beyond the places that are left, so nothing overlaps."""
+    def compact(self, device: CudaDevice, compaction: Compaction, rows_per_sample: int) -> DeviceTensor:
+        """As ``Compaction.apply``. Whoever moves comes from beyond the places that are left, so nothing overlaps."""
         n = rows_per_sample
         row = math.prod(self.shape[1:]) * self.width
-        for source, hole in departure.moves:
+        for source, hole in compaction.moves:
             device.move(self.address + hole * n * row, self.address + source * n * row, n * row)
-        return replace(self, shape=(departure.left * n, *self.shape[1:]))
+        return replace(self, shape=(compaction.remaining * n, *self.shape[1:]))
 
 
 def _set(function: Callable[[str, Sequence[int], int], None], name: str, tensor: DeviceTensor) -> None:
@@ -107,7 +107,7 @@ def _set(function: Callable[[str, Sequence[int], int], None], name: str, tensor:
     function(name, tensor.shape, tensor.address)
 
 
-class DeviceEngine:
+class DeviceRuntime:
     """Two graphs on a GPU. What is a runtime's own stands in a subclass: what it refuses, and how its errors read.
 
     ``states``: the caches. ``encoded_together``: source positions that the encoder takes at a time, at most, but for
@@ -138,19 +138,19 @@ class DeviceEngine:
         self._spare: dict[str, tuple[Memory, ...]] = {}
 
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
-        """Raise EngineError for a run larger than the graphs are made for."""
+        """Raise BundleError for a run larger than the graphs are made for."""
 
-    def told(self, graph: str, error: Exception) -> str:
-        """A failure of "encoder" or "decoder", as a user reads it."""
+    def failure_message(self, graph: str, error: Exception) -> str:
+        """Error message for a failure of ``graph``, "encoder" or "decoder"."""
         raise NotImplementedError
 
     @contextmanager
     def running(self, graph: str) -> Iterator[None]:
-        """A runtime's failures as EngineError."""
+        """Raise a runtime's failures as ExecutionError."""
         try:
             yield
         except self.failures as error:
-            raise EngineError(self.told(graph, error)) from error
+            raise ExecutionError(self.failure_message(graph, error)) from error
 
     def begin(
         self,
@@ -251,7 +251,7 @@ class DeviceDecoding:
 
     def __init__(
         self,
-        engine: DeviceEngine,
+        engine: DeviceRuntime,
         source: dict[str, DeviceTensor],
         caches: dict[str, tuple[Memory, ...]],
         sizes: Mapping[str, int],
@@ -275,10 +275,10 @@ class DeviceDecoding:
             self._inputs[name] = self._device.host_array(self._inputs[name].shape, self._inputs[name].dtype)
         self._inputs["candidates"][...] = candidates
         sent = [name for name in SMALL_INPUTS if name in engine.inputs and name not in self._on_host]
-        self._small = self._mirror(*(name for name in sent if name != "banned"))
-        self._banned = self._mirror(*(name for name in sent if name == "banned"))
+        self._small = self._stage(*(name for name in sent if name != "banned"))
+        self._banned = self._stage(*(name for name in sent if name == "banned"))
         results = {name: (dtype, (sizes["B"], candidates)) for name, dtype in CANDIDATE_OUTPUTS.items()}
-        self._results = Mirror(self._device, results)
+        self._results = StagedArrays(self._device, results)
         self._candidates = dict(self._results.arrays)
         self._binding: object = None
         self._taken: tuple[bytes, ...] = ()
@@ -323,9 +323,9 @@ class DeviceDecoding:
             return None
         try:
             if not self._graph.can_be_captured(self._device.stream):
-                raise EngineError("the runtime says that it cannot be captured")
+                raise DeviceError("the runtime says that it cannot be captured")
             return self._device.capture(self._enqueue, self._small, self._banned, self._results)
-        except (EngineError, engine.failures) as error:
+        except (DeviceError, engine.failures) as error:
             if self._steps == CAPTURES:
                 engine.makes_cuda_graphs = False
                 log.warning("steps run without a CUDA graph, slower: %s", error)
@@ -336,9 +336,9 @@ class DeviceDecoding:
         self._captured, self._steps = None, 0
         binding = self._engine.bound = object()
         self._taken, self._made_for = self._host_values(), self._sizes["B"]
-        for mirror in (self._small, self._banned):
-            for name in mirror.arrays:
-                graph.set_input(name, self._inputs[name].shape, mirror.address(name))
+        for staged in (self._small, self._banned):
+            for name in staged.arrays:
+                graph.set_input(name, self._inputs[name].shape, staged.address(name))
         for name in self._on_host:
             graph.set_input(name, self._inputs[name].shape, self._inputs[name].ctypes.data)
         for name, tensor in (*self._source.items(), *self._in_place.items()):
@@ -365,35 +365,37 @@ class DeviceDecoding:
         shape = (*tensor.shape[:T], tensor.shape[T] + 1, *tensor.shape[T + 1 :])
         return replace(tensor, memory=second if tensor.memory is first else first, shape=shape)
 
-    def leave(self, departure: Departure) -> None:
+    def compact(self, compaction: Compaction) -> None:
         M = self._sizes["M"]
         for name, (_, shape) in SMALL_INPUTS.items():
             if shape[:1] in (("B",), ("R",)):
-                self._inputs[name] = departure.apply(self._inputs[name], M if shape[0] == "R" else 1)
-        self._candidates = {name: departure.apply(array) for name, array in self._candidates.items()}
+                self._inputs[name] = compaction.apply(self._inputs[name], M if shape[0] == "R" else 1)
+        self._candidates = {name: compaction.apply(array) for name, array in self._candidates.items()}
         for tensors in (self._source, self._in_place, self._grown):
             for name, tensor in tensors.items():
                 rows = M if self._engine.inputs[name].shape[0] == "R" else 1
-                tensors[name] = tensor.leave(self._device, departure, rows)
-        self._sizes |= {"B": departure.left, "R": departure.left * M}
-        if self._captured is None or 2 * departure.left <= self._made_for:
+                tensors[name] = tensor.compact(self._device, compaction, rows)
+        self._sizes |= {"B": compaction.remaining, "R": compaction.remaining * M}
+        if self._captured is None or 2 * compaction.remaining <= self._made_for:
             self._binding = None
 
-    def make_room_for_banned(self, count: int) -> None:
+    def reserve_banned(self, count: int) -> None:
         rows, room = self._inputs["banned"].shape
-        wanted = room_for_banned(count, room)
+        wanted = banned_capacity(count, room)
         if wanted != room:
             self._inputs["banned"] = np.full((rows, wanted), -1, np.int64)
-            self._banned = self._mirror(*self._banned.arrays)
+            self._banned = self._stage(*self._banned.arrays)
             self._binding = None
 
-    def _mirror(self, *names: str) -> Mirror:
+    def _stage(self, *names: str) -> StagedArrays:
         """These inputs, with what is in them, in memory that copies reach; ``inputs`` has them there from now on."""
-        mirror = Mirror(self._device, {name: (self._inputs[name].dtype, self._inputs[name].shape) for name in names})
-        for name, array in mirror.arrays.items():
+        staged = StagedArrays(
+            self._device, {name: (self._inputs[name].dtype, self._inputs[name].shape) for name in names}
+        )
+        for name, array in staged.arrays.items():
             array[...] = self._inputs[name]
             self._inputs[name] = array
-        return mirror
+        return staged
 
     def close(self) -> None:
         self._engine.keep(self._caches)

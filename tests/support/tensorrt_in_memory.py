@@ -22,8 +22,8 @@ from tightbeam.deploy.bundle.engine_files import (
 )
 from tightbeam.deploy.bundle.reader import GraphEntry, TensorEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
-from tightbeam.deploy.runtimes.tensorrt import TensorRTEngine
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
 from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
@@ -78,7 +78,7 @@ class GraphInMemory:
     numbers of inputs on the host are those of then, of all others those of when it runs."""
 
     cuda: CudaInMemory
-    sessions: OnnxRuntimeEngine
+    sessions: OnnxRuntimeCpu
     entry: EngineGraph
     on_host: frozenset[str]
     max_source: int
@@ -181,10 +181,10 @@ class GraphInMemory:
 
 @dataclass
 class InMemory:
-    """A runner on ``TensorRTEngine`` over plain memory, and what stands below it."""
+    """A runner on ``TensorRTRuntime`` over plain memory, and what stands below it."""
 
     cuda: CudaInMemory
-    engine: TensorRTEngine
+    engine: TensorRTRuntime
     runner: Runner
 
     @property
@@ -203,7 +203,7 @@ class InMemory:
 def in_memory(path: Path, entry: EngineEntry | None = None, **limits: int) -> InMemory:
     bundle = Bundle.load(path)
     entry = entry or engine_entry(bundle, **limits)
-    sessions = OnnxRuntimeEngine(bundle, threads=1)
+    sessions = OnnxRuntimeCpu(bundle, threads=1)
     cuda = CudaInMemory()
 
     def load(file: Path) -> GraphInMemory:
@@ -211,5 +211,5 @@ def in_memory(path: Path, entry: EngineEntry | None = None, **limits: int) -> In
         return GraphInMemory(cuda, sessions, graph, frozenset(graph.on_host), bundle.manifest.sizes.max_source)
 
     built = BuiltEngine("made-up", path / ENGINES / "made-up", entry)
-    engine = TensorRTEngine(bundle, built, CudaDevice(cuda), load)
+    engine = TensorRTRuntime(bundle, built, CudaDevice(cuda), load)
     return InMemory(cuda, engine, Runner(bundle, engine, load_codec(bundle)))

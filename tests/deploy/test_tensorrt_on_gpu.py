@@ -13,9 +13,9 @@ from support.bundles import BundleCache
 from support.generate_runs import SETTINGS, batch
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
-from tightbeam.deploy.compare import compare_engines, sources_of
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeEngine
-from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_engine
+from tightbeam.deploy.compare import compare_runtimes, sources_of
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_runtime
 from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.distribution import CURRENT, gpu_capability, load_tensorrt
@@ -64,12 +64,12 @@ def test_float32_tokens_are_those_of_onnx_runtime(
 def test_half_precision_is_as_wrong_as_was_measured(bundles: BundleCache, precision: str, tmp_path: Path) -> None:
     folder = built(bundles, "el", "bart", tmp_path, precision=precision)
     runner = Runner.load(folder)
-    engine = load_tensorrt_engine(runner.bundle)
+    engine = load_tensorrt_runtime(runner.bundle)
     measured = engine.entry.precision_error
     assert measured is not None
-    found = compare_engines(
+    found = compare_runtimes(
         runner.bundle,
-        OnnxRuntimeEngine(runner.bundle),
+        OnnxRuntimeCpu(runner.bundle),
         engine,
         sources_of(runner.bundle),
         candidates=engine.entry.limits.max_candidates,

@@ -1,0 +1,37 @@
+"""Errors of the runtimes, each with a one-line message.
+
+BundleError                  base of all errors of a bundle, its files and its runtimes
+  EngineFileError            a TensorRT engine file is missing, damaged, or built for something else
+  RuntimeSetupError          a runtime, or a library that it needs, is missing or cannot be loaded
+  DeviceError                there is no GPU, its memory is exhausted, or a CUDA call failed
+  ExecutionError             a runtime failed to run a graph of the bundle
+    NonFiniteError           the model's scores are NaN or infinite
+"""
+
+from __future__ import annotations
+
+from tightbeam.deploy.bundle.reader import BundleError
+
+__all__ = ["DeviceError", "ExecutionError", "NonFiniteError", "RuntimeSetupError"]
+
+
+class RuntimeSetupError(BundleError):
+    """A runtime, or a library that it needs, is missing or cannot be loaded."""
+
+
+class DeviceError(BundleError):
+    """There is no GPU, its memory is exhausted, or a CUDA call failed."""
+
+
+class ExecutionError(BundleError):
+    """A runtime failed to run a graph of the bundle."""
+
+
+class NonFiniteError(ExecutionError):
+    """The model's scores are NaN or infinite."""
+
+    def __init__(self, scores: str) -> None:
+        super().__init__(
+            f"{scores}: the model's weights hold NaN or infinity, or its activations overflow; export a sound "
+            "checkpoint, or at a higher precision"
+        )

@@ -1,0 +1,53 @@
+"""Callbacks of a search: intermediate tokens, finished samples, and cancellation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from tightbeam.deploy.search.step import Bools, Ints, SearchResult
+
+__all__ = ["NullCallback", "SearchCallback"]
+
+
+class SearchCallback(Protocol):
+    """Receiver of a search's results while it runs. Samples are numbered 0..B-1, by their place in the batch."""
+
+    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        """Receive the tokens of one step, and cancel samples. Called after every step.
+
+        Parameters
+        ----------
+        samples : int64 [B']
+            The samples that ran in this step. Read it during the call only.
+        tokens : int64 [B'] or None
+            The token that each of them got; None in beam search. Read it during the call only.
+
+        Returns
+        -------
+        bool [B']
+            True for a cancelled sample. It is removed from the batch, and ``on_finished`` is not called for it.
+        """
+        ...
+
+    def on_finished(self, sample: int, result: SearchResult) -> None:
+        """Receive the result of one sample, as soon as no later step can change it.
+
+        Parameters
+        ----------
+        sample : int
+            The sample's place in the batch.
+        result : SearchResult
+            Its sequences [num_return_sequences, T], not padded to the longest of the batch.
+        """
+        ...
+
+
+class NullCallback:
+    """The `SearchCallback` that cancels nothing and ignores every result."""
+
+    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        return np.zeros(len(samples), np.bool_)
+
+    def on_finished(self, sample: int, result: SearchResult) -> None: ...
