@@ -32,13 +32,13 @@ from serving_client import read_parameter
 
 from tightbeam.deploy import Bundle, BundleError, GenerationError, Runner
 from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.runtimes.base import Array
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings
 from tightbeam.deploy.serving.repository import write_model
 from tightbeam.deploy.serving.worker_process import threads_per_worker
 from tightbeam.deploy.text.output import output_of
-from tightbeam.deploy.text.tokenizer import InputError
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.resolve import resolve
 from tightbeam.export.errors import ExportError
