@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.bundle.reader import Bundle, Manifest
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationOptions

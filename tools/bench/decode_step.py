@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.bundle.reader import WEIGHTS, GraphEntry
+from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.deploy.runtimes.base import Array, Decoding
