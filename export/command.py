@@ -15,8 +15,7 @@ from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.console import console as error_console
 
 if TYPE_CHECKING:
-    from tightbeam.deploy.bundle.manifest import Manifest
-    from tightbeam.deploy.bundle.reader import Bundle
+    from tightbeam.deploy.bundle.reader import Bundle, Manifest
 
 __all__ = ["main"]
 

@@ -15,21 +15,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
-from tightbeam.deploy.bundle.manifest import (
+from tightbeam.deploy.bundle.reader import (
+    Bundle,
+    BundleError,
     CacheStateEntry,
-    EnginePrecision,
     Entry,
     FileEntry,
     PrecisionErrorEntry,
     TensorEntry,
+    check_file,
+    with_entry,
 )
-from tightbeam.deploy.bundle.reader import Bundle, BundleError, check_file
-from tightbeam.deploy.bundle.writer import with_entry
 from tightbeam.plugins.tensorrt.distribution import CURRENT
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
 ENGINES = "engines"
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 1
+Precision = Literal["fp32", "fp16", "bf16"]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -82,15 +84,15 @@ class EngineGraph(FileEntry):
 
 
 class EngineEntry(Entry):
-    """``engine.json``. ``flavour``: the module, ``tensorrt`` or ``tensorrt_rtx``. ``capabilities``: of the GPUs it runs
-    on, such as "80". ``built_from``: SHA-256 of the bundle's files it was made of, by name."""
+    """``engine.json``. ``flavour``: the distribution, ``tensorrt`` or ``tensorrt_rtx``. ``capabilities``: of the GPUs
+    it runs on, such as "80". ``built_from``: SHA-256 of the bundle's files it was made of, by name."""
 
     engine_version: int
     made_by: str
     flavour: str
     tensorrt_version: str
     capabilities: tuple[str, ...]
-    precision: EnginePrecision
+    precision: Precision
     limits: EngineLimits
     built_from: dict[str, str]
     encoder: EngineGraph
@@ -157,7 +159,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
 def find_engine(
     bundle: Bundle,
     name: str | None,
-    flavour: str,
+    distribution: str,
     version: str,
     capability: str,
     *,
@@ -165,8 +167,8 @@ def find_engine(
 ) -> BuiltEngine:
     """The engine that runs on this machine: the one named, or else the only one that fits.
 
-    ``flavour`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineFileError, with
-    the command that builds a fitting engine, where none or several fit.
+    ``distribution`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineFileError,
+    with the command that builds a fitting engine, where none or several fit.
     """
     names = [name] if name is not None else engine_names(bundle.path)
     wanted = build_command(bundle, capability=capability)
@@ -182,7 +184,7 @@ def find_engine(
             misfits[one] = f"cannot be used ({str(error).partition('; build one')[0]})"
             continue
         engines.append(engine)
-        if (misfit := _misfit(engine.entry, flavour, version, capability)) is not None:
+        if (misfit := _misfit(engine.entry, distribution, version, capability)) is not None:
             misfits[one] = misfit
     fitting = [engine for engine in engines if engine.name not in misfits]
     if len(fitting) == 1:
@@ -199,9 +201,9 @@ def find_engine(
     raise EngineFileError(f"no engine of {bundle.path} fits this machine: {reasons}; {wanted}")
 
 
-def _misfit(entry: EngineEntry, flavour: str, version: str, capability: str) -> str | None:
-    if (entry.flavour, entry.tensorrt_version) != (flavour, version):
-        return f"is for {entry.flavour} {entry.tensorrt_version}, here is {flavour} {version}"
+def _misfit(entry: EngineEntry, distribution: str, version: str, capability: str) -> str | None:
+    if (entry.flavour, entry.tensorrt_version) != (distribution, version):
+        return f"is for {entry.flavour} {entry.tensorrt_version}, here is {distribution} {version}"
     if capability not in entry.capabilities:
         return f"is for compute capability {', '.join(entry.capabilities)}, this GPU has {capability}"
     return None

@@ -17,8 +17,7 @@ from tightbeam.deploy.bundle.engine_files import (
     find_engine,
     load_engine,
 )
-from tightbeam.deploy.bundle.manifest import TensorEntry
-from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.reader import Bundle, TensorEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import BYTES, DeviceRuntime, Graph, Interface
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS, SOURCE_DIMENSIONS
@@ -70,7 +69,7 @@ def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bo
         found = register_plugins()
     except TensorRTError as error:
         raise RuntimeSetupError(str(error)) from error
-    built = find_engine(bundle, name, found.flavour, found.version, device.capability, verify=verify)
+    built = find_engine(bundle, name, found.distribution, found.version, device.capability, verify=verify)
 
     def load(path: Path) -> LoadedGraph:
         from tightbeam.plugins.tensorrt import runtime

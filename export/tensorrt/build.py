@@ -27,9 +27,7 @@ from tightbeam.deploy.bundle.engine_files import (
     check_engine_target,
     write_engine,
 )
-from tightbeam.deploy.bundle.manifest import Manifest, TensorEntry
-from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.bundle.reader import Bundle, Manifest, TensorEntry, file_entry
 from tightbeam.export.accuracy.precision_error import precision_error
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
@@ -128,7 +126,7 @@ class _Build:
         return EngineEntry(
             engine_version=ENGINE_VERSION,
             made_by=f"tightbeam {version('tightbeam')}",
-            flavour=self.found.flavour,
+            flavour=self.found.distribution,
             tensorrt_version=self.found.version,
             capabilities=self.targets,
             precision=self.precision,  # type: ignore[arg-type]  # one of PRECISIONS

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
+from tightbeam.plugins.tensorrt.plugin import plugin_errors, register_plugins
 
 __all__ = ["GraphRequest", "Range", "Request", "build"]
 
@@ -58,21 +58,21 @@ def build(
     """Build and write the engine; what it has. Raises TensorRTError with TensorRT's own reasons."""
     found = register_plugins()
     trt = found.trt
-    faults.clear()
+    plugin_errors.clear()
     found.errors.clear()
     builder = trt.Builder(found.logger)
     network = found.network(builder)
     parser = trt.OnnxParser(network, found.logger)
     if not parser.parse_from_file(str(request.model)):
         told = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        raise TensorRTError(_reason(found, "parse", [*faults, *told]))
+        raise TensorRTError(_reason(found, "parse", [*plugin_errors, *told]))
     config = found.configure(builder, capabilities)
     config.add_optimization_profile(_profile(builder, network, request))
     monitor = _monitor(trt, report)
     config.progress_monitor = monitor
     engine = builder.build_serialized_network(network, config)
-    if engine is None or faults:
-        raise TensorRTError(_reason(found, "build", [*faults, *found.errors]))
+    if engine is None or plugin_errors:
+        raise TensorRTError(_reason(found, "build", [*plugin_errors, *found.errors]))
     with request.target.open("wb") as stream:
         stream.write(engine)
     return {
@@ -85,7 +85,7 @@ def build(
 def _reason(found: TensorRT, what: str, reasons: list[str]) -> str:
     reasons = [reason for reason in reasons if "checkMacros" not in reason]  # of the driver that is not there
     told = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
-    return f"{found.flavour} {found.version} cannot {what} the graph: {told}"
+    return f"{found.distribution} {found.version} cannot {what} the graph: {told}"
 
 
 def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:

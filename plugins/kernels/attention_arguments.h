@@ -26,19 +26,19 @@ inline float weight_threshold(const Call& call) {
   return threshold;
 }
 
-// How many numbers of a key head, K wide, the rotation turns: 0 without one.
+// How many numbers of a key head, K wide, are rotated: 0 without one.
 inline int rotated_numbers(const Call& call, int K) {
   const int numbers = 2 * call.size("X");
   if (numbers > K)
-    call.fail("cosines turn " + std::to_string(numbers) + " numbers, a key head has " + std::to_string(K));
+    call.fail("cosines rotate " + std::to_string(numbers) + " numbers, a key head has " + std::to_string(K));
   return numbers;
 }
 
-// Sizes, beams, positions, rotation, bias and prior of BeamAttention and BeamLatentAttention.
+// Sizes, beams, positions, rotation, bias and prefix of BeamAttention and BeamLatentAttention.
 template <class Float, class Arguments>
 void fill_history(const Call& call, Arguments& arguments) {
   check_pair(call, "cosines", "sines");
-  check_pair(call, "prior_output", "prior_lse");
+  check_pair(call, "prefix_output", "prefix_lse");
   arguments.B = call.size("B");
   arguments.M = call.size("M");
   arguments.H = call.size("H");
@@ -49,7 +49,7 @@ void fill_history(const Call& call, Arguments& arguments) {
   check_heads(call, arguments.H, arguments.G);
   if (arguments.T > arguments.T_max)
     call.fail("ancestry has " + std::to_string(arguments.T) + " positions, expected at most " +
-              std::to_string(arguments.T_max) + ", the room of the cache");
+              std::to_string(arguments.T_max) + ", the capacity of the cache");
   arguments.rotary = rotated_numbers(call, arguments.K);
   arguments.rotary_positions = call.size("P");
   if (call.has("distance_bias") && call.has("row_bias"))
@@ -70,8 +70,8 @@ void fill_history(const Call& call, Arguments& arguments) {
   arguments.sines = call.input<float>("sines");
   arguments.first_positions = call.input<int>("first_positions");
   arguments.distance_bias = call.input<float>(by_row ? "row_bias" : "distance_bias");
-  arguments.prior_output = call.input<Float>("prior_output");
-  arguments.prior_lse = call.input<float>("prior_lse");
+  arguments.prefix_output = call.input<Float>("prefix_output");
+  arguments.prefix_lse = call.input<float>("prefix_lse");
   arguments.output = call.output<Float>("output");
 }
 

@@ -132,23 +132,23 @@ JOIN = """
     log_total = Log (total)
     own_lse = Add (log_total, highest)
     lse_shape = Concat <axis = 0> (minus_one, G, Q, axis1)
-    prior_lse_like = CastLike (prior_lse, own_lse)
-    prior_lse_grouped = Reshape (prior_lse_like, lse_shape)
-    higher = Max (own_lse, prior_lse_grouped)
+    prefix_lse_like = CastLike (prefix_lse, own_lse)
+    prefix_lse_grouped = Reshape (prefix_lse_like, lse_shape)
+    higher = Max (own_lse, prefix_lse_grouped)
     own_below = Sub (own_lse, higher)
-    prior_below = Sub (prior_lse_grouped, higher)
+    prefix_below = Sub (prefix_lse_grouped, higher)
     own_part = Exp (own_below)
-    prior_part = Exp (prior_below)
-    parts = Add (own_part, prior_part)
+    prefix_part = Exp (prefix_below)
+    parts = Add (own_part, prefix_part)
     own_share = Div (own_part, parts)
-    prior_share = Div (prior_part, parts)
-    prior_shape = Concat <axis = 0> (minus_one, G, Q, output_width)
-    prior_grouped = Reshape (prior_output, prior_shape)
+    prefix_share = Div (prefix_part, parts)
+    prefix_shape = Concat <axis = 0> (minus_one, G, Q, output_width)
+    prefix_grouped = Reshape (prefix_output, prefix_shape)
     own_weighted = Mul (own_output, own_share)
-    prior_weighted = Mul (prior_grouped, prior_share)
-    joined = Add (own_weighted, prior_weighted)
+    prefix_weighted = Mul (prefix_grouped, prefix_share)
+    joined = Add (own_weighted, prefix_weighted)
 """
-"""``joined`` [R, G, Q, output_width]: ``own_output`` and ``prior_output`` in one softmax."""
+"""``joined`` [R, G, Q, output_width]: ``own_output`` and ``prefix_output`` in one softmax."""
 
 
 def scores_and_weights(present: frozenset[str]) -> str:

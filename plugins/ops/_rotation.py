@@ -6,7 +6,7 @@ __all__ = ["rotate"]
 
 
 def rotate(rotated: str, vectors: str, positions: str, first_positions: bool) -> str:
-    """``rotated`` = ``vectors`` [R, heads, X, K], the first 2 x width(cosines) numbers turned by the angle of
+    """``rotated`` = ``vectors`` [R, heads, X, K], the first 2 x width(cosines) numbers rotated by the angle of
     ``positions`` int64 [R or 1, X], counted from ``first_positions``."""
     shifted = positions
     text = ""

@@ -33,10 +33,10 @@ def in_order(capabilities: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TensorRT:
-    """``trt``: the module. ``flavour``: its name. ``errors``: what TensorRT last said that it could not do."""
+    """``trt``: the module. ``distribution``: its name. ``errors``: what TensorRT last said that it could not do."""
 
     trt: Any
-    flavour: str
+    distribution: str
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=16), compare=False)
 
     @property
@@ -45,7 +45,7 @@ class TensorRT:
 
     @property
     def is_rtx(self) -> bool:
-        return self.flavour == "tensorrt_rtx"
+        return self.distribution == "tensorrt_rtx"
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -180,17 +180,17 @@ def _logger(found: TensorRT) -> Any:
 def load_tensorrt() -> TensorRT:
     """Import it. Raises TensorRTError where there is none, or it cannot be loaded."""
     failures = []
-    for flavour, module in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx_bindings")):
+    for distribution, module in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx_bindings")):
         try:
-            if flavour == "tensorrt_rtx":
+            if distribution == "tensorrt_rtx":
                 importlib.import_module("tensorrt_rtx_libs")
             trt = importlib.import_module(module)
             if not hasattr(trt, "Builder"):  # a folder that is called so, or a package without its library
                 raise ImportError(f"{module} has no Builder")
         except Exception as error:  # packages without their libraries raise all kinds
-            failures.append(f"{flavour}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            failures.append(f"{distribution}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             continue
-        found = TensorRT(trt, flavour)
+        found = TensorRT(trt, distribution)
         if found.is_rtx:
             _take_its_name()
         return found

@@ -10,13 +10,13 @@ from tightbeam.plugins.tensorrt.distribution import INSTALL, gpu_capability
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
-__all__ = ["CudaStarter", "Starter", "default_starter"]
+__all__ = ["CudaLauncher", "Launcher", "default_launcher"]
 
 FREE_SHARED_BYTES = 48 * 1024
 """Beyond it a kernel has to ask."""
 
 
-class Starter(Protocol):
+class Launcher(Protocol):
     """Where kernels run."""
 
     @property
@@ -24,18 +24,18 @@ class Starter(Protocol):
         """What plans are made for."""
         ...
 
-    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+    def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
         """Enqueue a kernel of ``plugins/<folder>``. Raises TensorRTError."""
         ...
 
 
 @functools.cache
-def default_starter() -> Starter:
+def default_launcher() -> Launcher:
     """The GPU of this thread. Raises TensorRTError where there is none."""
-    return CudaStarter()
+    return CudaLauncher()
 
 
-class CudaStarter:
+class CudaLauncher:
     """Kernels on the current GPU. Raises TensorRTError where there is none."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class CudaStarter:
         self.capability = f"{major}{minor}"
         self._functions: dict[str, Any] = {}
 
-    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+    def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
         function = self._function(folder, kernel.name)
         if kernel.shared_bytes > FREE_SHARED_BYTES:
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

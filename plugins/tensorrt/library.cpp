@@ -207,12 +207,12 @@ struct Kept {
 // What TightbeamPlan points into.
 void keep(Kept& kept, Plan plan, TightbeamPlan& result) {
   kept = {std::move(plan), {}, {}};
-  for (StartedKernel& started : kept.plan.kernels) {
+  for (LaunchedKernel& started : kept.plan.kernels) {
     std::vector<void*>& parameters = kept.parameters.emplace_back();
     for (std::vector<unsigned char>& bytes : started.parameters) parameters.push_back(bytes.data());
   }
   for (size_t i = 0; i < kept.plan.kernels.size(); ++i) {
-    const StartedKernel& started = kept.plan.kernels[i];
+    const LaunchedKernel& started = kept.plan.kernels[i];
     const Launch& launch = started.launch;
     kept.kernels.push_back({started.name.c_str(), kept.parameters[i].data(),
                             {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.block, launch.shared_bytes});

@@ -15,7 +15,7 @@
 
 namespace tightbeam {
 
-struct StartedKernel {
+struct LaunchedKernel {
   std::string name;  // a C++ expression: tightbeam::device::beam_attention_kernel<float, 4, 1, true>
   Launch launch;
   std::vector<std::vector<unsigned char>> parameters;
@@ -23,7 +23,7 @@ struct StartedKernel {
 
 struct Plan {
   unsigned long long workspace_bytes, most_workspace_bytes;
-  std::vector<StartedKernel> kernels;
+  std::vector<LaunchedKernel> kernels;
 };
 
 // The name as the compiler spells it, which may leave out our namespace; with the float types as CUDA calls them.
@@ -40,7 +40,7 @@ std::string kernel_name() {
 
 // Takes note of each kernel in place of starting it.
 struct NoteKernel {
-  std::vector<StartedKernel>& kernels;
+  std::vector<LaunchedKernel>& kernels;
 
   template <auto FUNCTION, class... Arguments>
   void operator()(Kernel<FUNCTION>, const Launch& launch, const Arguments&... arguments) const {
@@ -76,7 +76,7 @@ struct TensorRtOperator {
   Plan plan(const Call& call, const Gpu& gpu, void* workspace) {                                      \
     const auto arguments = op##_arguments<Float>(call);                                               \
     Plan plan{op##_workspace(arguments, gpu), op##_most_workspace(arguments, gpu), {}};               \
-    start_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                                  \
+    launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                                  \
     return plan;                                                                                      \
   }                                                                                                   \
   }                                                                                                   \

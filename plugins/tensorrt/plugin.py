@@ -1,8 +1,8 @@
 """TensorRT plugins of all operators: one ``IPluginV3`` made of an operator's table.
 
-Shapes, types, attributes and what is written in place come from ``plugins/ops/<op>/operator.h``, the kernels and
-how they are started from ``plugins/ops/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in
-its attribute ``tensors``, since TensorRT passes those that are there and no names.
+Shapes, types, attributes and what is written in place come from ``plugins/ops/<op>/operator.h``, the kernels and how
+they are launched from ``plugins/ops/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in its attribute
+``tensors``, since TensorRT passes those that are there and no names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy as np
 
 from tightbeam.plugins.tensorrt.distribution import TensorRT, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.launcher import Starter, default_starter
+from tightbeam.plugins.tensorrt.launcher import Launcher, default_launcher
 from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan, tables
 from tightbeam.plugins.tensorrt.tables import InputEntry, OutputEntry, Table
 
-__all__ = ["NAMESPACE", "TENSORS", "VERSION", "faults", "make_plugin", "register_plugins"]
+__all__ = ["NAMESPACE", "TENSORS", "VERSION", "make_plugin", "plugin_errors", "register_plugins"]
 
 NAMESPACE = ""
 VERSION = "1"
 TENSORS = "tensors"
 """The attribute of a node that names its inputs and outputs: "scores history -> blocked"."""
+RENAMED = {"prior_output": "prefix_output", "prior_lse": "prefix_lse"}
+"""Names in engines that were built by earlier versions, and what they are called now."""
 LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
 """No GPU has more, so a workspace for it is enough for every one."""
 Result = TypeVar("Result")
@@ -34,7 +36,7 @@ _made: list[Any] = []
 """Every plugin: TensorRT-RTX 1.7 frees those it was given, and Python must not free one in the same memory again."""
 log = logging.getLogger(__name__)
 
-faults: list[str] = []
+plugin_errors: list[str] = []
 """What plugins raised since it was last emptied: TensorRT says only that a plugin failed."""
 
 
@@ -51,6 +53,8 @@ class Node:
     def of(cls, name: str, tensors: str, attributes: Mapping[str, float]) -> Node:
         """Raises TensorRTError for tensors that the operator does not have, or that it needs and the node lacks."""
         table = tables()[name]
+        for former, new in RENAMED.items():
+            tensors = tensors.replace(former, new)
         left, arrow, right = tensors.partition("->")
         named = (left.split(), right.split())
         known = ([entry.name for entry in table.inputs], [entry.name for entry in table.outputs])
@@ -91,9 +95,9 @@ def register_plugins() -> TensorRT:
     return found
 
 
-def make_plugin(name: str, tensors: str, attributes: Mapping[str, float], starter: Starter | None = None) -> Any:
-    """The plugin of one node, as TensorRT gets it. ``starter``: starts the kernels; the one for a GPU by default."""
-    return _classes(load_tensorrt())[0](Node.of(name, tensors, attributes), starter)
+def make_plugin(name: str, tensors: str, attributes: Mapping[str, float], launcher: Launcher | None = None) -> Any:
+    """The plugin of one node, as TensorRT gets it. ``launcher``: starts the kernels; the one for a GPU by default."""
+    return _classes(load_tensorrt())[0](Node.of(name, tensors, attributes), launcher)
 
 
 @functools.cache
@@ -103,7 +107,7 @@ def _register(found: TensorRT) -> tuple[Any, ...]:
     creators = tuple(creator_class(table) for table in tables().values())
     for creator in creators:
         if not registry.register_creator(creator, NAMESPACE):
-            raise TensorRTError(f"{found.flavour} {found.version} does not take the plugin {creator.name}")
+            raise TensorRTError(f"{found.distribution} {found.version} does not take the plugin {creator.name}")
     return creators  # TensorRT does not keep them alive
 
 
@@ -111,7 +115,7 @@ def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., 
     """Nothing may be raised into TensorRT, which is C++: what is raised is noted, and ``failed`` returned.
 
     TensorRT-RTX 1.7 survives no format that is refused and no clone that fails, so a fault there must not stop it:
-    whoever builds looks at ``faults`` when it is over.
+    whoever builds looks at ``plugin_errors`` when it is over.
     """
 
     def wrap(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -121,7 +125,7 @@ def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., 
                 return method(self, *arguments)
             except Exception as error:
                 message = str(error) if isinstance(error, TensorRTError) else f"{type(error).__name__}: {error}"
-                faults.append(message)
+                plugin_errors.append(message)
                 log.error("%s", message)
                 return failed
 
@@ -172,11 +176,11 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         return next(kind for entry, kind in zip(node.on_device, given, strict=True) if entry.type == "Float")
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
-        def __init__(self, node: Node, starter: Starter | None = None) -> None:
+        def __init__(self, node: Node, launcher: Launcher | None = None) -> None:
             for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):
                 base.__init__(self)
             self.node = node
-            self.starter = starter
+            self.launcher = launcher
             self.plugin_name = node.table.name
             self.plugin_version = VERSION
             self.plugin_namespace = NAMESPACE
@@ -187,7 +191,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             return self
 
         def clone(self) -> Any:
-            return Plugin(self.node, self.starter)
+            return Plugin(self.node, self.launcher)
 
         # ---- while an engine is built
 
@@ -275,10 +279,10 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             """Start the kernels on TensorRT's stream; addresses of device memory."""
             before, after = ([tuple(tensor.dims) for tensor in given] for given in (input_desc, output_desc))
             chosen = float_types[float_type_of(self.node, [tensor.type for tensor in input_desc])]
-            starter = self.starter or default_starter()
-            found = self._plan(chosen, *self._tensors(before, after, inputs, outputs), starter.gpu, workspace)
+            launcher = self.launcher or default_launcher()
+            found = self._plan(chosen, *self._tensors(before, after, inputs, outputs), launcher.gpu, workspace)
             for kernel in found.kernels:
-                starter.start(self.node.table.folder, kernel, stream)
+                launcher.launch(self.node.table.folder, kernel, stream)
             return 0
 
         def _tensors(

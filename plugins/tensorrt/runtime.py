@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.plugin import faults
+from tightbeam.plugins.tensorrt.plugin import plugin_errors
 
 __all__ = ["LoadedGraph"]
 
@@ -31,10 +31,10 @@ class LoadedGraph:
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise TensorRTError(f"{path} cannot be read ({error})") from error
         if self._engine is None:
-            raise TensorRTError(f"{found.flavour} {found.version} cannot load {path}{self._reason()}")
+            raise TensorRTError(f"{found.distribution} {found.version} cannot load {path}{self._reason()}")
         self._context = found.create_context(self._engine)
         if self._context is None:
-            raise TensorRTError(f"{found.flavour} {found.version} cannot prepare {path}{self._reason()}")
+            raise TensorRTError(f"{found.distribution} {found.version} cannot prepare {path}{self._reason()}")
         self._room: dict[str, tuple[int, ...]] = {}
         self._checked = False
 
@@ -71,10 +71,10 @@ class LoadedGraph:
     def execute(self, stream: int) -> None:
         if not self._checked:
             self._check_shapes()
-        faults.clear()
+        plugin_errors.clear()
         self._found.errors.clear()
-        if not self._context.execute_async_v3(stream) or faults:
-            raise TensorRTError((faults[0] if faults else "it was not enqueued") + self._reason())
+        if not self._context.execute_async_v3(stream) or plugin_errors:
+            raise TensorRTError((plugin_errors[0] if plugin_errors else "it was not enqueued") + self._reason())
 
     def _set_address(self, name: str, address: int) -> None:
         if not self._context.set_tensor_address(name, address):

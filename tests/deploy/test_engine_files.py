@@ -28,7 +28,7 @@ from tightbeam.deploy.bundle.engine_files import (
     load_engine,
     write_engine,
 )
-from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.bundle.reader import file_entry
 from tightbeam.deploy.runtimes import tensorrt as tensorrt_module
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
@@ -331,7 +331,7 @@ def test_failure_while_replacing_keeps_the_old_one(
 
 
 class Found:
-    flavour, version = HERE[:2]
+    distribution, version = HERE[:2]
 
 
 def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

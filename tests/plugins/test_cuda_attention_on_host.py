@@ -64,7 +64,7 @@ def arguments_of(op: str, case: Case, dtype: str, *, lse: bool = True) -> dict[s
         return {**sizes, "scale": scale, "weight_threshold": 0.0, **inputs, **tables, **outputs}
 
     B, M, T = inputs["ancestry"].shape
-    optional = ("cosines", "sines", "first_positions", "prior_output", "prior_lse")
+    optional = ("cosines", "sines", "first_positions", "prefix_output", "prefix_lse")
     fields: dict[str, Any] = {name: inputs.get(name) for name in optional}
     cosines, row_bias = fields["cosines"], inputs.get("row_bias")
     bias = inputs.get("distance_bias") if row_bias is None else row_bias
@@ -120,13 +120,13 @@ WIDE: dict[str, list[Case]] = {
     ],
     "beam_attention": [
         beam_attention.random_case(20, B=1, M=2, H=2, G=1, K=260, V=530, T=9, T_max=9, rotary=16),
-        beam_attention.random_case(21, B=1, M=3, H=5, G=1, K=64, V=72, T=12, T_max=12, rotary=64, prior=True),
+        beam_attention.random_case(21, B=1, M=3, H=5, G=1, K=64, V=72, T=12, T_max=12, rotary=64, prefix=True),
     ],
     "beam_latent_attention": [
         beam_latent_attention.random_case(20, B=1, M=2, H=2, G=1, K=1040, T=18, T_max=18, rotary=32),
         beam_latent_attention.random_case(21, B=1, M=2, H=20, G=20, K=8, T=20, T_max=20, bias=True),
         beam_latent_attention.random_case(22, B=1, M=2, H=4, G=4, K=64, T=40, T_max=40, rotary=64, shifted=True),
-        beam_latent_attention.random_case(23, B=1, M=2, H=4, G=2, K=48, T=20, T_max=20, rotary=16, prior=True),
+        beam_latent_attention.random_case(23, B=1, M=2, H=4, G=2, K=48, T=20, T_max=20, rotary=16, prefix=True),
         beam_latent_attention.random_case(24, B=1, M=1, H=2, G=1, K=2100, T=5, T_max=5),
     ],
 }

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostStarter, kernels
+from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher, kernels
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import run_kernels, samples_of
 from support.operator_cases import MODULES
 from support.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
-from tightbeam.plugins.tensorrt.launcher import Starter
+from tightbeam.plugins.tensorrt.launcher import Launcher
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
 GPU = Gpu(multiprocessors=16, shared_bytes=227 * 1024)
@@ -28,13 +28,13 @@ class NoStarter:
 
     gpu = GPU
 
-    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+    def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
         pass
 
 
-def run(name: str, case: Case, dtype: str, starter: Starter, in_place: bool = False) -> dict[str, Array]:
+def run(name: str, case: Case, dtype: str, launcher: Launcher, in_place: bool = False) -> dict[str, Array]:
     memory: Any = functools.partial(GuardedMemory, library=kernels("kernels").library)
-    return run_kernels(name, case, dtype, starter, memory, in_place=in_place)
+    return run_kernels(name, case, dtype, launcher, memory, in_place=in_place)
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -43,8 +43,8 @@ def test_fresh_inputs(name: str, index: int) -> None:
     dtype = list(FLOATS)[index]
     with repeatable():
         case = rounded(fresh_case(name, index, MOST.get(name, PRODUCTS)), dtype)
-        starter = HostStarter(GPU, ORDERS[SEED % len(ORDERS)])
-        check_result(name, case, dtype, run(name, case, dtype, starter, in_place=index == 1), LUCK)
+        launcher = HostLauncher(GPU, ORDERS[SEED % len(ORDERS)])
+        check_result(name, case, dtype, run(name, case, dtype, launcher, in_place=index == 1), LUCK)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -79,7 +79,7 @@ def test_long_sequences_cut_short(long: str) -> None:
     short |= {letter: sizes[letter] for letter in ("n", "penalty") if letter in sizes}
     case = rounded(MODULES[name].random_case(SEED, **short), "float16")
     with repeatable():
-        found = run(name, case, "float16", HostStarter(GPU), in_place=name == "NGramBlock")
+        found = run(name, case, "float16", HostLauncher(GPU), in_place=name == "NGramBlock")
         if samples:
             assert max(samples) < sizes.get("R", sizes.get("B"))
             case, found = samples_of(name, case, found, (0, 2))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_device import DeviceMemory, gpu_starter
+from support.cuda_device import DeviceMemory, gpu_launcher
 from support.cuda_host import FLOATS
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import run_kernels, samples_of
@@ -20,7 +20,7 @@ from support.operator_cases import MODULES
 from support.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
-from tightbeam.plugins.tensorrt.launcher import CudaStarter
+from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
 pytestmark = pytest.mark.gpu
 CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
@@ -32,74 +32,74 @@ CACHES = ("key_cache", "value_cache", "cache", "scale_cache")
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with gpu_starter(tmp_path_factory.mktemp("kernels")) as found:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with gpu_launcher(tmp_path_factory.mktemp("kernels")) as found:
         yield found
 
 
-def run(starter: CudaStarter, name: str, case: Case, dtype: str, in_place: bool = False) -> dict[str, Array]:
-    return run_kernels(name, case, dtype, starter, DeviceMemory, in_place=in_place)
+def run(launcher: CudaLauncher, name: str, case: Case, dtype: str, in_place: bool = False) -> dict[str, Array]:
+    return run_kernels(name, case, dtype, launcher, DeviceMemory, in_place=in_place)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
-def test_cases(starter: CudaStarter, name: str, case: Case, dtype: str) -> None:
+def test_cases(launcher: CudaLauncher, name: str, case: Case, dtype: str) -> None:
     case = rounded(case, dtype)
-    check_result(name, case, dtype, run(starter, name, case, dtype))
+    check_result(name, case, dtype, run(launcher, name, case, dtype))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("index", range(FRESH))
 @pytest.mark.parametrize("name", MODULES)
-def test_fresh_inputs(starter: CudaStarter, name: str, index: int, dtype: str) -> None:
+def test_fresh_inputs(launcher: CudaLauncher, name: str, index: int, dtype: str) -> None:
     print(f"seed {SEED}")
     with repeatable():
         case = rounded(fresh_case(name, index, MOST.get(name, PRODUCTS)), dtype)
-        check_result(name, case, dtype, run(starter, name, case, dtype, in_place=index % 2 == 1), LUCK)
+        check_result(name, case, dtype, run(launcher, name, case, dtype, in_place=index % 2 == 1), LUCK)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("long", LONG)
-def test_long_sequences(starter: CudaStarter, long: str, dtype: str) -> None:
+def test_long_sequences(launcher: CudaLauncher, long: str, dtype: str) -> None:
     name, sizes, samples = LONG[long]
     print(f"seed {SEED}")
     with repeatable():
         case = rounded(MODULES[name].random_case(SEED, **sizes), dtype)
-        found = run(starter, name, case, dtype, in_place=name == "NGramBlock")
+        found = run(launcher, name, case, dtype, in_place=name == "NGramBlock")
         if samples:
             case, found = samples_of(name, case, found, samples)
         check_result(name, case, dtype, found, LUCK)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_ngram_block_in_place(starter: CudaStarter, dtype: str) -> None:
+def test_ngram_block_in_place(launcher: CudaLauncher, dtype: str) -> None:
     for case in (rounded(case, dtype) for case in MODULES["NGramBlock"].cases()):
-        check_result("NGramBlock", case, dtype, run(starter, "NGramBlock", case, dtype, in_place=True))
+        check_result("NGramBlock", case, dtype, run(launcher, "NGramBlock", case, dtype, in_place=True))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
-def test_a_source_is_split(starter: CudaStarter, name: str, dtype: str) -> None:
+def test_a_source_is_split(launcher: CudaLauncher, name: str, dtype: str) -> None:
     sizes = {"V": 24} if name == "SourceAttention" else {}
     case = rounded(MODULES[name].random_case(0, B=1, M=2, H=2, G=1, K=16, N=600, **sizes), dtype)
     case.inputs["mask"][0, 100:400] = False  # so that a split has no position at all
-    check_result(name, case, dtype, run(starter, name, case, dtype))
+    check_result(name, case, dtype, run(launcher, name, case, dtype))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
-def test_no_position_counts(starter: CudaStarter, name: str, dtype: str) -> None:
+def test_no_position_counts(launcher: CudaLauncher, name: str, dtype: str) -> None:
     sizes = {"V": 8} if name == "SourceAttention" else {}
     case = rounded(MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, N=300, **sizes), dtype)
     case.inputs["mask"][0] = False
-    found = run(starter, name, case, dtype)
+    found = run(launcher, name, case, dtype)
     check_result(name, case, dtype, found)
     assert (found["output"][:2].astype(np.float32) == 0).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
-def test_what_stands_beyond_a_history_never_counts(starter: CudaStarter, name: str, dtype: str) -> None:
+def test_what_stands_beyond_a_history_never_counts(launcher: CudaLauncher, name: str, dtype: str) -> None:
     """Each block reads the newest position while another one writes it."""
     sizes: dict[str, Any] = dict(B=64, M=4, H=8, G=8, K=64, T=12, T_max=15)
     sizes |= {"V": 64} if name == "BeamAttention" else {}
@@ -108,34 +108,34 @@ def test_what_stands_beyond_a_history_never_counts(starter: CudaStarter, name: s
     for cache in dirty.values():
         for row in range(256):
             cache[row, :, case.inputs["lengths"][row // 4] - 1 :] = np.nan
-    clean = run(starter, name, case, dtype)["output"]
+    clean = run(launcher, name, case, dtype)["output"]
     for _ in range(5):
-        again = run(starter, name, replace(case, inputs={**case.inputs, **dirty}), dtype)["output"]
+        again = run(launcher, name, replace(case, inputs={**case.inputs, **dirty}), dtype)["output"]
         np.testing.assert_array_equal(again, clean)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", MODULES)
-def test_the_same_bits_each_time(starter: CudaStarter, name: str, dtype: str) -> None:
+def test_the_same_bits_each_time(launcher: CudaLauncher, name: str, dtype: str) -> None:
     with repeatable():
         case = rounded(fresh_case(name, FRESH, MOST.get(name, PRODUCTS)), dtype)
-        first = run(starter, name, case, dtype)
+        first = run(launcher, name, case, dtype)
         for _ in range(5):
-            for tensor, array in run(starter, name, case, dtype).items():
+            for tensor, array in run(launcher, name, case, dtype).items():
                 assert array.tobytes() == first[tensor].tobytes(), tensor
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("penalty", [0.0, np.inf, np.nan])
-def test_beam_top_k_with_a_wrong_scalar(starter: CudaStarter, penalty: float, dtype: str) -> None:
+def test_beam_top_k_with_a_wrong_scalar(launcher: CudaLauncher, penalty: float, dtype: str) -> None:
     case = rounded(MODULES["BeamTopK"].random_case(7, B=3, M=2, vocabulary=70, C=4, T=6, penalty=penalty), dtype)
-    found = run(starter, "BeamTopK", case, dtype)
+    found = run(launcher, "BeamTopK", case, dtype)
     assert np.isnan(found["scores"]).all()
     assert (found["tokens"] == -1).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_ngram_block_with_a_negative_size(starter: CudaStarter, dtype: str) -> None:
+def test_ngram_block_with_a_negative_size(launcher: CudaLauncher, dtype: str) -> None:
     case = rounded(MODULES["NGramBlock"].random_case(3, R=3, T=20, vocabulary=300, n=-1), dtype)
-    found = run(starter, "NGramBlock", case, dtype)
+    found = run(launcher, "NGramBlock", case, dtype)
     assert np.isnan(found["blocked"].astype(np.float32)).all()

@@ -20,7 +20,7 @@ Spoil = Callable[[dict[str, Any]], None]
 
 def sound(name: str) -> Case:
     """A case with every input there is."""
-    options = {"rotary": 4, "shifted": True, "bias": True, "prior": True}
+    options = {"rotary": 4, "shifted": True, "bias": True, "prefix": True}
     sizes: dict[str, dict[str, Any]] = {
         "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
         "BeamTopK": {"B": 2, "M": 3, "vocabulary": 11, "C": 6, "T": 5, "P": 2, "n": 2},
@@ -116,7 +116,7 @@ VALUES: list[tuple[str, Spoil, str]] = [
             (name, row_bias(6, 3, 7), rf"{name}: row_bias is \[6, 3, 7\], expected \[B M, H, Y\]"),
             (name, row_bias(6, 4, 0), rf"{name}: row_bias is \[6, 4, 0\], expected \[B M, H, Y\] with Y"),
             (name, drop("sines"), rf"{name}: has one of cosines and sines"),
-            (name, drop("prior_lse"), rf"{name}: has one of prior_output and prior_lse"),
+            (name, drop("prefix_lse"), rf"{name}: has one of prefix_output and prefix_lse"),
             (name, swap("cosines", np.zeros((16, 4))), rf"{name}: (cosines|sines) "),
         )
     ),
@@ -226,7 +226,7 @@ def test_a_refused_step_writes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_a_sample_without_a_source_gives_zeros(name: str) -> None:
-    """As the prior of another attention it then has no share."""
+    """As the prefix of another attention it then has no share."""
     case = sound(name)
     case.inputs["mask"][1] = False
     found = run(name, case, LIBRARY)

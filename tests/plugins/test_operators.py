@@ -106,14 +106,14 @@ def test_source_attention(library: Path | None, seed: int, G: int, shared: int, 
     K=st.integers(1, 40),
     N=st.integers(1, 80),
     spread=st.sampled_from([1.0, 10.0]),
-    turned=st.sampled_from([0.0, 0.5, 1.0]),
+    rotated=st.sampled_from([0.0, 0.5, 1.0]),
     scaled=st.booleans(),
     seed=SEEDS,
 )
 def test_latent_attention(
-    library: Path | None, seed: int, G: int, shared: int, K: int, turned: float, **sizes: Any
+    library: Path | None, seed: int, G: int, shared: int, K: int, rotated: float, **sizes: Any
 ) -> None:
-    rotary = 2 * int(turned * K / 2)
+    rotary = 2 * int(rotated * K / 2)
     case = MODULES["LatentAttention"].random_case(seed, G=G, H=G * shared, K=K, rotary=rotary, **sizes)
     check("LatentAttention", case, run("LatentAttention", case, library), LUCK)
 
@@ -130,7 +130,7 @@ OPTIONS = {
     "rotated": st.sampled_from([0.0, 0.5, 1.0]),
     "shifted": st.booleans(),
     "bias": st.sampled_from(["", "bias", "row_bias"]),
-    "prior": st.booleans(),
+    "prefix": st.booleans(),
     "spread": st.sampled_from([1.0, 10.0]),
     "seed": SEEDS,
 }
@@ -179,13 +179,13 @@ def test_long_sources_and_outputs(library: Path | None, name: str, sizes: dict[s
 
 @pytest.mark.parametrize("library", WAYS)
 def test_a_source_joins_in_the_same_softmax(library: Path | None) -> None:
-    """SourceAttention over a prompt, then BeamAttention with it as prior, is attention over both."""
+    """SourceAttention over a prompt, then BeamAttention with it as prefix, is attention over both."""
     source = MODULES["SourceAttention"].random_case(1, B=2, M=3, H=4, G=2, K=8, V=8, N=11)
     case = MODULES["BeamAttention"].random_case(2, B=2, M=3, H=4, G=2, K=8, V=8, T=6, T_max=7, lengths=[6, 6])
     case.inputs["projected"][:, : 4 * 8] = source.inputs["query"]
     prompt = run("SourceAttention", source, library)
-    prior = {"prior_output": prompt["output"], "prior_lse": prompt["lse"]}
-    joined = run("BeamAttention", Case("joined", {**case.inputs, **prior}, case.attributes), library)
+    prefix = {"prefix_output": prompt["output"], "prefix_lse": prompt["lse"]}
+    joined = run("BeamAttention", Case("joined", {**case.inputs, **prefix}, case.attributes), library)
 
     own = MODULES["BeamAttention"].exact(case)
     histories = [
@@ -206,7 +206,7 @@ def test_a_source_joins_in_the_same_softmax(library: Path | None) -> None:
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_a_source_of_nothing_has_no_weight(name: str, library: Path | None) -> None:
-    """The prompt of one token, all of which is fed: its rows go on as if there were no prior."""
+    """The prompt of one token, all of which is fed: its rows go on as if there were no prefix."""
     sizes = {"V": 8} if name == "SourceAttention" else {}
     source = MODULES[name].random_case(1, B=2, M=3, H=4, G=2, K=8, N=11, **sizes)
     source.inputs["mask"][1] = False
@@ -216,8 +216,8 @@ def test_a_source_of_nothing_has_no_weight(name: str, library: Path | None) -> N
     assert np.isneginf(prompt["lse"][3:]).all()
     own, widths = ("BeamAttention", {"V": 8}) if name == "SourceAttention" else ("BeamLatentAttention", {})
     case = MODULES[own].random_case(2, B=2, M=3, H=4, G=2, K=8, T=6, T_max=7, lengths=[6, 4], **widths)
-    prior = {"prior_output": prompt["output"].reshape(6, -1), "prior_lse": prompt["lse"]}
-    joined = run(own, Case("joined", {**case.inputs, **prior}, case.attributes), library)["output"]
+    prefix = {"prefix_output": prompt["output"].reshape(6, -1), "prefix_lse": prompt["lse"]}
+    joined = run(own, Case("joined", {**case.inputs, **prefix}, case.attributes), library)["output"]
     alone = run(own, case, library)["output"]
     np.testing.assert_allclose(joined[3:], alone[3:], rtol=1e-6, atol=1e-7)
     assert np.abs(joined[:3] - alone[:3]).max() > 1e-3

@@ -42,7 +42,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def operators_of(name: str) -> list[str]:
     """The folders whose kernels have one of this name."""
-    if "join_splits" in name:
+    if "combine_splits" in name:
         return ["source_attention", "latent_attention"]
     kernel = name.removeprefix("tightbeam::device::")
     return [folder for folder in FOLDERS.values() if kernel.startswith(folder)]

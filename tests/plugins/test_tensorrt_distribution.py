@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from tightbeam.plugins.tensorrt import distribution as flavour
-from tightbeam.plugins.tensorrt import launcher as starter
-from tightbeam.plugins.tensorrt import native
+from tightbeam.plugins.tensorrt import distribution, launcher, native
 from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.launcher import CudaStarter, default_starter
+from tightbeam.plugins.tensorrt.launcher import CudaLauncher, default_launcher
 from tightbeam.plugins.tensorrt.native import Gpu, plan, tables
 
 CAPABILITIES = SimpleNamespace(__members__=dict.fromkeys(("NONE", "CURRENT", "SM120", "SM80")))
@@ -26,19 +24,19 @@ PLAIN = TensorRT(SimpleNamespace(__version__="10.9"), "tensorrt")
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (flavour, starter):
+    for module in (distribution, launcher):
         monkeypatch.setattr(module, "gpu_capability", lambda: None)
 
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flavour, "gpu_capability", lambda: "90")
+    monkeypatch.setattr(distribution, "gpu_capability", lambda: "90")
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Nothing is remembered of what was loaded, nor of what a test finds."""
-    caches: list[Any] = [load_tensorrt, native._library, tables, default_starter]
+    caches: list[Any] = [load_tensorrt, native._library, tables, default_launcher]
     for cache in caches:
         cache.cache_clear()
     yield
@@ -138,7 +136,7 @@ def test_capability_of_this_machine(
         return driver
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    assert flavour.gpu_capability() == expected
+    assert distribution.gpu_capability() == expected
 
 
 def only(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
@@ -166,7 +164,7 @@ def test_tensorrt_is_taken_before_tensorrt_rtx(fresh: None, monkeypatch: pytest.
     plain = module(Builder=object, __version__="10.9")
     only(monkeypatch, tensorrt=plain, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
     found = load_tensorrt()
-    assert (found.trt, found.flavour, found.version, found.is_rtx) == (plain, "tensorrt", "10.9", False)
+    assert (found.trt, found.distribution, found.version, found.is_rtx) == (plain, "tensorrt", "10.9", False)
 
 
 def test_without_tensorrt(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +179,7 @@ def test_without_tensorrt(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_library_that_names_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
-    monkeypatch.setattr(flavour, "rtx_name_library", lambda: None)
+    monkeypatch.setattr(distribution, "rtx_name_library", lambda: None)
     with pytest.raises(TensorRTError, match=r"libtensorrt_rtx_name.so is missing.* Install a C\+\+ compiler"):
         load_tensorrt()
 
@@ -193,7 +191,7 @@ def test_without_our_library(fresh: None, monkeypatch: pytest.MonkeyPatch) -> No
             call()
 
 
-@pytest.mark.parametrize("make", [CudaStarter, default_starter])
+@pytest.mark.parametrize("make", [CudaLauncher, default_launcher])
 def test_kernels_need_a_gpu(fresh: None, no_gpu: None, make: Any) -> None:
     pytest.importorskip("cuda.bindings.driver", exc_type=ImportError)
     with pytest.raises(TensorRTError) as caught:
@@ -204,4 +202,4 @@ def test_kernels_need_a_gpu(fresh: None, no_gpu: None, make: Any) -> None:
 def test_kernels_need_the_bindings_of_cuda(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(TensorRTError, match=r"cuda.bindings, which starts the kernels, is missing .*; pip install"):
-        CudaStarter()
+        CudaLauncher()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from support.cuda_device import DeviceMemory, gpu_starter
+from support.cuda_device import DeviceMemory, gpu_launcher
 from support.cuda_host import FLOATS
 from support.kernel_results import check_result, rounded
 from support.operator_cases import MODULES
 from support.plugin_runs import run_plugin
 from tightbeam.plugins.ops._case import Case
-from tightbeam.plugins.tensorrt.launcher import CudaStarter
+from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
 pytestmark = pytest.mark.gpu
 CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
@@ -24,22 +24,22 @@ IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if not any(importlib.util.find_spec(module) for module in ("tensorrt", "tensorrt_rtx_bindings")):
         pytest.skip("neither tensorrt nor tensorrt_rtx is here")
-    with gpu_starter(tmp_path_factory.mktemp("kernels")) as found:
+    with gpu_launcher(tmp_path_factory.mktemp("kernels")) as found:
         yield found
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
-def test_enqueue(starter: CudaStarter, name: str, case: Case, dtype: str) -> None:
+def test_enqueue(launcher: CudaLauncher, name: str, case: Case, dtype: str) -> None:
     case = rounded(case, dtype)
-    check_result(name, case, dtype, run_plugin(name, case, dtype, starter, DeviceMemory))
+    check_result(name, case, dtype, run_plugin(name, case, dtype, launcher, DeviceMemory))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_ngram_block_in_place(starter: CudaStarter, dtype: str) -> None:
+def test_ngram_block_in_place(launcher: CudaLauncher, dtype: str) -> None:
     for case in (rounded(case, dtype) for case in MODULES["NGramBlock"].cases()):
-        found = run_plugin("NGramBlock", case, dtype, starter, DeviceMemory, in_place=True)
+        found = run_plugin("NGramBlock", case, dtype, launcher, DeviceMemory, in_place=True)
         check_result("NGramBlock", case, dtype, found)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostStarter, kernels
+from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher, kernels
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import Ints, shapes_of, types_of
 from support.operator_cases import MODULES, outputs_of
@@ -24,7 +24,7 @@ from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel, Plan, TensorAt, plan, tables
-from tightbeam.plugins.tensorrt.plugin import NAMESPACE, VERSION, faults, make_plugin, register_plugins
+from tightbeam.plugins.tensorrt.plugin import NAMESPACE, VERSION, make_plugin, plugin_errors, register_plugins
 
 CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
@@ -41,7 +41,7 @@ def tensorrt() -> TensorRT:
 
 @pytest.fixture(autouse=True)
 def no_faults() -> None:
-    faults.clear()
+    plugin_errors.clear()
 
 
 def memory_of_host() -> Any:
@@ -51,7 +51,7 @@ def memory_of_host() -> Any:
 def on_host(
     name: str, case: Case, dtype: str, order: int = 0, gpu: Gpu = GPU, in_place: bool = False
 ) -> dict[str, Array]:
-    return run_plugin(name, case, dtype, HostStarter(gpu, order), memory_of_host(), in_place=in_place)
+    return run_plugin(name, case, dtype, HostLauncher(gpu, order), memory_of_host(), in_place=in_place)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -74,10 +74,10 @@ def test_ngram_block_in_place(dtype: str) -> None:
 def test_a_source_is_split_for_a_large_gpu(name: str, multiprocessors: int, dtype: str) -> None:
     sizes = {"V": 24} if name == "SourceAttention" else {}
     case = rounded(MODULES[name].random_case(0, B=1, M=2, H=2, G=1, K=16, N=600, **sizes), dtype)
-    starter = HostStarter(Gpu(multiprocessors, 227 * 1024))
-    check_result(name, case, dtype, run_plugin(name, case, dtype, starter, memory_of_host()))
+    launcher = HostLauncher(Gpu(multiprocessors, 227 * 1024))
+    check_result(name, case, dtype, run_plugin(name, case, dtype, launcher, memory_of_host()))
     if multiprocessors > 1:
-        assert any("join_splits" in kernel for kernel in starter.started)
+        assert any("combine_splits" in kernel for kernel in launcher.launched)
 
 
 def test_without_outputs_that_may_be_missing() -> None:
@@ -86,7 +86,7 @@ def test_without_outputs_that_may_be_missing() -> None:
     arrays = {name: np.array(array) for name, array in case.inputs.items()} | {
         "output": np.zeros_like(expected["output"])
     }
-    plugin = make_plugin("SourceAttention", "query key value mask -> output", case.attributes, HostStarter(GPU))
+    plugin = make_plugin("SourceAttention", "query key value mask -> output", case.attributes, HostLauncher(GPU))
     kinds = {entry.name: "bool" if entry.type == "bool" else "float32" for entry in table.inputs} | {
         "output": "float32"
     }
@@ -101,7 +101,7 @@ def test_without_outputs_that_may_be_missing() -> None:
         workspace.ctypes.data,
         0,
     )
-    assert found == 0, faults
+    assert found == 0, plugin_errors
     np.testing.assert_array_equal(arrays["output"], expected["output"])
 
 
@@ -198,7 +198,7 @@ def built(tensorrt: TensorRT, name: str, case: Case, dtype: str) -> tuple[Any, b
     found = {network.get_output(i).name: network.get_output(i) for i in range(network.num_outputs)}
     described = {tensor: (tuple(output.shape), output.dtype) for tensor, output in found.items()}
     engine = builder.build_serialized_network(network, tensorrt.configure(builder, tensorrt.capabilities[1:2]))
-    assert engine is not None, faults
+    assert engine is not None, plugin_errors
     return described, bytes(engine)
 
 
@@ -222,7 +222,7 @@ def test_an_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> Non
             if attribute.name in case.attributes:
                 kind = np.int32 if attribute.is_int else np.float32
                 assert kind(case.attributes[attribute.name]).tobytes() in engine
-    assert not faults
+    assert not plugin_errors
 
 
 # ---- what TensorRT asks
@@ -237,7 +237,7 @@ def test_number_and_types_of_outputs(name: str) -> None:
             kinds = {tensor: described((), kind).type for tensor, kind in types_of(name, dtype).items()}
             given = [kinds[entry.name] for entry in plugin.node.on_device]
             assert plugin.get_output_data_types(given) == [kinds[tensor] for tensor in outputs_of(name, case)]
-    assert not faults
+    assert not plugin_errors
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -265,7 +265,7 @@ def test_only_the_right_types_and_formats_are_taken(tensorrt: TensorRT, name: st
             described_all[position] = given
             found = plugin.supports_format_combination(position, described_all, len(plugin.node.on_device))
             assert found is (layout == trt.TensorFormat.LINEAR), (tensor, layout)
-    assert not faults
+    assert not plugin_errors
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -276,7 +276,7 @@ def test_caches_are_written_in_place(name: str) -> None:
         for index, tensor in enumerate(outputs_of(name, case)):
             own = inputs.index(tensor.removesuffix("_out")) if tensor.endswith("cache_out") else -1
             assert plugin.get_aliased_input(index) == own
-    assert not faults
+    assert not plugin_errors
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
@@ -286,7 +286,7 @@ def test_a_plugin_is_made_again_of_its_fields(tensorrt: TensorRT, name: str, cas
     overwritten = [np.full(size, 0x7F, np.int8) for size in range(1, 300)]  # where memory of the fields was given back
     creator = tensorrt.trt.get_plugin_registry().get_creator(name, VERSION, NAMESPACE)
     again = creator.create_plugin(name, fields, tensorrt.trt.TensorRTPhase.RUNTIME)
-    assert not faults and len(overwritten) == 299
+    assert not plugin_errors and len(overwritten) == 299
     assert (again.node.inputs, again.node.outputs) == (plugin.node.inputs, plugin.node.outputs)
     assert again.node.attributes == {key: float(np.float32(value)) for key, value in case.attributes.items()}
     assert again.clone().node == again.node
@@ -341,7 +341,7 @@ def test_a_workspace_is_enough_for_all_smaller_shapes(name: str, dtype: str) -> 
         asked = plugin.get_workspace_size(
             *([described_range(shape, types[tensor]) for tensor, shape in shapes.items()] for shapes in (before, after))
         )
-        assert not faults
+        assert not plugin_errors
         for step in range(20):
             smaller = {letter: generator.randint(1, size) for letter, size in largest.items()} if step else largest
             if name == "BeamTopK":
@@ -366,7 +366,7 @@ class NoStarter:
 
     gpu = GPU
 
-    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
+    def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
         raise AssertionError(f"{kernel.name} was started")
 
 
@@ -490,7 +490,15 @@ def test_a_node_names_its_tensors_rightly(tensorrt: TensorRT, tensors: str) -> N
     text = np.frombuffer(tensors.encode(), np.int8)
     fields = trt.PluginFieldCollection([trt.PluginField("tensors", text, trt.PluginFieldType.CHAR)])
     assert creator.create_plugin("node", fields, trt.TensorRTPhase.BUILD) is None
-    assert len(faults) == 1 and re.match(expected, faults[0])
+    assert len(plugin_errors) == 1 and re.match(expected, plugin_errors[0])
+
+
+def test_former_names_of_tensors_are_read(tensorrt: TensorRT) -> None:
+    """An engine that was built before prior_output was called prefix_output."""
+    inputs = "projected key_cache value_cache ancestry lengths prior_output prior_lse"
+    tensors = f"{inputs} -> output key_cache_out value_cache_out"
+    made = make_plugin("BeamAttention", tensors, {"scale": 1.0})
+    assert made.node.tensors == tensors.replace("prior_", "prefix_")
 
 
 def test_a_node_has_its_attributes(tensorrt: TensorRT) -> None:
@@ -503,7 +511,7 @@ def test_a_node_has_its_attributes(tensorrt: TensorRT) -> None:
         text = np.frombuffer(tensors.encode(), np.int8)
         named = trt.PluginFieldCollection([*fields, trt.PluginField("tensors", text, trt.PluginFieldType.CHAR)])
         assert creator.create_plugin("node", named, trt.TensorRTPhase.BUILD) is None
-    assert faults == ["SourceAttention: attribute scale is missing; export the model again"] * 2
+    assert plugin_errors == ["SourceAttention: attribute scale is missing; export the model again"] * 2
 
 
 @pytest.mark.parametrize(
@@ -524,7 +532,7 @@ def test_enqueue_with_wrong_shapes_starts_nothing(scores: Any, history: Any, blo
     ]
     found = plugin.enqueue(inputs, [described(blocked, "float32")], [4096] * 4, [4096], 0, 0)
     assert found == -1
-    assert len(faults) == 1 and f"NGramBlock: {message}" in faults[0]
+    assert len(plugin_errors) == 1 and f"NGramBlock: {message}" in plugin_errors[0]
 
 
 def test_nothing_is_raised_into_tensorrt() -> None:
@@ -541,7 +549,7 @@ def test_nothing_is_raised_into_tensorrt() -> None:
     ]
     for count, (method, arguments, failed) in enumerate(calls, start=1):
         assert method(*arguments) == failed
-        assert len(faults) == count, method
+        assert len(plugin_errors) == count, method
 
 
 @pytest.mark.parametrize(

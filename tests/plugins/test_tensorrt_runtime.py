@@ -11,7 +11,7 @@ import pytest
 
 from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.plugin import faults, register_plugins
+from tightbeam.plugins.tensorrt.plugin import plugin_errors, register_plugins
 from tightbeam.plugins.tensorrt.runtime import LoadedGraph
 
 Array = Any
@@ -81,7 +81,7 @@ class Trt(ModuleType):
         return self._answer("capturable")
 
     def execute_async_v3(self, stream: int) -> Any:
-        faults.extend(self.answers.get("faults", ()))
+        plugin_errors.extend(self.answers.get("plugin_errors", ()))
         return self._answer("enqueued")
 
     def _answer(self, name: str) -> Any:
@@ -90,9 +90,9 @@ class Trt(ModuleType):
         return self.answers[name]
 
 
-def loaded(path: Path, flavour: str = "tensorrt_rtx", **answers: Any) -> LoadedGraph:
+def loaded(path: Path, distribution: str = "tensorrt_rtx", **answers: Any) -> LoadedGraph:
     path.write_bytes(b"engine")
-    return LoadedGraph(TensorRT(Trt(**answers), flavour), path)
+    return LoadedGraph(TensorRT(Trt(**answers), distribution), path)
 
 
 def test_a_loaded_graph(tmp_path: Path) -> None:
@@ -119,8 +119,12 @@ def test_a_loaded_graph(tmp_path: Path) -> None:
         ({"missing": ["x", "y"]}, "execute", "the inputs x, y were not set"),
         ({"missing": None}, "execute", "the outputs' shapes do not follow from the inputs"),
         ({"enqueued": False}, "execute", "it was not enqueued (no enqueued, said TensorRT)"),
-        ({"enqueued": False, "faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no (no enqueued, said TensorRT)"),
-        ({"faults": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
+        (
+            {"enqueued": False, "plugin_errors": ["NGramBlock: no"]},
+            "execute",
+            "NGramBlock: no (no enqueued, said TensorRT)",
+        ),
+        ({"plugin_errors": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
     ],
 )
 def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
@@ -133,7 +137,7 @@ def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: st
         graph = loaded(tmp_path / "a.engine", **answers)
         getattr(graph, call)(*arguments[call])
     assert str(caught.value) == said.format(path=tmp_path / "a.engine")
-    faults.clear()
+    plugin_errors.clear()
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -16,9 +16,9 @@ from tightbeam.plugins.library import cuda_library
 from tightbeam.plugins.ops._case import Array
 from tightbeam.plugins.tensorrt.compiler import CACHE
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
-from tightbeam.plugins.tensorrt.launcher import CudaStarter
+from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
-__all__ = ["DeviceMemory", "gpu_starter", "provider_library"]
+__all__ = ["DeviceMemory", "gpu_launcher", "provider_library"]
 
 
 def cuda(name: str, *arguments: Any) -> Any:
@@ -65,7 +65,7 @@ def provider_library() -> Path:
 
 
 @contextmanager
-def gpu_starter(cache: Path) -> Iterator[CudaStarter]:
+def gpu_launcher(cache: Path) -> Iterator[CudaLauncher]:
     """Kernels on the first GPU; the tests are skipped where there is none. Compiled ones are kept in the folder
     ``cache``, or in the one that the environment names."""
     if gpu_capability() is None:
@@ -74,4 +74,4 @@ def gpu_starter(cache: Path) -> Iterator[CudaStarter]:
     cuda("cudaFree", 0)  # the context, which a runtime has when it calls a kernel
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE, os.environ.get(CACHE) or str(cache))
-        yield CudaStarter()
+        yield CudaLauncher()

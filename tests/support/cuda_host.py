@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
-__all__ = ["FLOATS", "ORDERS", "GuardedMemory", "HostKernels", "HostStarter", "kernels"]
+__all__ = ["FLOATS", "ORDERS", "GuardedMemory", "HostKernels", "HostLauncher", "kernels"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "tests" / "support" / "cuda_shim"
@@ -126,23 +126,23 @@ class HostKernels:
             raise RuntimeError(f"{name}: {error.decode()}")
 
 
-class HostStarter:
-    """Starts the kernels of a plan on the host, as a ``Starter`` of ``plugins/tensorrt/launcher.py``.
+class HostLauncher:
+    """Starts the kernels of a plan on the host, as a ``Launcher`` of ``plugins/tensorrt/launcher.py``.
 
-    ``gpu``: what plans are made for. ``order``: how threads take turns. ``started``: the names of the kernels.
+    ``gpu``: what plans are made for. ``order``: how threads take turns. ``launched``: the names of the kernels.
     """
 
     def __init__(self, gpu: Gpu, order: int = 0) -> None:
         self.gpu = gpu
         self.order = order
-        self.started: list[str] = []
+        self.launched: list[str] = []
 
-    def start(self, folder: str, kernel: Kernel, stream: int) -> None:
-        self.started.append(kernel.name)
+    def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
+        self.launched.append(kernel.name)
         grid, parameters = (ctypes.c_int * 3)(*kernel.grid), ctypes.c_void_p(kernel.parameters)
         launch = (grid, kernel.block, ctypes.c_uint(kernel.shared_bytes), parameters, self.order)
         library = kernels("attention" if folder.endswith("attention") else "kernels")
-        library.call("start_by_name", kernel.name.encode(), *launch)
+        library.call("launch_by_name", kernel.name.encode(), *launch)
 
 
 class GuardedMemory:
@@ -186,7 +186,7 @@ class GuardedMemory:
 
 @functools.cache
 def fields_of(op: str) -> dict[str, tuple[str, Any, bool]]:
-    """Of the struct in ``ops/<op>/arguments.h``: name -> C type, ctypes type, points to constants."""
+    """The struct of ``ops/<op>/arguments.h``: name -> type of C, ctypes type, True where its data is only read."""
     text = re.sub(r"//.*", "", (PLUGINS / "ops" / op / "arguments.h").read_text())
     (body,) = re.findall(r"struct \w+ \{(.*?)\};", text, re.DOTALL)
     fields: dict[str, tuple[str, Any, bool]] = {}

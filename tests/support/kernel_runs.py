@@ -11,10 +11,10 @@ import numpy as np
 from support.cuda_host import FLOATS
 from support.operator_cases import outputs_of
 from tightbeam.plugins.ops._case import Array, Case
-from tightbeam.plugins.tensorrt.launcher import Starter
+from tightbeam.plugins.tensorrt.launcher import Launcher
 from tightbeam.plugins.tensorrt.native import TensorAt, plan, tables
 
-__all__ = ["Call", "Ints", "Memory", "Tensors", "run_kernels", "samples_of", "shapes_of", "start_kernels", "types_of"]
+__all__ = ["Call", "Ints", "Memory", "Tensors", "launch_kernels", "run_kernels", "samples_of", "shapes_of", "types_of"]
 
 Tensors = Mapping[str, TensorAt]
 
@@ -33,7 +33,7 @@ class Call(Protocol):
     """Starts the kernels of a call; tensors by name, the last address that of the workspace."""
 
     def __call__(
-        self, name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, starter: Starter
+        self, name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, launcher: Launcher
     ) -> None: ...
 
 
@@ -70,24 +70,24 @@ def types_of(name: str, dtype: str) -> dict[str, str]:
     return {entry.name: dtype if entry.type == "Float" else entry.type for entry in (*table.inputs, *table.outputs)}
 
 
-def start_kernels(
-    name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, starter: Starter
+def launch_kernels(
+    name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, launcher: Launcher
 ) -> None:
     """Those of the plan, one after the other, on the default stream."""
-    found = plan(name, dtype, inputs, outputs, case.attributes, starter.gpu, workspace)
+    found = plan(name, dtype, inputs, outputs, case.attributes, launcher.gpu, workspace)
     for kernel in found.kernels:
-        starter.start(tables()[name].folder, kernel, 0)
+        launcher.launch(tables()[name].folder, kernel, 0)
 
 
 def run_kernels(
     name: str,
     case: Case,
     dtype: str,
-    starter: Starter,
+    launcher: Launcher,
     memory: Callable[[Array], Memory],
     *,
     in_place: bool = False,
-    call: Call = start_kernels,
+    call: Call = launch_kernels,
 ) -> dict[str, Array]:
     """Outputs by name, which hold NaN or -1 before. ``in_place``: an output has its input's memory where it may.
 
@@ -108,9 +108,9 @@ def run_kernels(
     }
     placed = {id(array): memory(array) for array in (*inputs.values(), *outputs.values())}
     before, after = (_places(tensors, placed) for tensors in (inputs, outputs))
-    needed = plan(name, dtype, before, after, case.attributes, starter.gpu, 0).workspace_bytes
+    needed = plan(name, dtype, before, after, case.attributes, launcher.gpu, 0).workspace_bytes
     workspace = memory(np.full(needed, 0xFF, np.uint8))
-    call(name, case, dtype, before, after, workspace.address, starter)
+    call(name, case, dtype, before, after, workspace.address, launcher)
     written = {id(array) for array in outputs.values()}
     for key, place in placed.items():
         place.check(name, key in written)

@@ -9,8 +9,8 @@ from support.kernel_runs import Memory, Tensors, run_kernels, types_of
 from support.operator_cases import outputs_of
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.distribution import load_tensorrt
-from tightbeam.plugins.tensorrt.launcher import Starter
-from tightbeam.plugins.tensorrt.plugin import faults, make_plugin
+from tightbeam.plugins.tensorrt.launcher import Launcher
+from tightbeam.plugins.tensorrt.plugin import make_plugin, plugin_errors
 
 __all__ = ["described", "described_range", "node_of", "plugin_of", "run_plugin"]
 
@@ -20,8 +20,8 @@ def node_of(name: str, case: Case) -> str:
     return f"{' '.join(case.inputs)} -> {' '.join(outputs_of(name, case))}"
 
 
-def plugin_of(name: str, case: Case, starter: Starter | None = None) -> Any:
-    return make_plugin(name, node_of(name, case), case.attributes, starter)
+def plugin_of(name: str, case: Case, launcher: Launcher | None = None) -> Any:
+    return make_plugin(name, node_of(name, case), case.attributes, launcher)
 
 
 def described(shape: Iterable[int], kind: str) -> Any:
@@ -44,22 +44,22 @@ def described_range(shape: Iterable[int], kind: str) -> Any:
 
 
 def run_plugin(
-    name: str, case: Case, dtype: str, starter: Starter, memory: Callable[[Array], Memory], *, in_place: bool = False
+    name: str, case: Case, dtype: str, launcher: Launcher, memory: Callable[[Array], Memory], *, in_place: bool = False
 ) -> dict[str, Array]:
     """As run_kernels, through the plugin's ``enqueue``. Raises RuntimeError for what the plugin noted, too."""
-    return run_kernels(name, case, dtype, starter, memory, in_place=in_place, call=_enqueue)
+    return run_kernels(name, case, dtype, launcher, memory, in_place=in_place, call=_enqueue)
 
 
 def _enqueue(
-    name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, starter: Starter
+    name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, launcher: Launcher
 ) -> None:
     types = types_of(name, dtype)
-    faults.clear()
-    code = plugin_of(name, case, starter).enqueue(
+    plugin_errors.clear()
+    code = plugin_of(name, case, launcher).enqueue(
         *([described(at.shape, types[tensor]) for tensor, at in tensors.items()] for tensors in (inputs, outputs)),
         *([at.address for at in tensors.values()] for tensors in (inputs, outputs)),
         workspace,
         0,
     )
-    if code != 0 or faults:
-        raise RuntimeError(f"{name} returned {code}: {faults}")
+    if code != 0 or plugin_errors:
+        raise RuntimeError(f"{name} returned {code}: {plugin_errors}")

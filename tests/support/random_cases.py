@@ -81,7 +81,7 @@ def _history(generator: random.Random, K: int, T: int) -> dict[str, Any]:
         **dict(K=K, T=T, T_max=T + generator.randint(0, 9), rotary=rotary),
         "window": generator.choice([0, 0, generator.randint(1, T)]),
         "shifted": rotary > 0 and generator.random() < 0.5,
-        "prior": generator.random() < 0.3,
+        "prefix": generator.random() < 0.3,
         "spread": generator.choice([1.0, 1.0, 5.0]),
         **({bias: True} if bias else {}),
     }

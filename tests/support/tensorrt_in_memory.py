@@ -20,7 +20,7 @@ from tightbeam.deploy.bundle.engine_files import (
     EngineLimits,
     built_from,
 )
-from tightbeam.deploy.bundle.manifest import GraphEntry, TensorEntry
+from tightbeam.deploy.bundle.reader import GraphEntry, TensorEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
@@ -37,7 +37,7 @@ LIMITS = {
 READ_ON_HOST = ("num_beams", "candidates")
 
 
-def engine_entry(bundle: Bundle, flavour: str = "tensorrt_rtx", **limits: int) -> EngineEntry:
+def engine_entry(bundle: Bundle, distribution: str = "tensorrt_rtx", **limits: int) -> EngineEntry:
     """What ``engine.json`` would say of a bundle's graphs with caches of fixed room."""
     manifest = bundle.manifest
     room = {**LIMITS, **limits}["max_new_tokens"]
@@ -59,7 +59,7 @@ def engine_entry(bundle: Bundle, flavour: str = "tensorrt_rtx", **limits: int) -
     return EngineEntry(
         engine_version=ENGINE_VERSION,
         made_by="the tests",
-        flavour=flavour,
+        flavour=distribution,
         tensorrt_version="1.7",
         capabilities=("89",),
         precision="fp32",

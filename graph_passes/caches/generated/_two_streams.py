@@ -93,7 +93,7 @@ class Streams:
         return query, row
 
     def optional(self, block: AttentionBlock) -> list[gs.Tensor]:
-        """``prior_output`` [R, 2 H width], ``prior_lse`` [R, 2 H] and ``row_bias`` [R, 2 H, T] of a layer."""
+        """``prefix_output`` [R, 2 H width], ``prefix_lse`` [R, 2 H] and ``row_bias`` [R, 2 H, T] of a layer."""
         H, build = self.sizes.H, self.build
         prediction = self.predictions[block.node.name]
         relative = relative_projection(block)

@@ -126,8 +126,8 @@ class Item {
     for (int q = m * heads_; q < (m + 1) * heads_; ++q) {
       const size_t head = g_ * heads_ + q % heads_;
       attention_.set_query(q, h_.query + row(m) * h_.query_stride + head * h_.keys.width);
-      if (rotation_) turn(attention_.query(q), attention_.query(q), newest_);
-      if (h_.prior_lse != nullptr) attention_.set_prior(q, h_.prior_output + place(q) * V_, h_.prior_lse[place(q)]);
+      if (rotation_) rotate(attention_.query(q), attention_.query(q), newest_);
+      if (h_.prefix_lse != nullptr) attention_.set_prefix(q, h_.prefix_output + place(q) * V_, h_.prefix_lse[place(q)]);
     }
   }
 
@@ -159,9 +159,9 @@ class Item {
 
   void turn_keys(const float** keys, int t, int count) {
     for (int i = 0; i < count; ++i) {
-      float* turned = &rotated_[static_cast<size_t>(i) * h_.keys.width];
-      turn(keys[i], turned, t + i);
-      keys[i] = turned;
+      float* rotated = &rotated_[static_cast<size_t>(i) * h_.keys.width];
+      rotate(keys[i], rotated, t + i);
+      keys[i] = rotated;
     }
   }
 
@@ -182,8 +182,8 @@ class Item {
     }
   }
 
-  void turn(const float* from, float* to, int t) const {
-    rotation_.turn(from, to, h_.keys.width, static_cast<size_t>(first_position_ + t));
+  void rotate(const float* from, float* to, int t) const {
+    rotation_.rotate(from, to, h_.keys.width, static_cast<size_t>(first_position_ + t));
   }
 
   const History& h_;

@@ -31,8 +31,8 @@ struct History {
   const float *cosines, *sines;
   const int* first_positions;
   const float* distance_bias;
-  const float* prior_output;
-  const float* prior_lse;
+  const float* prefix_output;
+  const float* prefix_lse;
   const float* row_scales;  // [R, G] factors on the scores of the new keys, or null
   float* scale_cache;       // [R, G, T_max] likewise of each position, where the new ones are written; or null
   float* output;            // [R, H, width of the values]
@@ -61,8 +61,8 @@ History history_of(const char* op, const Arguments& a) {
   history.sines = a.sines;
   history.first_positions = a.first_positions;
   history.distance_bias = a.distance_bias;
-  history.prior_output = a.prior_output;
-  history.prior_lse = a.prior_lse;
+  history.prefix_output = a.prefix_output;
+  history.prefix_lse = a.prefix_lse;
   history.output = a.output;
   return history;
 }

@@ -57,7 +57,7 @@ class Item {
     for (int q = 0; q < Q_; ++q) attention.set_query(q, s_.query + place(q) * K_);
     for (int start = 0; start < positions_; start += TILE) {
       const int count = std::min(TILE, positions_ - start);
-      turn(start, count);
+      rotate(start, count);
       attention.dot(0, Q_, &keys_[start], count, {&values_[start], count, V_});
       for (int q = 0; q < Q_; ++q) scale(attention.scores(q), start, count);
       attention.weigh(0, Q_, count);
@@ -77,7 +77,7 @@ class Item {
     for (int q = 0; q < Q_; ++q) std::copy_n(s_.query + place(q) * K_, K_, &queries[static_cast<size_t>(q) * K_]);
     for (int start = 0; start < positions_; start += TILE) {
       const int count = std::min(TILE, positions_ - start);
-      turn(start, count);
+      rotate(start, count);
       math.dot(queries.data(), Q_, &keys_[start], count, K_, &weights[start], positions_,
                next(keys_, start + count, K_));
     }
@@ -86,9 +86,9 @@ class Item {
       float* const row = weights.data() + static_cast<size_t>(q) * positions_;
       math.scale(row, positions_, s_.scale);
       scale(row, 0, positions_);
-      const float highest = math.highest(row, positions_);
-      totals[q] = math.exponentials(row, positions_, highest);
-      if (s_.lse != nullptr) s_.lse[place(q)] = highest + std::log(totals[q]);
+      const float row_max = math.row_max(row, positions_);
+      totals[q] = math.exponentials(row, positions_, row_max);
+      if (s_.lse != nullptr) s_.lse[place(q)] = row_max + std::log(totals[q]);
     }
 
     std::vector<float> sums(static_cast<size_t>(Q_) * V_), kept_weights(static_cast<size_t>(Q_) * TILE);
@@ -133,13 +133,13 @@ class Item {
     return {rows.data() + from, std::min(TILE, positions_ - from), width};
   }
 
-  // Lets the keys of a tile be turned ones, where there is a rotation.
-  void turn(int start, int count) {
+  // Lets the keys of a tile be rotated ones, where there is a rotation.
+  void rotate(int start, int count) {
     if (!s_.rotation) return;
     for (int i = 0; i < count; ++i) {
-      float* const turned = &rotated_[static_cast<size_t>(i) * K_];
-      s_.rotation.turn(keys_[start + i], turned, K_, counted_[start + i]);
-      keys_[start + i] = turned;
+      float* const rotated = &rotated_[static_cast<size_t>(i) * K_];
+      s_.rotation.rotate(keys_[start + i], rotated, K_, counted_[start + i]);
+      keys_[start + i] = rotated;
     }
   }
 

@@ -22,7 +22,7 @@ struct Source {
   const float* query;  // [R, H, width of the keys]
   SourceRows keys, values;
   const bool* mask;   // [B, N]
-  Rotation rotation;  // of the keys, by their place in the source; the queries have been turned
+  Rotation rotation;  // of the keys, by their place in the source; the queries have been rotated
   const float* key_scales;  // [B, G, N] factors on the scores, or null
   float* output;     // [R, H, width of the values]
   float* lse;        // [R, H] or null

@@ -23,7 +23,7 @@ Attention::Attention(int Q, int K, int V, float scale)
 
 void Attention::set_query(int q, const float* query) { std::memcpy(this->query(q), query, sizeof(float) * K_); }
 
-void Attention::set_prior(int q, const float* output, float lse) {
+void Attention::set_prefix(int q, const float* output, float lse) {
   if (lse == NOTHING) return;
   highest_[q] = lse;
   totals_[q] = 1;
@@ -38,7 +38,7 @@ void Attention::dot(int first, int Q, const float* const* keys, int count, Upcom
 void Attention::weigh(int first, int Q, int count) {
   for (int q = first; q < first + Q; ++q) {
     float* row = scores(q);
-    const float above = math_.highest(row, count);
+    const float above = math_.row_max(row, count);
     if (above > highest_[q] || above != above) {  // a NaN goes on to the output, as in any other attention
       const float shrink = std::exp(highest_[q] - above);
       totals_[q] *= shrink;

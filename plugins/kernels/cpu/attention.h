@@ -19,7 +19,7 @@ class Attention {
   float* query(int q) { return &queries_[static_cast<size_t>(q) * K_]; }
 
   // As if other positions had been seen already: their output, and the log of the sum of their exponentials.
-  void set_prior(int q, const float* output, float lse);
+  void set_prefix(int q, const float* output, float lse);
 
   // Scores of queries [first, first + Q) at `count` <= TILE positions; row q begins at scores(q). Meanwhile the rows
   // that will be needed `next` are fetched.

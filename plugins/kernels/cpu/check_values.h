@@ -12,11 +12,11 @@ namespace tightbeam {
 }
 
 // lengths [B], each 1..T.
-inline void check_lengths(const char* op, const int* lengths, int B, int T, const char* room) {
+inline void check_lengths(const char* op, const int* lengths, int B, int T, const char* capacity) {
   for (int b = 0; b < B; ++b)
     if (lengths[b] < 1 || lengths[b] > T)
       fail(op, "lengths[" + std::to_string(b) + "] is " + std::to_string(lengths[b]) + ", expected 1 to " +
-                   std::to_string(T) + ", " + room);
+                   std::to_string(T) + ", " + capacity);
 }
 
 }  // namespace tightbeam

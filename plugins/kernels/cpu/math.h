@@ -23,8 +23,8 @@ struct Math {
   void (*add_weighted)(const float* weights, int stride, int Q, const float* const* values, int count, int V, float* sums,
                        long sums_stride, Upcoming next);
 
-  // The highest of `count` numbers, -inf of none; NaN if one is.
-  float (*highest)(const float* numbers, size_t count);
+  // The greatest of `count` numbers, -inf of none; NaN if one is.
+  float (*row_max)(const float* numbers, size_t count);
 
   // numbers[i] = exp(numbers[i] - shift); returns their sum.
   float (*exponentials)(float* numbers, size_t count, float shift);

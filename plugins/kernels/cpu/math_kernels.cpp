@@ -194,7 +194,7 @@ void add_weighted(const float* weights, int stride, int Q, const float* const* v
   }
 }
 
-float highest(const float* numbers, size_t count) {
+float row_max(const float* numbers, size_t count) {
   const float nothing = -__builtin_inff();
   Vector best = broadcast(nothing);
   Integers nan = {};
@@ -314,7 +314,7 @@ size_t next_above(const float* numbers, size_t from, size_t count, float thresho
 
 extern const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA);
 const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA) = {
-    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot,   add_weighted, highest, exponentials, sum_of_exponentials,
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot,   add_weighted, row_max, exponentials, sum_of_exponentials,
     scale,                         next_above,
 };
 

@@ -7,13 +7,13 @@
 namespace tightbeam {
 
 struct Rotation {
-  const float *cosines, *sines;  // [positions, numbers / 2]; null: nothing turns
-  int numbers;                   // of a head that turn, its first, in two halves
+  const float *cosines, *sines;  // [positions, numbers / 2]; null: no rotation
+  int numbers;                   // of a head that are rotated, its first, in two halves
 
   explicit operator bool() const { return cosines != nullptr; }
 
-  // Turns a head of `width` numbers by the angles of a position; `from` and `to` may be the same.
-  void turn(const float* from, float* to, int width, size_t position) const {
+  // Rotates a head of `width` numbers by the angles of a position; `from` and `to` may be the same.
+  void rotate(const float* from, float* to, int width, size_t position) const {
     const int half = numbers / 2;
     const float* cosine = cosines + position * half;
     const float* sine = sines + position * half;

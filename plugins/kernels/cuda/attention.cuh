@@ -6,9 +6,9 @@
 
 namespace tightbeam::device {
 
-// exp(score - highest); 0 for a position that does not count, even where none does.
-__device__ __forceinline__ float weight_below(float score, float highest) {
-  return score == -infinity() ? 0.0f : expf(score - highest);
+// exp(score - row_max); 0 for a position that does not count, even where none does.
+__device__ __forceinline__ float weight_below(float score, float row_max) {
+  return score == -infinity() ? 0.0f : expf(score - row_max);
 }
 
 // One pack of a row of `columns` numbers, zeros beyond them. `aligned`: every pack of every row is, and is full.
@@ -79,7 +79,7 @@ __device__ __forceinline__ float history_score(const Arguments& a, const Span& s
   return score + bias[static_cast<long long>(head) * a.bias_distances + span.newest - position];
 }
 
-// A number of a head at column `column`, turned by the angles of row `table_row`; `at(c)` gives the head's numbers.
+// A number of a head at column `column`, rotated by the angles of row `table_row`; `at(c)` gives the head's numbers.
 template <class Arguments, class At>
 __device__ __forceinline__ float rotated(const Arguments& a, int table_row, int column, At at) {
   if (column >= a.rotary) return at(column);
@@ -92,25 +92,25 @@ __device__ __forceinline__ float rotated(const Arguments& a, int table_row, int 
 
 // Softmax and weighted values of one query over some of its positions.
 struct PartialSoftmax {
-  float highest, total;
+  float row_max, row_sum;
 };
 
 // Joins parts that were made apart: part i has `softmax(i)` and the weighted sum `sum(i)` of one output number.
 template <class Softmax, class Sum>
 __device__ __forceinline__ float join_parts(int parts, Softmax softmax, Sum sum, float* lse) {
-  float highest = -infinity();
-  for (int i = 0; i < parts; ++i) highest = fmaxf(highest, softmax(i).highest);
-  float total = 0.0f, value = 0.0f;
+  float row_max = -infinity();
+  for (int i = 0; i < parts; ++i) row_max = fmaxf(row_max, softmax(i).row_max);
+  float row_sum = 0.0f, value = 0.0f;
   for (int i = 0; i < parts; ++i) {
     const PartialSoftmax part = softmax(i);
-    const float weight = weight_below(part.highest, highest);
+    const float weight = weight_below(part.row_max, row_max);
     // A part in which no position counts may hold anything.
     if (weight == 0.0f) continue;
-    total += weight * part.total;
+    row_sum += weight * part.row_sum;
     value += weight * sum(i);
   }
-  if (lse) *lse = total == 0.0f ? -infinity() : highest + logf(total);
-  return total == 0.0f ? 0.0f : value / total;
+  if (lse) *lse = row_sum == 0.0f ? -infinity() : row_max + logf(row_sum);
+  return row_sum == 0.0f ? 0.0f : value / row_sum;
 }
 
 // Attention of a few queries over rows that stream from global memory into registers, without a barrier. A row takes
@@ -187,24 +187,24 @@ struct RowStream {
 
 #pragma unroll
       for (int q = 0; q < QUERIES; ++q) {
-        float scores[AHEAD], highest = softmax[q].highest;
+        float scores[AHEAD], row_max = softmax[q].row_max;
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
           float dot = dots[u][q];
           for (int distance = lanes / 2; distance > 0; distance /= 2)
             dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
           scores[u] = counts[u] ? rows.score(q, t[u], dot) : -infinity();
-          highest = fmaxf(highest, scores[u]);
+          row_max = fmaxf(row_max, scores[u]);
         }
-        const float shrink = weight_below(softmax[q].highest, highest);
-        softmax[q].highest = highest;
-        softmax[q].total *= shrink;
+        const float shrink = weight_below(softmax[q].row_max, row_max);
+        softmax[q].row_max = row_max;
+        softmax[q].row_sum *= shrink;
 #pragma unroll
         for (int i = 0; i < CHUNKS * SIZE; ++i) sums[q][i] *= shrink;
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-          const float weight = weight_below(scores[u], highest);
-          softmax[q].total += weight;
+          const float weight = weight_below(scores[u], row_max);
+          softmax[q].row_sum += weight;
 #pragma unroll
           for (int chunk = 0; chunk < CHUNKS; ++chunk)
 #pragma unroll
@@ -220,13 +220,13 @@ struct RowStream {
     const int lane = threadIdx.x % WARP, columns = lanes * CHUNKS * SIZE;
 #pragma unroll
     for (int q = 0; q < QUERIES; ++q) {
-      float highest = softmax[q].highest;
+      float row_max = softmax[q].row_max;
       for (int distance = lanes; distance < WARP; distance *= 2)
-        highest = fmaxf(highest, __shfl_xor_sync(WHOLE_WARP, highest, distance));
-      const float shrink = weight_below(softmax[q].highest, highest);
-      float total = softmax[q].total * shrink;
-      for (int distance = lanes; distance < WARP; distance *= 2) total += __shfl_xor_sync(WHOLE_WARP, total, distance);
-      if (lane == 0) softmax_out[q] = {highest, total};
+        row_max = fmaxf(row_max, __shfl_xor_sync(WHOLE_WARP, row_max, distance));
+      const float shrink = weight_below(softmax[q].row_max, row_max);
+      float row_sum = softmax[q].row_sum * shrink;
+      for (int distance = lanes; distance < WARP; distance *= 2) row_sum += __shfl_xor_sync(WHOLE_WARP, row_sum, distance);
+      if (lane == 0) softmax_out[q] = {row_max, row_sum};
 #pragma unroll
       for (int i = 0; i < CHUNKS * SIZE; ++i) {
         float sum = sums[q][i] * shrink;
@@ -305,7 +305,7 @@ __device__ __forceinline__ void put_lse(const SplitResult<Float>& result, int sp
 
 // Joins the splits. One block a row.
 template <class Float>
-__global__ void __launch_bounds__(128) join_splits_kernel(SplitResult<Float> result) {
+__global__ void __launch_bounds__(128) combine_splits_kernel(SplitResult<Float> result) {
   const long long row = blockIdx.x, rows = result.rows, width = result.width;
   const int splits = result.splits;
   const float *outputs = result.workspace, *lses = outputs + splits * rows * width;

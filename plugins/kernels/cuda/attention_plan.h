@@ -12,22 +12,22 @@ struct RowStreamPlan {
   int K_padded;
 };
 
-// attend_plain of attention_rows.cuh.
-constexpr int PLAIN_THREADS = 256, PLAIN_QUERIES = 16, PLAIN_POSITIONS = 32, PLAIN_CHUNK = 64;
-constexpr int PLAIN_COLUMNS = 4 * PLAIN_THREADS, PLAIN_STRIDE = PLAIN_CHUNK + 4;
-constexpr unsigned PLAIN_SHARED_BYTES =
-    4 * ((PLAIN_QUERIES + PLAIN_POSITIONS) * PLAIN_STRIDE + PLAIN_QUERIES * (PLAIN_POSITIONS + 1));
+// attend_simt of attention_rows.cuh.
+constexpr int SIMT_THREADS = 256, SIMT_QUERIES = 16, SIMT_POSITIONS = 32, SIMT_CHUNK = 64;
+constexpr int SIMT_COLUMNS = 4 * SIMT_THREADS, SIMT_STRIDE = SIMT_CHUNK + 4;
+constexpr unsigned SIMT_SHARED_BYTES =
+    4 * ((SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE + SIMT_QUERIES * (SIMT_POSITIONS + 1));
 
-// attend_matrix of attention_rows.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of each; and
+// attend_tensor_core of attention_rows.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of each; and
 // its shared memory, as byte offsets.
-struct MatrixShape {
+struct TensorCoreShape {
   int tiles, steps, columns, warps;
   int D_padded, stride;  // columns of a row in shared memory, and from row to row
   unsigned scores_at, weights_at, state_at, bytes;
 };
 
 // Where a source attention leaves its result: with one split in the outputs, else every split in the workspace, as
-// outputs [splits, rows, width], divided by the split's own total, and lse [splits, rows].
+// outputs [splits, rows, width], divided by the split's own row sum, and lse [splits, rows].
 template <class Float>
 struct SplitResult {
   Float* output;
@@ -42,7 +42,7 @@ struct SplitResult {
 // Joins the splits. One block a row.
 namespace device {
 template <class Float>
-__global__ void join_splits_kernel(SplitResult<Float> result);
+__global__ void combine_splits_kernel(SplitResult<Float> result);
 }
 
 constexpr int ceil_div(long long a, long long b) { return static_cast<int>((a + b - 1) / b); }
@@ -66,8 +66,8 @@ inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, boo
 
 // Splits of N positions, so that `blocks` blocks become enough for the GPU; at least `least` positions a split.
 inline int plan_splits(long long blocks, int wanted_blocks, int N, int least) {
-  const int room = blocks < 1 || blocks >= wanted_blocks ? 1 : wanted_blocks / static_cast<int>(blocks);
-  return larger(1, smaller(room, N / least));
+  const int share = blocks < 1 || blocks >= wanted_blocks ? 1 : wanted_blocks / static_cast<int>(blocks);
+  return larger(1, smaller(share, N / least));
 }
 
 // Columns of a value row that one block forms.
@@ -79,8 +79,8 @@ inline unsigned stream_bytes_per_warp(const RowStreamPlan& plan, int numbers, bo
   return static_cast<unsigned>(floats) * 4;
 }
 
-inline MatrixShape matrix_shape(int D, int tiles, int steps, int columns) {
-  MatrixShape shape = {tiles, steps, columns, ceil_div(D, columns), ceil_div(D, 16) * 16, 0, 0, 0, 0, 0};
+inline TensorCoreShape matrix_shape(int D, int tiles, int steps, int columns) {
+  TensorCoreShape shape = {tiles, steps, columns, ceil_div(D, columns), ceil_div(D, 16) * 16, 0, 0, 0, 0, 0};
   shape.stride = shape.D_padded + 8;  // an odd number of 16-byte units: no bank conflicts
   shape.scores_at = static_cast<unsigned>(2 * 16 * steps * shape.stride * 2);
   shape.weights_at = shape.scores_at + static_cast<unsigned>(shape.warps * 16 * tiles * 16 * steps * 4);
@@ -89,17 +89,17 @@ inline MatrixShape matrix_shape(int D, int tiles, int steps, int columns) {
   return shape;
 }
 
-// Whether a rotation can be applied to matrix fragments: they are turned 8 columns at a time, all in one half of a head.
-constexpr bool turns_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
+// Whether a rotation can be applied to matrix fragments: they are rotated 8 columns at a time, all in one half of a head.
+constexpr bool rotates_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
 
 // The largest shape that serves `queries` queries of one block row and fits the GPU; warps = 0 where none does.
-inline MatrixShape plan_matrix(int D, int queries, const Gpu& gpu) {
+inline TensorCoreShape plan_tensor_core(int D, int queries, const Gpu& gpu) {
   constexpr int MAX_WARPS = 16, COLUMNS[] = {64, 128};
   for (int columns : COLUMNS) {
     if (ceil_div(D, columns) > MAX_WARPS) continue;
     for (int tiles = queries > 16 && columns == 64 ? 2 : 1; tiles > 0; --tiles)
       for (int steps = columns == 64 ? 2 : 1; steps > 0; --steps) {
-        const MatrixShape shape = matrix_shape(D, tiles, steps, columns);
+        const TensorCoreShape shape = matrix_shape(D, tiles, steps, columns);
         if (shape.bytes <= gpu.shared_bytes) return shape;
       }
   }

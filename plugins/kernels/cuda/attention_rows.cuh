@@ -16,13 +16,13 @@
 
 namespace tightbeam::device {
 
-// Turns fragments of load_key_fragments by 8 columns: the numbers that go with them stand half a rotation away in the same
+// Rotates fragments of load_key_fragments by 8 columns: the numbers that go with them stand half a rotation away in the same
 // row. `column`: of the row, at `corner`; `table_row(i)`: where the angles of position i of the fragments' 16 stand.
 template <class Half, class Arguments, class TableRow>
 __device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride,
                                                    const Arguments& a, int column, TableRow table_row) {
   const int lane = threadIdx.x % WARP, half = a.rotary / 2, D = a.G * a.K;
-  // Where the partner of 8 columns stands, from them; 0 for those that are not turned.
+  // Where the partner of 8 columns stands, from them; 0 for those that are not rotated.
   const auto away = [&](int c) { return c % a.K >= a.rotary || c >= D ? 0 : c % a.K < half ? half : -half; };
   unsigned partners[4];
   load_matrices(partners,
@@ -44,83 +44,83 @@ __device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Ha
   }
 }
 
-// Without matrix units, for float32, any width and any alignment. A block forms PLAIN_COLUMNS columns of 16 queries:
+// Without tensor cores, for float32, any width and any alignment. A block forms SIMT_COLUMNS columns of 16 queries:
 // scores from chunks of 64 numbers in shared memory, sums in registers, rows read again for them (from L1 or L2).
 template <class Problem>
-__device__ __forceinline__ void attend_plain(const Problem& problem, int first_column) {
-  constexpr int COLUMNS = PLAIN_COLUMNS / PLAIN_THREADS;
-  float* queries = shared_memory<float>();                       // [PLAIN_QUERIES, PLAIN_STRIDE]
-  float* keys = queries + PLAIN_QUERIES * PLAIN_STRIDE;          // [PLAIN_POSITIONS, PLAIN_STRIDE]
-  float* weights = keys + PLAIN_POSITIONS * PLAIN_STRIDE;        // [PLAIN_POSITIONS, PLAIN_QUERIES]
-  float* shrinks = weights + PLAIN_POSITIONS * PLAIN_QUERIES;    // [PLAIN_QUERIES]
+__device__ __forceinline__ void attend_simt(const Problem& problem, int first_column) {
+  constexpr int COLUMNS = SIMT_COLUMNS / SIMT_THREADS;
+  float* queries = shared_memory<float>();                       // [SIMT_QUERIES, SIMT_STRIDE]
+  float* keys = queries + SIMT_QUERIES * SIMT_STRIDE;          // [SIMT_POSITIONS, SIMT_STRIDE]
+  float* weights = keys + SIMT_POSITIONS * SIMT_STRIDE;        // [SIMT_POSITIONS, SIMT_QUERIES]
+  float* shrinks = weights + SIMT_POSITIONS * SIMT_QUERIES;    // [SIMT_QUERIES]
   const int thread = threadIdx.x, q = thread / 16;  // of the scores; positions thread % 16 and that + 16
   const int group = q < problem.queries ? problem.first_group(q) : -1;
   const int first_group = problem.first_group(0), last_group = problem.first_group(problem.queries - 1);
   PartialSoftmax softmax = {-infinity(), 0.0f};
-  float sums[COLUMNS][PLAIN_QUERIES] = {};
+  float sums[COLUMNS][SIMT_QUERIES] = {};
 
-  for (int begin = problem.begin; begin < problem.end; begin += PLAIN_POSITIONS) {
-    const int positions = min(PLAIN_POSITIONS, problem.end - begin);
+  for (int begin = problem.begin; begin < problem.end; begin += SIMT_POSITIONS) {
+    const int positions = min(SIMT_POSITIONS, problem.end - begin);
     float dots[2] = {};
     for (int g = first_group; g <= last_group; ++g)
-      for (int chunk = 0; chunk < problem.K; chunk += PLAIN_CHUNK) {
+      for (int chunk = 0; chunk < problem.K; chunk += SIMT_CHUNK) {
         __syncthreads();
-        for (int i = thread; i < (PLAIN_QUERIES + PLAIN_POSITIONS) * PLAIN_CHUNK; i += PLAIN_THREADS) {
-          const int row = i / PLAIN_CHUNK, k = chunk + i % PLAIN_CHUNK, n = row - PLAIN_QUERIES;
+        for (int i = thread; i < (SIMT_QUERIES + SIMT_POSITIONS) * SIMT_CHUNK; i += SIMT_THREADS) {
+          const int row = i / SIMT_CHUNK, k = chunk + i % SIMT_CHUNK, n = row - SIMT_QUERIES;
           float number = 0.0f;
           if (k < problem.K && n >= 0 && n < positions) number = problem.key(begin + n, g * problem.K + k);
           if (k < problem.K && n < 0 && row < problem.queries) number = problem.query(row, g * problem.K + k);
-          queries[row * PLAIN_STRIDE + i % PLAIN_CHUNK] = number;
+          queries[row * SIMT_STRIDE + i % SIMT_CHUNK] = number;
         }
         __syncthreads();
         if (group == g)
-          for (int k = 0; k < PLAIN_CHUNK; k += 4) {
-            const Pack<float> query = load_16(queries + q * PLAIN_STRIDE + k);
+          for (int k = 0; k < SIMT_CHUNK; k += 4) {
+            const Pack<float> query = load_16(queries + q * SIMT_STRIDE + k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const Pack<float> key = load_16(keys + (thread % 16 + 16 * half) * PLAIN_STRIDE + k);
+              const Pack<float> key = load_16(keys + (thread % 16 + 16 * half) * SIMT_STRIDE + k);
 #pragma unroll
               for (int i = 0; i < 4; ++i) dots[half] += query.values[i] * key.values[i];
             }
           }
       }
 
-    float scores[2], highest = softmax.highest;
+    float scores[2], row_max = softmax.row_max;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int n = thread % 16 + 16 * half;
       scores[half] = -infinity();
       if (q < problem.queries && n < positions && problem.counts(begin + n))
         scores[half] = problem.score(q, begin + n, dots[half]);
-      highest = fmaxf(highest, scores[half]);
+      row_max = fmaxf(row_max, scores[half]);
     }
     for (int distance = 8; distance > 0; distance /= 2)
-      highest = fmaxf(highest, __shfl_xor_sync(WHOLE_WARP, highest, distance));
-    const float shrink = weight_below(softmax.highest, highest);
-    softmax = {highest, softmax.total * shrink};
+      row_max = fmaxf(row_max, __shfl_xor_sync(WHOLE_WARP, row_max, distance));
+    const float shrink = weight_below(softmax.row_max, row_max);
+    softmax = {row_max, softmax.row_sum * shrink};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float weight = weight_below(scores[half], highest);
-      weights[(thread % 16 + 16 * half) * PLAIN_QUERIES + q] = weight;
-      softmax.total += weight;
+      const float weight = weight_below(scores[half], row_max);
+      weights[(thread % 16 + 16 * half) * SIMT_QUERIES + q] = weight;
+      softmax.row_sum += weight;
     }
     if (thread % 16 == 0) shrinks[q] = shrink;
     __syncthreads();
 
 #pragma unroll
-    for (int i = 0; i < PLAIN_QUERIES; ++i)
+    for (int i = 0; i < SIMT_QUERIES; ++i)
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) sums[c][i] *= shrinks[i];
     for (int n = 0; n < positions; ++n) {
       float row[COLUMNS];
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) {
-        const int column = first_column + c * PLAIN_THREADS + thread;
+        const int column = first_column + c * SIMT_THREADS + thread;
         row[c] = column < problem.D ? problem.number(begin + n, column) : 0.0f;
       }
 #pragma unroll
-      for (int i = 0; i < PLAIN_QUERIES; i += 4) {
-        const Pack<float> four = load_16(weights + n * PLAIN_QUERIES + i);
+      for (int i = 0; i < SIMT_QUERIES; i += 4) {
+        const Pack<float> four = load_16(weights + n * SIMT_QUERIES + i);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -131,20 +131,20 @@ __device__ __forceinline__ void attend_plain(const Problem& problem, int first_c
 
   __syncthreads();
   for (int distance = 8; distance > 0; distance /= 2)
-    softmax.total += __shfl_xor_sync(WHOLE_WARP, softmax.total, distance);
-  if (thread % 16 == 0) weights[q] = softmax.highest, weights[PLAIN_QUERIES + q] = softmax.total;
+    softmax.row_sum += __shfl_xor_sync(WHOLE_WARP, softmax.row_sum, distance);
+  if (thread % 16 == 0) weights[q] = softmax.row_max, weights[SIMT_QUERIES + q] = softmax.row_sum;
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < PLAIN_QUERIES; ++i)
+  for (int i = 0; i < SIMT_QUERIES; ++i)
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
-      const int column = first_column + c * PLAIN_THREADS + thread;
+      const int column = first_column + c * SIMT_THREADS + thread;
       if (i < problem.queries && column < problem.D)
-        problem.put(i, column, PartialSoftmax{weights[i], weights[PLAIN_QUERIES + i]}, sums[c][i]);
+        problem.put(i, column, PartialSoftmax{weights[i], weights[SIMT_QUERIES + i]}, sums[c][i]);
     }
 }
 
-// With matrix units. A warp owns COLUMNS columns of the rows: of the scores it forms their share, which the block adds
+// With tensor cores. A warp owns COLUMNS columns of the rows: of the scores it forms their share, which the block adds
 // up in shared memory, and of the output their sums, in the registers of the matrix fragments. So a row comes once into
 // shared memory and serves both products. A block has 16 TILES queries and 16 STEPS positions at a time.
 //
@@ -156,20 +156,20 @@ __device__ __forceinline__ void attend_plain(const Problem& problem, int first_c
 // memory's rate: shared memory is the limit, and 0.6 of the bytes' time the most that can be had; expect 0.4 to 0.5 with
 // the three barriers of a tile. Registers: 64 sums and 32 of queries a thread for TILES = 2, 512 threads.
 template <class Half, int TILES, int STEPS, int COLUMNS, class Problem>
-__device__ __forceinline__ void attend_matrix(const Problem& problem, const MatrixShape& shape) {
+__device__ __forceinline__ void attend_tensor_core(const Problem& problem, const TensorCoreShape& shape) {
   constexpr int QUERIES = 16 * TILES, POSITIONS = 16 * STEPS, WEIGHT_STRIDE = POSITIONS + 8;
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int D = problem.D, own_column = warp * COLUMNS, stride = shape.stride;
   Half* rows = shared_memory<Half>();                            // [2, POSITIONS, stride]
   float* scores = shared_memory<float>(shape.scores_at);         // [warps, QUERIES, POSITIONS]
   Half* weights = shared_memory<Half>(shape.weights_at);         // [QUERIES, WEIGHT_STRIDE]
-  float* highest = shared_memory<float>(shape.state_at);         // [QUERIES]
-  float *total = highest + QUERIES, *shrinks = total + QUERIES;  // [QUERIES] each
-  // Where a score's share stands: the columns of a row are turned about so that a warp's stores meet all banks.
+  float* row_max = shared_memory<float>(shape.state_at);         // [QUERIES]
+  float *row_sum = row_max + QUERIES, *shrinks = row_sum + QUERIES;  // [QUERIES] each
+  // Where a score's share stands: the columns of a row are permuted so that a warp's stores meet all banks.
   const auto share = [](int q, int n) {
     return q * POSITIONS + (STEPS == 1 ? n ^ ((q & 2) << 2) : n ^ ((q & 3) << 3));
   };
-  for (int i = threadIdx.x; i < QUERIES; i += blockDim.x) highest[i] = -infinity(), total[i] = 0.0f;
+  for (int i = threadIdx.x; i < QUERIES; i += blockDim.x) row_max[i] = -infinity(), row_sum[i] = 0.0f;
 
   // The columns in which a tile's queries are not zero, [from, to), and this warp's fragments of them.
   int from[TILES], to[TILES];
@@ -269,7 +269,7 @@ __device__ __forceinline__ void attend_matrix(const Problem& problem, const Matr
             dot += scores[w * QUERIES * POSITIONS + share(q, n)];
       float score = -infinity();
       if (q < problem.queries && (counts >> n & 1)) score = problem.score(q, begin + n, dot);
-      const float old = highest[q];
+      const float old = row_max[q];
       float top = score;
 #pragma unroll
       for (int distance = POSITIONS / 2; distance > 0; distance /= 2)
@@ -283,8 +283,8 @@ __device__ __forceinline__ void attend_matrix(const Problem& problem, const Matr
       weights[q * WEIGHT_STRIDE + n] = from_float<Half>(weight);
       if (n == 0) {
         shrinks[q] = weight_below(old, top);
-        total[q] = total[q] * shrinks[q] + sum;
-        highest[q] = top;
+        row_sum[q] = row_sum[q] * shrinks[q] + sum;
+        row_max[q] = top;
       }
     }
     __syncthreads();
@@ -328,7 +328,7 @@ __device__ __forceinline__ void attend_matrix(const Problem& problem, const Matr
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int q = 16 * tile + i / 2 * 8 + lane / 4;
-      const PartialSoftmax softmax = {highest[q], total[q]};
+      const PartialSoftmax softmax = {row_max[q], row_sum[q]};
 #pragma unroll
       for (int n = 0; n < COLUMNS / 8; ++n) {
         const int column = own_column + 8 * n + lane % 4 * 2 + i % 2;

@@ -1,7 +1,7 @@
 // How a CUDA kernel is started. Every operator's launch.h has three functions of its arguments and a GPU:
 //   <op>_workspace       bytes of device memory that its kernels need beside their arguments
 //   <op>_most_workspace  at least as much for these sizes and all smaller ones
-//   start_<op>           calls start(Kernel<...>, launch, arguments...) for each kernel, in order
+//   launch_<op>           calls launcher(Kernel<...>, launch, arguments...) for each kernel, in order
 #pragma once
 
 namespace tightbeam {
@@ -24,7 +24,7 @@ struct Gpu {
   unsigned shared_bytes = 227 * 1024;
 };
 
-// A kernel as a type: `start(Kernel<...>, launch, arguments...)` may start it by its address, or know it by its name.
+// A kernel as a type: `launcher(Kernel<...>, launch, arguments...)` may start it by its address, or know it by its name.
 template <auto FUNCTION>
 struct Kernel {};
 

@@ -7,7 +7,7 @@
 
 namespace tightbeam::device {
 
-struct StartOnStream {
+struct LaunchOnStream {
   cudaStream_t stream;
 
   template <auto FUNCTION, class... Arguments>
@@ -40,7 +40,7 @@ inline Gpu current_gpu() {
   namespace tightbeam {                                                                              \
   template <class Float>                                                                             \
   void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) {        \
-    start_##op(arguments, device::current_gpu(), workspace, device::StartOnStream{stream});          \
+    launch_##op(arguments, device::current_gpu(), workspace, device::LaunchOnStream{stream});          \
   }                                                                                                  \
   template <class Float>                                                                             \
   std::size_t op##_workspace(const Arguments<Float>& arguments) {                                    \

@@ -12,8 +12,8 @@ input                      type, shape                meaning
 ``sines``, optional        float32 [P, X]             as the cosines
 ``first_positions``, opt.  int32 [B]                  row of the tables at which the cache begins; 0 when missing
 ``distance_bias``, opt.    float32 [H, Y]             added to a score by its distance lengths - 1 - t
-``prior_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
-``prior_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
+``prefix_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
+``prefix_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
 ``row_bias``, optional     float32 [R, H, Y]          in place of ``distance_bias``: each row's own
 attribute ``scale``        float                      factor on the scores
 attribute ``window``       int                        newest positions that count; 0, the default: all
@@ -27,8 +27,8 @@ nothing but ``ancestry``, whose newest entry is each beam's own slot. Head h rea
 unrotated and rotated when they are read. What a cache holds beyond ``lengths`` must be finite; it never counts.
 
 A decoder-only model gives its prompt, which the beams share, to another attention (``source_attention``, or
-``latent_attention`` and its projection), whose result is the prior here. A position that a step sees but does not keep
-(ProphetNet's predicting stream) is a prior too, and so is the bias by row ProphetNet's: its queries weigh distances.
+``latent_attention`` and its projection), whose result is the prefix here. A position that a step sees but does not keep
+(ProphetNet's predicting stream) is a prefix too, and so is the bias by row ProphetNet's: its queries weigh distances.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tightbeam.plugins.schema import Operator
 
 __all__ = ["BEAM_ATTENTION", "FLOAT32_INPUTS", "OPTIONAL_INPUTS"]
 
-OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prior_output", "prior_lse", "row_bias")
-FLOAT32_INPUTS = ("cosines", "sines", "distance_bias", "prior_lse", "row_bias")
+OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prefix_output", "prefix_lse", "row_bias")
+FLOAT32_INPUTS = ("cosines", "sines", "distance_bias", "prefix_lse", "row_bias")
 
 SPLIT = """
     width = Shape <start = 1, end = 2> (projected)
@@ -83,9 +83,9 @@ OUTPUT = """
 def _body(present: frozenset[str]) -> str:
     text = HISTORY + SPLIT + gather("key", "key_cache_out") + gather("value", "value_cache_out")
     text += rotations(present, "query", "key_own")
-    if not present & {"distance_bias", "prior_output", "row_bias"}:
+    if not present & {"distance_bias", "prefix_output", "row_bias"}:
         return text + PLAIN + OUTPUT
-    join = JOIN if "prior_output" in present else "    joined = Identity (own_output)\n"
+    join = JOIN if "prefix_output" in present else "    joined = Identity (own_output)\n"
     return text + scores_and_weights(present) + EXPLICIT + join + OUTPUT.replace("(attended,", "(joined,")
 
 

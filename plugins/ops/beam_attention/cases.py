@@ -41,10 +41,10 @@ def random_options(
     rotary: int,
     shifted: bool,
     bias: bool,
-    prior: bool,
+    prefix: bool,
     row_bias: bool,
 ) -> dict[str, Array]:
-    """The optional inputs. ``width``: of a row of the prior's output."""
+    """The optional inputs. ``width``: of a row of the prefix's output."""
     options: dict[str, Array] = {}
     if rotary:
         first = generator.integers(0, 9, B).astype(np.int32)
@@ -55,10 +55,10 @@ def random_options(
             options["first_positions"] = first
     if bias:
         options["distance_bias"] = generator.standard_normal((H, T_max)).astype(np.float32)
-    if prior:
-        options["prior_output"] = generator.standard_normal((B * M, width)).astype(np.float32)
-        options["prior_lse"] = generator.standard_normal((B * M, H)).astype(np.float32) * np.float32(2)
-        options["prior_lse"][0, 0] = -np.inf  # another attention that saw nothing
+    if prefix:
+        options["prefix_output"] = generator.standard_normal((B * M, width)).astype(np.float32)
+        options["prefix_lse"] = generator.standard_normal((B * M, H)).astype(np.float32) * np.float32(2)
+        options["prefix_lse"][0, 0] = -np.inf  # another attention that saw nothing
     if row_bias:
         options["row_bias"] = generator.standard_normal((B * M, H, T_max)).astype(np.float32)
     return options
@@ -79,7 +79,7 @@ def random_case(
     rotary: int = 0,
     shifted: bool = False,
     bias: bool = False,
-    prior: bool = False,
+    prefix: bool = False,
     row_bias: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
@@ -108,15 +108,15 @@ def random_case(
         rotary=rotary,
         shifted=shifted,
         bias=bias,
-        prior=prior,
+        prefix=prefix,
         row_bias=row_bias,
     )
-    switches = (("shifted", shifted), ("bias", bias), ("prior", prior), ("row_bias", row_bias))
+    switches = (("shifted", shifted), ("bias", bias), ("prefix", prefix), ("row_bias", row_bias))
     flags = [name for name, on in switches if on]
     name = "-".join(
         [f"B{B}-M{M}-H{H}-G{G}-K{K}-V{V}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"]
     )
-    floats = ("projected", "key_cache", "value_cache", *(["prior_output"] if prior else []))
+    floats = ("projected", "key_cache", "value_cache", *(["prefix_output"] if prefix else []))
     return Case(name, {**inputs, **options}, {"scale": K**-0.5, "window": window}, floats)
 
 
@@ -132,14 +132,27 @@ def cases() -> list[Case]:
         random_case(6, B=2, M=2, H=4, G=4, K=16, V=8, T=20, T_max=21, rotary=16),
         random_case(7, B=2, M=2, H=4, G=2, K=16, V=16, T=20, T_max=21, rotary=6, shifted=True),
         random_case(8, B=2, M=4, H=4, G=4, K=12, V=12, T=33, T_max=40, bias=True),
-        random_case(9, B=2, M=4, H=4, G=4, K=8, V=8, T=12, T_max=12, prior=True),
+        random_case(9, B=2, M=4, H=4, G=4, K=8, V=8, T=12, T_max=12, prefix=True),
         random_case(
-            10, B=3, M=3, H=6, G=3, K=10, V=14, T=50, T_max=60, window=20, rotary=4, shifted=True, bias=True, prior=True
+            10,
+            B=3,
+            M=3,
+            H=6,
+            G=3,
+            K=10,
+            V=14,
+            T=50,
+            T_max=60,
+            window=20,
+            rotary=4,
+            shifted=True,
+            bias=True,
+            prefix=True,
         ),
         random_case(11, B=1, M=4, H=2, G=2, K=64, V=64, T=300, T_max=310, spread=15.0, lengths=[300]),
         random_case(12, B=2, M=1, H=3, G=3, K=5, V=5, T=8, T_max=8, lengths=[1, 8]),
         random_case(13, B=2, M=3, H=4, G=4, K=12, V=12, T=9, T_max=11, row_bias=True),
-        random_case(14, B=2, M=3, H=6, G=3, K=8, V=6, T=70, T_max=75, window=30, prior=True, row_bias=True),
+        random_case(14, B=2, M=3, H=6, G=3, K=8, V=6, T=70, T_max=75, window=30, prefix=True, row_bias=True),
     ]
 
 
@@ -189,11 +202,11 @@ def attend_history(case: Case, query: Array, keys: Array, values: Array, scales:
     seen = (distance >= 0) & ((distance < window) | (window == 0))
     weights, lse = softmax_with_lse(np.where(seen[:, None], scores, dtype(-np.inf)))
     output = np.einsum("rht,rhtv->rhv", weights, values)
-    if "prior_lse" in case.inputs:
-        lses = np.stack([lse, case.inputs["prior_lse"].astype(dtype)], axis=-1)
+    if "prefix_lse" in case.inputs:
+        lses = np.stack([lse, case.inputs["prefix_lse"].astype(dtype)], axis=-1)
         shares, _ = softmax_with_lse(lses)  # [R, H, 2]
-        prior = case.inputs["prior_output"].astype(dtype).reshape(output.shape)
-        output = output * shares[..., :1] + prior * shares[..., 1:]
+        prefix = case.inputs["prefix_output"].astype(dtype).reshape(output.shape)
+        output = output * shares[..., :1] + prefix * shares[..., 1:]
     return np.asarray(output)
 
 

@@ -48,7 +48,7 @@ struct BeamAttentionRows {
     return history_score(a, span, bias, head < a.H ? head : a.H - 1, t, dot);
   }
 
-  // A key turned by an angle, times a query, is the key times the query turned back: what multiplies key number c is
+  // A key rotated by an angle, times a query, is the key times the query rotated back: what multiplies key number c is
   // q[c] cos + q'[c] sin, with q' the query's other half.
   __device__ void rotation(int t, int column, float (&cosines)[Pack<Float>::size],
                            float (&sines)[Pack<Float>::size]) const {
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArg
   }
 
   const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const int turned = ROTATED ? QUERIES * plan.K_padded : 0;
-  const int query_floats = QUERIES * plan.K_padded + turned;
+  const int rotated_floats = ROTATED ? QUERIES * plan.K_padded : 0;
+  const int query_floats = QUERIES * plan.K_padded + rotated_floats;
   float* queries = shared_memory<float>() + warp * query_floats;
   float* all_sums = shared_memory<float>() + warps * query_floats;
   PartialSoftmax* all_softmax = reinterpret_cast<PartialSoftmax*>(all_sums + warps * QUERIES * columns);
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArg
         queries[i] = there ? rotated(a, span.first + span.newest, c, at) : 0.0f;
       }
       __syncwarp();
-      for (int i = lane; i < turned; i += WARP) {
+      for (int i = lane; i < rotated_floats; i += WARP) {
         const int c = i % plan.K_padded, half = a.rotary / 2;
-        queries[turned + i] = c >= a.rotary ? 0.0f : c < half ? queries[i + half] : -queries[i - half];
+        queries[rotated_floats + i] = c >= a.rotary ? 0.0f : c < half ? queries[i + half] : -queries[i - half];
       }
       __syncwarp();
       using Rows = BeamAttentionRows<Float, ROTATED>;
@@ -132,17 +132,17 @@ __global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArg
       const int beam = (first_task + local) / tasks_per_beam;
       const int head = (first_task + local) % tasks_per_beam * QUERIES + q;
       if (head >= Q) continue;
-      const long long prior = ((first_row + beam) * a.H + g * Q + head);
+      const long long prefix = ((first_row + beam) * a.H + g * Q + head);
       const long long at = (static_cast<long long>(beam) * a.H + head) * a.V + column;
       const auto softmax = [&](int p) {
-        if (p == plan.parts) return PartialSoftmax{a.prior_lse[prior], 1.0f};
+        if (p == plan.parts) return PartialSoftmax{a.prefix_lse[prefix], 1.0f};
         return all_softmax[(local * plan.parts + p) * QUERIES + q];
       };
       const auto sum = [&](int p) {
-        if (p == plan.parts) return to_float(a.prior_output[prior * a.V + first_column + column]);
+        if (p == plan.parts) return to_float(a.prefix_output[prefix * a.V + first_column + column]);
         return all_sums[((local * plan.parts + p) * QUERIES + q) * columns + column];
       };
-      output[at] = from_float<Float>(join_parts(plan.parts + (a.prior_lse ? 1 : 0), softmax, sum, nullptr));
+      output[at] = from_float<Float>(join_parts(plan.parts + (a.prefix_lse ? 1 : 0), softmax, sum, nullptr));
     }
     __syncthreads();
   }

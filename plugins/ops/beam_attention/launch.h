@@ -45,21 +45,21 @@ unsigned long long beam_attention_most_workspace(const BeamAttentionArguments<Fl
   return 0;
 }
 
-template <bool ROTATED, class Float, class Start>
-void start_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAttentionPlan& plan, const Start& start) {
+template <bool ROTATED, class Float, class Launcher>
+void launch_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAttentionPlan& plan, const Launcher& launcher) {
   using namespace device;
   if (plan.stream.chunks > 1)
-    start(Kernel<beam_attention_kernel<Float, 1, 4, ROTATED>>(), plan.launch, a, plan.stream);
+    launcher(Kernel<beam_attention_kernel<Float, 1, 4, ROTATED>>(), plan.launch, a, plan.stream);
   else if (plan.stream.queries > 1)
-    start(Kernel<beam_attention_kernel<Float, 4, 1, ROTATED>>(), plan.launch, a, plan.stream);
+    launcher(Kernel<beam_attention_kernel<Float, 4, 1, ROTATED>>(), plan.launch, a, plan.stream);
   else
-    start(Kernel<beam_attention_kernel<Float, 1, 1, ROTATED>>(), plan.launch, a, plan.stream);
+    launcher(Kernel<beam_attention_kernel<Float, 1, 1, ROTATED>>(), plan.launch, a, plan.stream);
 }
 
-template <class Float, class Start>
-void start_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu&, void*, const Start& start) {
+template <class Float, class Launcher>
+void launch_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu&, void*, const Launcher& launcher) {
   const BeamAttentionPlan plan = plan_beam_attention(a);
-  a.rotary > 0 ? start_beam_attention<true>(a, plan, start) : start_beam_attention<false>(a, plan, start);
+  a.rotary > 0 ? launch_beam_attention<true>(a, plan, launcher) : launch_beam_attention<false>(a, plan, launcher);
 }
 
 }  // namespace tightbeam

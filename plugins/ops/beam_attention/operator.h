@@ -18,8 +18,8 @@ inline const Operator& beam_attention_table() {
                                   Input("sines", Element::float32, "P, X").optional(),
                                   Input("first_positions", Element::int32, "B").optional(),
                                   Input("distance_bias", Element::float32, "H, Y").optional(),
-                                  Input("prior_output", Element::Float, "B M, H V").optional(),
-                                  Input("prior_lse", Element::float32, "B M, H").optional(),
+                                  Input("prefix_output", Element::Float, "B M, H V").optional(),
+                                  Input("prefix_lse", Element::float32, "B M, H").optional(),
                                   Input("row_bias", Element::float32, "B M, H, Y").optional(),
                               },
                               {

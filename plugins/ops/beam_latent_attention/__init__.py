@@ -8,7 +8,7 @@ input                      type, shape            meaning
 ``cache``                  float [R, G, T_max, K] room for T_max positions of each beam slot
 ``ancestry``               int32 [B, M, T]        which beam slot wrote position t of a beam's own history
 ``lengths``                int32 [B]              tokens of the sample so far, the new one included, 1..T
-optional ones              as in BeamAttention    ``prior_output`` is [R, H G K]
+optional ones              as in BeamAttention    ``prefix_output`` is [R, H G K]
 ``row_scales``, optional   float32 [R, G]         factors on the new row's scores, head by head: what a norm made of it
 ``scale_cache``, optional  [R, G, T_max, 1]       float32, likewise of every position
 attribute ``scale``        float                  factor on the scores
@@ -75,7 +75,7 @@ def _body(present: frozenset[str]) -> str:
     text = HISTORY + WRITE + gather("cache", "cache_out") + rotations(present, "query_by_head", "cache_own")
     if "scale_cache" in present:
         text += WRITE_SCALES + gather("scale", "scale_cache_out")
-    join = JOIN if "prior_output" in present else "    joined = Identity (own_output)\n"
+    join = JOIN if "prefix_output" in present else "    joined = Identity (own_output)\n"
     return text + scores_and_weights(present) + ATTEND + join + OUTPUT
 
 

@@ -25,8 +25,8 @@ struct BeamLatentAttentionArguments {
   const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
   const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
                                // [R, H, bias_distances]; or null
-  const Float* prior_output;   // [R, H G K]: attention over other positions, to be joined in one softmax; or null
-  const float* prior_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prior_output
+  const Float* prefix_output;   // [R, H G K]: attention over other positions, to be joined in one softmax; or null
+  const float* prefix_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prefix_output
 
   const float* row_scales;  // [R, G]: factors on the new row's scores; or null
 

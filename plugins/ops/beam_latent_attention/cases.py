@@ -32,7 +32,7 @@ def random_case(
     rotary: int = 0,
     shifted: bool = False,
     bias: bool = False,
-    prior: bool = False,
+    prefix: bool = False,
     row_bias: bool = False,
     scaled: bool = False,
     spread: float = 1.0,
@@ -62,16 +62,16 @@ def random_case(
         rotary=rotary,
         shifted=shifted,
         bias=bias,
-        prior=prior,
+        prefix=prefix,
         row_bias=row_bias,
     )
     if scaled:
         options["row_scales"] = np.exp(numbers(B * M, G))
         options["scale_cache"] = np.exp(numbers(B * M, G, T_max, 1))
-    on = {"shifted": shifted, "bias": bias, "prior": prior, "row_bias": row_bias, "scaled": scaled}
+    on = {"shifted": shifted, "bias": bias, "prefix": prefix, "row_bias": row_bias, "scaled": scaled}
     flags = [name for name, switched in on.items() if switched]
     name = "-".join([f"B{B}-M{M}-H{H}-G{G}-K{K}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"])
-    floats = ("query", "row", "cache", *(["prior_output"] if prior else []))
+    floats = ("query", "row", "cache", *(["prefix_output"] if prefix else []))
     return Case(name, {**inputs, **options}, {"scale": K**-0.5, "window": window}, floats)
 
 
@@ -84,14 +84,14 @@ def cases() -> list[Case]:
         random_case(3, B=2, M=3, H=6, G=2, K=6, T=9, T_max=9, window=4),
         random_case(4, B=2, M=2, H=4, G=4, K=8, T=20, T_max=21, rotary=8),
         random_case(5, B=2, M=4, H=4, G=4, K=12, T=33, T_max=40, bias=True),
-        random_case(6, B=2, M=4, H=4, G=1, K=20, T=12, T_max=12, prior=True),
+        random_case(6, B=2, M=4, H=4, G=1, K=20, T=12, T_max=12, prefix=True),
         random_case(
-            7, B=3, M=3, H=6, G=3, K=10, T=50, T_max=60, window=20, rotary=4, shifted=True, bias=True, prior=True
+            7, B=3, M=3, H=6, G=3, K=10, T=50, T_max=60, window=20, rotary=4, shifted=True, bias=True, prefix=True
         ),
         random_case(8, B=1, M=2, H=2, G=2, K=64, T=150, T_max=160, spread=15.0, lengths=[150]),
         random_case(9, B=2, M=3, H=4, G=2, K=12, T=9, T_max=11, row_bias=True),
-        random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, prior=True, row_bias=True),
-        random_case(11, B=2, M=3, H=4, G=2, K=12, T=40, T_max=43, rotary=8, shifted=True, prior=True, scaled=True),
+        random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, prefix=True, row_bias=True),
+        random_case(11, B=2, M=3, H=4, G=2, K=12, T=40, T_max=43, rotary=8, shifted=True, prefix=True, scaled=True),
         random_case(12, B=2, M=2, H=4, G=4, K=16, T=9, T_max=9, bias=True, scaled=True),
     ]
 

@@ -62,9 +62,9 @@ struct BeamLatentProblem {
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row() * a.H + first_head + j;
     const float value = join_parts(
-        a.prior_lse ? 2 : 1,
-        [&](int part) { return part == 0 ? softmax : PartialSoftmax{a.prior_lse[place], 1.0f}; },
-        [&](int part) { return part == 0 ? sum : to_float(a.prior_output[place * D + column]); }, nullptr);
+        a.prefix_lse ? 2 : 1,
+        [&](int part) { return part == 0 ? softmax : PartialSoftmax{a.prefix_lse[place], 1.0f}; },
+        [&](int part) { return part == 0 ? sum : to_float(a.prefix_output[place * D + column]); }, nullptr);
     a.output[place * D + column] = from_float<Float>(value);
   }
 };
@@ -90,19 +90,19 @@ __device__ __forceinline__ bool begin_beam_latent(const BeamLatentProblem<Float>
 }
 
 template <class Float>
-__global__ void __launch_bounds__(PLAIN_THREADS, 1)
-    beam_latent_attention_plain_kernel(BeamLatentAttentionArguments<Float> a) {
+__global__ void __launch_bounds__(SIMT_THREADS, 1)
+    beam_latent_attention_simt_kernel(BeamLatentAttentionArguments<Float> a) {
   const Span span = history_span(a, blockIdx.x / a.M);
   const BeamLatentProblem<Float> problem(a, span, false);
-  if (begin_beam_latent(problem)) attend_plain(problem, blockIdx.z * PLAIN_COLUMNS);
+  if (begin_beam_latent(problem)) attend_simt(problem, blockIdx.z * SIMT_COLUMNS);
 }
 
 template <class Half, int STEPS, int COLUMNS>
 __global__ void __launch_bounds__(512, 1)
-    beam_latent_attention_matrix_kernel(BeamLatentAttentionArguments<Half> a, MatrixShape shape, bool aligned) {
+    beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape, bool aligned) {
   const Span span = history_span(a, blockIdx.x / a.M);
   const BeamLatentProblem<Half> problem(a, span, aligned);
-  if (begin_beam_latent(problem)) attend_matrix<Half, 1, STEPS, COLUMNS>(problem, shape);
+  if (begin_beam_latent(problem)) attend_tensor_core<Half, 1, STEPS, COLUMNS>(problem, shape);
 }
 
 }  // namespace tightbeam::device

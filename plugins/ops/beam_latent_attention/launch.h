@@ -8,14 +8,14 @@ namespace tightbeam {
 
 namespace device {
 template <class Float>
-__global__ void beam_latent_attention_plain_kernel(BeamLatentAttentionArguments<Float> a);
+__global__ void beam_latent_attention_simt_kernel(BeamLatentAttentionArguments<Float> a);
 template <class Half, int STEPS, int COLUMNS>
-__global__ void beam_latent_attention_matrix_kernel(BeamLatentAttentionArguments<Half> a, MatrixShape shape, bool aligned);
+__global__ void beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape, bool aligned);
 }
 
 struct BeamLatentAttentionPlan {
   Launch launch;
-  MatrixShape matrix;  // no warps: without matrix units
+  TensorCoreShape tensor_core;  // no warps: without tensor cores
   bool aligned;
 };
 
@@ -25,12 +25,12 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   const int D = a.G * a.K;
   BeamLatentAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.cache) && aligned_16(a.row);
-  if (sizeof(Float) == 2 && turns_fragments(a.K, a.rotary)) plan.matrix = plan_matrix(D, smaller(a.H, 16), gpu);
-  const bool matrix = plan.matrix.warps > 0;
+  if (sizeof(Float) == 2 && rotates_fragments(a.K, a.rotary)) plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
+  const bool tensor_core = plan.tensor_core.warps > 0;
   // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.
-  plan.launch = {{a.B * a.M, ceil_div(a.H, 16), matrix ? 1 : ceil_div(D, PLAIN_COLUMNS)},
-                 matrix ? plan.matrix.warps * 32 : PLAIN_THREADS,
-                 matrix ? plan.matrix.bytes : PLAIN_SHARED_BYTES};
+  plan.launch = {{a.B * a.M, ceil_div(a.H, 16), tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS)},
+                 tensor_core ? plan.tensor_core.warps * 32 : SIMT_THREADS,
+                 tensor_core ? plan.tensor_core.bytes : SIMT_SHARED_BYTES};
   return plan;
 }
 
@@ -43,21 +43,21 @@ unsigned long long beam_latent_attention_most_workspace(const BeamLatentAttentio
   return 0;
 }
 
-template <class Float, class Start>
-void start_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, const Gpu& gpu, void*,
-                                 const Start& start) {
+template <class Float, class Launcher>
+void launch_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, const Gpu& gpu, void*,
+                                 const Launcher& launcher) {
   using namespace device;
   const BeamLatentAttentionPlan plan = plan_beam_latent_attention(a, gpu);
-  const MatrixShape& shape = plan.matrix;
+  const TensorCoreShape& shape = plan.tensor_core;
   if (shape.warps == 0) {
-    start(Kernel<beam_latent_attention_plain_kernel<Float>>(), plan.launch, a);
+    launcher(Kernel<beam_latent_attention_simt_kernel<Float>>(), plan.launch, a);
   } else if constexpr (sizeof(Float) == 2) {
     if (shape.columns == 128)
-      start(Kernel<beam_latent_attention_matrix_kernel<Float, 1, 128>>(), plan.launch, a, shape, plan.aligned);
+      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, 1, 128>>(), plan.launch, a, shape, plan.aligned);
     else if (shape.steps == 2)
-      start(Kernel<beam_latent_attention_matrix_kernel<Float, 2, 64>>(), plan.launch, a, shape, plan.aligned);
+      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, 2, 64>>(), plan.launch, a, shape, plan.aligned);
     else
-      start(Kernel<beam_latent_attention_matrix_kernel<Float, 1, 64>>(), plan.launch, a, shape, plan.aligned);
+      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, 1, 64>>(), plan.launch, a, shape, plan.aligned);
   }
 }
 

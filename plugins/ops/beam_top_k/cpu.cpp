@@ -86,13 +86,13 @@ class Row {
   std::string name(const char* tensor) const { return std::string(tensor) + "[" + std::to_string(row_) + "]"; }
 
   void normalize() {
-    const float highest = math().highest(logits_, a_.vocabulary);
-    if (!std::isfinite(highest))
-      fail(OP, name("logits") + (std::isnan(highest) ? " holds NaN" : highest < 0 ? " is all -inf" : " holds +inf") +
+    const float row_max = math().row_max(logits_, a_.vocabulary);
+    if (!std::isfinite(row_max))
+      fail(OP, name("logits") + (std::isnan(row_max) ? " holds NaN" : row_max < 0 ? " is all -inf" : " holds +inf") +
                    ", expected numbers of which one at least is finite");
     if (!a_.normalize) return;
-    shift_ = highest;
-    log_total_ = static_cast<float>(std::log(math().sum_of_exponentials(logits_, a_.vocabulary, highest)));
+    shift_ = row_max;
+    log_total_ = static_cast<float>(std::log(math().sum_of_exponentials(logits_, a_.vocabulary, row_max)));
   }
 
   float score(int token) const { return (logits_[token] - shift_) - log_total_; }

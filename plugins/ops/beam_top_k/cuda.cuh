@@ -150,24 +150,24 @@ __global__ void __launch_bounds__(TOP_K_SLICE_THREADS, 3)
   const Settings settings(a);
   bool valid = mark_processed(a, settings, row, begin, penalised, forbidden);
 
-  float values[TOP_K_THREAD_TOKENS], highest = -infinity();
+  float values[TOP_K_THREAD_TOKENS], row_max = -infinity();
 #pragma unroll
   for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) {
     values[i] = to_float(packs[i / NUMBERS].values[i % NUMBERS]);
     if (isnan(values[i])) valid = false;
-    highest = values[i] > highest ? values[i] : highest;
+    row_max = values[i] > row_max ? values[i] : row_max;
   }
 
   valid = __syncthreads_and(valid);  // also ends the marking
-  highest = block_max(highest, scratch);
+  row_max = block_max(row_max, scratch);
   float sum = 0.0f;
-  if (settings.normalize && !isinf(highest)) {
+  if (settings.normalize && !isinf(row_max)) {
 #pragma unroll
-    for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += expf(values[i] - highest);
+    for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += expf(values[i] - row_max);
     sum = block_sum(sum, scratch);
   }
   if (thread == 0) {
-    w.highest[blockIdx.x] = valid ? highest : not_a_number();
+    w.slice_max[blockIdx.x] = valid ? row_max : not_a_number();
     w.sums[blockIdx.x] = sum;
   }
   if (!valid) return;
@@ -213,29 +213,29 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
   const long long sample = blockIdx.x, first_row = sample * a.M;
   BeamTopKKey* best = shared_memory<BeamTopKKey>();
   int* chosen_count = shared_memory<int>((static_cast<unsigned>(threads) + 1) * 16);
-  float* highest = shared_memory<float>((static_cast<unsigned>(threads) + 2) * 16);
-  float* log_sum = highest + a.M;
+  float* shifts = shared_memory<float>((static_cast<unsigned>(threads) + 2) * 16);
+  float* log_sums = shifts + a.M;
 
   const Settings settings(a);
-  // Log-softmax of row m: (logit - highest[m]) - log_sum[m].
+  // Log-softmax of row m: (logit - shifts[m]) - log_sums[m].
   bool valid = true;
   for (int m = thread / WARP; m < a.M; m += threads / WARP) {
-    const float* slice_highest = w.highest + (first_row + m) * w.slices;
+    const float* slice_max = w.slice_max + (first_row + m) * w.slices;
     const float* slice_sums = w.sums + (first_row + m) * w.slices;
-    float row_highest = -infinity(), row_sum = 0.0f;
+    float row_max = -infinity(), row_sum = 0.0f;
     for (int s = thread % WARP; s < w.slices; s += WARP) {
-      valid = valid && !isnan(slice_highest[s]);
-      row_highest = slice_highest[s] > row_highest ? slice_highest[s] : row_highest;
+      valid = valid && !isnan(slice_max[s]);
+      row_max = slice_max[s] > row_max ? slice_max[s] : row_max;
     }
-    row_highest = warp_max(row_highest);
+    row_max = warp_max(row_max);
     const float beam_score = a.beam_scores[first_row + m];
-    if (isinf(row_highest) || isnan(beam_score) || beam_score == infinity()) valid = false;
+    if (isinf(row_max) || isnan(beam_score) || beam_score == infinity()) valid = false;
     for (int s = thread % WARP; settings.normalize && valid && s < w.slices; s += WARP)
-      row_sum += slice_sums[s] * expf(slice_highest[s] - row_highest);
+      row_sum += slice_sums[s] * expf(slice_max[s] - row_max);
     row_sum = warp_sum(row_sum);
     if (thread % WARP == 0) {
-      highest[m] = settings.normalize ? row_highest : 0.0f;
-      log_sum[m] = settings.normalize ? logf(row_sum) : 0.0f;
+      shifts[m] = settings.normalize ? row_max : 0.0f;
+      log_sums[m] = settings.normalize ? logf(row_sum) : 0.0f;
     }
   }
   if (thread == 0) *chosen_count = 0;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
     const Key candidate = candidates[i];
     if (!is_key(candidate)) return BeamTopKKey{};
     const int m = static_cast<int>(i / row_keys);
-    float score = (value_of(candidate) - highest[m]) - log_sum[m];
+    float score = (value_of(candidate) - shifts[m]) - log_sums[m];
     if (i / w.listed % w.lists == 1)
       score = score < 0.0f ? score * settings.repetition_penalty : score / settings.repetition_penalty;
     return BeamTopKKey{make_key(score + a.beam_scores[first_row + m], m), make_key(score, index_of(candidate))};

@@ -35,8 +35,8 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   const unsigned long long candidates = slices * w.lists * w.listed;
   w.chosen = static_cast<BeamTopKKey*>(workspace);
   w.candidates = reinterpret_cast<unsigned long long*>(w.chosen + candidates);
-  w.highest = reinterpret_cast<float*>(w.candidates + candidates);
-  w.sums = w.highest + slices;
+  w.slice_max = reinterpret_cast<float*>(w.candidates + candidates);
+  w.sums = w.slice_max + slices;
   plan.workspace_bytes = candidates * (sizeof(BeamTopKKey) + sizeof(unsigned long long)) + slices * 2 * sizeof(float);
 
   // Marks of the slice's tokens, one key a thread, the keys that are left to be ranked, a few numbers.
@@ -58,11 +58,11 @@ unsigned long long beam_top_k_most_workspace(const BeamTopKArguments<Float>& a, 
   return beam_top_k_workspace(a, gpu);  // grows with every size
 }
 
-template <class Float, class Start>
-void start_beam_top_k(const BeamTopKArguments<Float>& a, const Gpu&, void* workspace, const Start& start) {
+template <class Float, class Launcher>
+void launch_beam_top_k(const BeamTopKArguments<Float>& a, const Gpu&, void* workspace, const Launcher& launcher) {
   const BeamTopKPlan plan = plan_beam_top_k(a, workspace);
-  start(Kernel<device::beam_top_k_slices<Float>>(), plan.slices, a, plan.workspace);
-  start(Kernel<device::beam_top_k_samples<Float>>(), plan.samples, a, plan.workspace);
+  launcher(Kernel<device::beam_top_k_slices<Float>>(), plan.slices, a, plan.workspace);
+  launcher(Kernel<device::beam_top_k_samples<Float>>(), plan.samples, a, plan.workspace);
 }
 
 }  // namespace tightbeam

@@ -19,8 +19,8 @@ struct BeamTopKWorkspace {
   int listed;     // of a list
   BeamTopKKey* chosen;             // [B, M slices lists listed]
   unsigned long long* candidates;  // [R, slices, lists, listed]: logit and token, best first, then zeros
-  float* highest;                  // [R, slices]: logit; NaN where the row's inputs are not valid
-  float* sums;                     // [R, slices]: of exp(logit - highest)
+  float* slice_max;                // [R, slices]: logit; NaN where the row's inputs are not valid
+  float* sums;                     // [R, slices]: of exp(logit - slice_max)
 };
 
 }  // namespace tightbeam

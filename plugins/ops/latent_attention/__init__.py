@@ -17,7 +17,7 @@ output ``output``               float [R, H, G K]   each head's weights over who
 
 EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
 part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
-alone, position n is turned by row n of the tables; the queries come turned. Where nothing counts, ``output`` is 0 and
+alone, position n is rotated by row n of the tables; the queries come rotated. Where nothing counts, ``output`` is 0 and
 ``lse`` -inf.
 """
 

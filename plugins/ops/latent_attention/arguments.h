@@ -15,7 +15,7 @@ struct LatentAttentionArguments {
   const Float* query;    // [R, H, K]
   const Float* states;   // [B, N, G K]: keys and values at once
   const bool* mask;      // [B, N]: which positions count
-  const float* cosines;  // [N or more, rotary / 2], by place in the source; or null. The queries have been turned
+  const float* cosines;  // [N or more, rotary / 2], by place in the source; or null. The queries have been rotated
   const float* sines;    // as cosines
   const float* key_scales;  // [B, G, N]: factors on the scores; or null
 

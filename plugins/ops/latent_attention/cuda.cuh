@@ -62,23 +62,23 @@ struct LatentProblem {
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row(j) * a.H + head(j);
-    device::put(result, split, place, column, softmax.total == 0.0f ? 0.0f : sum / softmax.total);
+    device::put(result, split, place, column, softmax.row_sum == 0.0f ? 0.0f : sum / softmax.row_sum);
     if (column == 0)
-      put_lse(result, split, place, softmax.total == 0.0f ? -infinity() : softmax.highest + logf(softmax.total));
+      put_lse(result, split, place, softmax.row_sum == 0.0f ? -infinity() : softmax.row_max + logf(softmax.row_sum));
   }
 };
 
 template <class Float>
-__global__ void __launch_bounds__(PLAIN_THREADS, 1)
-    latent_attention_plain_kernel(LatentAttentionArguments<Float> a, int positions, SplitResult<Float> result) {
-  attend_plain(LatentProblem<Float>(a, result, PLAIN_QUERIES, positions, false), blockIdx.y * PLAIN_COLUMNS);
+__global__ void __launch_bounds__(SIMT_THREADS, 1)
+    latent_attention_simt_kernel(LatentAttentionArguments<Float> a, int positions, SplitResult<Float> result) {
+  attend_simt(LatentProblem<Float>(a, result, SIMT_QUERIES, positions, false), blockIdx.y * SIMT_COLUMNS);
 }
 
 template <class Half, int TILES, int STEPS, int COLUMNS>
 __global__ void __launch_bounds__(512, 1)
-    latent_attention_matrix_kernel(LatentAttentionArguments<Half> a, MatrixShape shape, int positions, bool aligned,
+    latent_attention_tensor_core_kernel(LatentAttentionArguments<Half> a, TensorCoreShape shape, int positions, bool aligned,
                                    SplitResult<Half> result) {
-  attend_matrix<Half, TILES, STEPS, COLUMNS>(LatentProblem<Half>(a, result, 16 * TILES, positions, aligned), shape);
+  attend_tensor_core<Half, TILES, STEPS, COLUMNS>(LatentProblem<Half>(a, result, 16 * TILES, positions, aligned), shape);
 }
 
 }  // namespace tightbeam::device

@@ -31,9 +31,9 @@ unsigned long long ngram_block_most_workspace(const NGramBlockArguments<Float>&,
   return 0;
 }
 
-template <class Float, class Start>
-void start_ngram_block(const NGramBlockArguments<Float>& a, const Gpu&, void*, const Start& start) {
-  start(Kernel<device::ngram_block<Float>>(), plan_ngram_block(a), a);
+template <class Float, class Launcher>
+void launch_ngram_block(const NGramBlockArguments<Float>& a, const Gpu&, void*, const Launcher& launcher) {
+  launcher(Kernel<device::ngram_block<Float>>(), plan_ngram_block(a), a);
 }
 
 }  // namespace tightbeam

@@ -14,7 +14,7 @@ output ``output``               float [R, H V]
 ==============================  =====================  ==========================================================
 
 Head h reads key head h G / H. Where nothing counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another attention
-join in the same softmax: the prior of BeamAttention.
+join in the same softmax: the prefix of BeamAttention.
 
 ``weight_threshold`` is a permission, and not exact (Slim attention, section 3): a position of which no query takes so
 much need not be read for its value. The softmax itself, and ``lse``, are over all positions. The CPU kernel makes use

@@ -55,7 +55,7 @@ struct SourceRows {
   __device__ void rotation(int, int, float*, float*) const {}
 };
 
-// Without matrix units: float32, and heads too wide for source_attention_matrix_kernel.
+// Without tensor cores: float32, and heads too wide for source_attention_tensor_core_kernel.
 template <class Float, int QUERIES, int CHUNKS>
 __global__ void __launch_bounds__(256, 2)
     source_attention_stream_kernel(SourceAttentionArguments<Float> a, RowStreamPlan plan, int positions,
@@ -98,13 +98,13 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
-// With matrix units. Each warp goes through its own tiles of 16 positions, two in shared memory at a time, without a
+// With tensor cores. Each warp goes through its own tiles of 16 positions, two in shared memory at a time, without a
 // barrier of the block; scores and weights stay in the registers of the matrix fragments. Per position and 16 queries
 // (fewer are padded to them) 2 (K + V) bytes are read for 32 (K + V) operations: far below the matrix rate, so the floor
 // is the bytes of keys and values.
 template <class Half, int TILES, int WIDTH>
 __global__ void __launch_bounds__(128)
-    source_attention_matrix_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
+    source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
                                    SplitResult<Half> result) {
   constexpr int STRIDE = WIDTH + 8, STEPS = WIDTH / 16, PACKS = WIDTH / 8, WARPS = 4;
   const SourceBlock<Half> block(a, 16 * TILES, result.splits, positions);
@@ -145,11 +145,11 @@ __global__ void __launch_bounds__(128)
     return votes;
   };
 
-  float highest[TILES][2], total[TILES][2], sums[TILES][WIDTH / 8][4] = {};
+  float row_max[TILES][2], row_sum[TILES][2], sums[TILES][WIDTH / 8][4] = {};
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
-    highest[tile][0] = highest[tile][1] = -infinity();
-    total[tile][0] = total[tile][1] = 0.0f;
+    row_max[tile][0] = row_max[tile][1] = -infinity();
+    row_sum[tile][0] = row_sum[tile][1] = 0.0f;
   }
 
   unsigned next_counts = load(block.begin + warp * 16, 0);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(128)
       for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // rows lane / 4 and lane / 4 + 8
-          float row[4], top = highest[tile][half];
+          float row[4], top = row_max[tile][half];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int position = i / 2 * 8 + lane % 4 * 2 + i % 2;
@@ -187,13 +187,13 @@ __global__ void __launch_bounds__(128)
           }
           top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 1));
           top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 2));
-          const float shrink = weight_below(highest[tile][half], top);
-          highest[tile][half] = top;
-          total[tile][half] *= shrink;
+          const float shrink = weight_below(row_max[tile][half], top);
+          row_max[tile][half] = top;
+          row_sum[tile][half] *= shrink;
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             row[i] = weight_below(row[i], top);
-            total[tile][half] += row[i];
+            row_sum[tile][half] += row[i];
           }
           weights[tile][half] = pack_two<Half>(row[0], row[1]);
           weights[tile][half + 2] = pack_two<Half>(row[2], row[3]);
@@ -224,10 +224,10 @@ __global__ void __launch_bounds__(128)
   for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      total[tile][half] += __shfl_xor_sync(WHOLE_WARP, total[tile][half], 1);
-      total[tile][half] += __shfl_xor_sync(WHOLE_WARP, total[tile][half], 2);
+      row_sum[tile][half] += __shfl_xor_sync(WHOLE_WARP, row_sum[tile][half], 1);
+      row_sum[tile][half] += __shfl_xor_sync(WHOLE_WARP, row_sum[tile][half], 2);
       const int q = warp * 16 * TILES + tile * 16 + half * 8 + lane / 4;
-      if (lane % 4 == 0) all_softmax[q] = {highest[tile][half], total[tile][half]};
+      if (lane % 4 == 0) all_softmax[q] = {row_max[tile][half], row_sum[tile][half]};
 #pragma unroll
       for (int n = 0; n < WIDTH / 8; ++n)
 #pragma unroll

@@ -11,14 +11,14 @@ template <class Float, int QUERIES, int CHUNKS>
 __global__ void source_attention_stream_kernel(SourceAttentionArguments<Float> a, RowStreamPlan plan, int positions,
                                                SplitResult<Float> result);
 template <class Half, int TILES, int WIDTH>
-__global__ void source_attention_matrix_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
+__global__ void source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
                                                SplitResult<Half> result);
 }
 
 struct SourceAttentionPlan {
-  Launch launch, join;   // `join` runs where splits > 1
-  RowStreamPlan stream;  // without matrix units
-  bool matrix;           // with them: float16 and bfloat16
+  Launch launch, combine;   // `combine` runs where splits > 1
+  RowStreamPlan stream;  // without tensor cores
+  bool tensor_core;           // with them: float16 and bfloat16
   int tiles;             // of 16 queries a block
   int width;             // of a key and of a value that the kernel has room for
   bool aligned;
@@ -28,20 +28,20 @@ struct SourceAttentionPlan {
 
 template <class Float>
 SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
-  constexpr int NUMBERS = 16 / sizeof(Float), WARPS = 8, MATRIX_WARPS = 4;
+  constexpr int NUMBERS = 16 / sizeof(Float), WARPS = 8, TENSOR_CORE_WARPS = 4;
   constexpr unsigned SHARED_BYTES = 48 * 1024;  // beyond it fewer warps a block
   const int queries = a.M * (a.H / a.G);
   SourceAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && aligned_16(a.key) && aligned_16(a.value);
-  plan.matrix = sizeof(Float) == 2 && a.K <= 128 && a.V <= 128;
+  plan.tensor_core = sizeof(Float) == 2 && a.K <= 128 && a.V <= 128;
   int blocks, slices = 1;
-  if (plan.matrix) {
+  if (plan.tensor_core) {
     plan.width = a.K <= 64 && a.V <= 64 ? 64 : 128;
     plan.tiles = queries > 16 ? 2 : 1;
     blocks = ceil_div(queries, 16 * plan.tiles);
-    plan.launch.block = MATRIX_WARPS * 32;
+    plan.launch.block = TENSOR_CORE_WARPS * 32;
     // Two stages of 16 keys and values a warp; rows are 16 bytes longer than their numbers, against bank conflicts.
-    plan.launch.shared_bytes = MATRIX_WARPS * 2 * 2 * 16 * (plan.width + 8) * 2u;
+    plan.launch.shared_bytes = TENSOR_CORE_WARPS * 2 * 2 * 16 * (plan.width + 8) * 2u;
   } else {
     plan.stream = plan_row_stream(sizeof(Float) == 4 && queries > 4 ? 8 : 4, a.K, a.V, NUMBERS, plan.aligned);
     const unsigned bytes = stream_bytes_per_warp(plan.stream, NUMBERS, false);
@@ -60,7 +60,7 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
   plan.launch.grid[0] = a.B * a.G * blocks * plan.splits;
   plan.launch.grid[1] = slices;
   plan.launch.grid[2] = 1;
-  plan.join = {{a.B * a.M * a.H, 1, 1}, 128, 0};
+  plan.combine = {{a.B * a.M * a.H, 1, 1}, 128, 0};
   if (plan.splits > 1)
     plan.workspace_bytes = sizeof(float) * static_cast<unsigned long long>(plan.splits) * a.B * a.M * a.H * (a.V + 1);
   return plan;
@@ -77,24 +77,24 @@ unsigned long long source_attention_most_workspace(const SourceAttentionArgument
   return sizeof(float) * 2ull * gpu.multiprocessors * MOST_QUERIES * (a.V + 1);
 }
 
-template <class Float, class Start>
-void start_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
-                            const Start& start) {
+template <class Float, class Launcher>
+void launch_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
+                            const Launcher& launcher) {
   using namespace device;
   const SourceAttentionPlan plan = plan_source_attention(a, gpu);
   const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
                                      static_cast<long long>(a.B) * a.M * a.H, a.V};
-  const auto stream = [&](auto kernel) { start(kernel, plan.launch, a, plan.stream, plan.positions, result); };
+  const auto stream = [&](auto kernel) { launcher(kernel, plan.launch, a, plan.stream, plan.positions, result); };
   if constexpr (sizeof(Float) == 2) {
-    const auto matrix = [&](auto kernel) { start(kernel, plan.launch, a, plan.positions, plan.aligned, result); };
-    if (plan.matrix && plan.width == 64)
-      plan.tiles == 1 ? matrix(Kernel<source_attention_matrix_kernel<Float, 1, 64>>())
-                      : matrix(Kernel<source_attention_matrix_kernel<Float, 2, 64>>());
-    else if (plan.matrix)
-      plan.tiles == 1 ? matrix(Kernel<source_attention_matrix_kernel<Float, 1, 128>>())
-                      : matrix(Kernel<source_attention_matrix_kernel<Float, 2, 128>>());
+    const auto tensor_core = [&](auto kernel) { launcher(kernel, plan.launch, a, plan.positions, plan.aligned, result); };
+    if (plan.tensor_core && plan.width == 64)
+      plan.tiles == 1 ? tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 1, 64>>())
+                      : tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 2, 64>>());
+    else if (plan.tensor_core)
+      plan.tiles == 1 ? tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 1, 128>>())
+                      : tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 2, 128>>());
   }
-  if (!plan.matrix) {
+  if (!plan.tensor_core) {
     constexpr int MANY = sizeof(Float) == 2 ? 4 : 8;
     if (plan.stream.chunks > 1)
       stream(Kernel<source_attention_stream_kernel<Float, 1, 4>>());
@@ -103,7 +103,7 @@ void start_source_attention(const SourceAttentionArguments<Float>& a, const Gpu&
     else
       stream(Kernel<source_attention_stream_kernel<Float, 4, 1>>());
   }
-  if (plan.splits > 1) start(Kernel<join_splits_kernel<Float>>(), plan.join, result);
+  if (plan.splits > 1) launcher(Kernel<combine_splits_kernel<Float>>(), plan.combine, result);
 }
 
 }  // namespace tightbeam

@@ -17,10 +17,10 @@ namespace shim {
 // The GPU that plans are made for.
 inline tightbeam::Gpu gpu;
 
-// Every kernel that a start_<op> of this file can start, by its name; `parameters` as cuLaunchKernel takes them.
-using StartByParameters = void (*)(const tightbeam::Launch& launch, void* const* parameters, int order);
-static std::map<std::string, StartByParameters>& kernels_by_name() {
-  static std::map<std::string, StartByParameters> kernels;
+// Every kernel that a launch_<op> of this file can start, by its name; `parameters` as cuLaunchKernel takes them.
+using LaunchByParameters = void (*)(const tightbeam::Launch& launch, void* const* parameters, int order);
+static std::map<std::string, LaunchByParameters>& kernels_by_name() {
+  static std::map<std::string, LaunchByParameters> kernels;
   return kernels;
 }
 
@@ -43,8 +43,8 @@ const bool registered =
                  })
         .second;
 
-// Starts a kernel on the host; the counterpart of StartOnStream.
-struct StartOnHost {
+// Starts a kernel on the host; the counterpart of LaunchOnStream.
+struct LaunchOnHost {
   int order;
 
   template <auto FUNCTION, class... Arguments>
@@ -97,7 +97,7 @@ extern "C" const char* kernel_names() {
 }
 
 // As cuLaunchKernel.
-extern "C" const char* start_by_name(const char* name, const int* grid, int block, unsigned shared_bytes,
+extern "C" const char* launch_by_name(const char* name, const int* grid, int block, unsigned shared_bytes,
                                      void* const* parameters, int order) {
   return shim::guarded([&] {
     const auto found = shim::kernels_by_name().find(name);
@@ -110,7 +110,7 @@ extern "C" const char* start_by_name(const char* name, const int* grid, int bloc
   extern "C" const char* op##_##name(const tightbeam::Arguments<Float>* arguments, int order) { \
     return shim::guarded([&] {                                                                \
       const shim::Workspace workspace(tightbeam::op##_workspace(*arguments, shim::gpu));      \
-      tightbeam::start_##op(*arguments, shim::gpu, workspace.bytes(), shim::StartOnHost{order}); \
+      tightbeam::launch_##op(*arguments, shim::gpu, workspace.bytes(), shim::LaunchOnHost{order}); \
     });                                                                                       \
   }
 // <op>_float32, <op>_float16 and <op>_bfloat16, which run its kernels; and the size of the arguments.

@@ -1,1 +1,0 @@
-"""Benchmarks, and the plots of docs/papers.md."""

@@ -1,1 +1,0 @@
-"""Text and training of the demo model."""

@@ -1,1 +1,0 @@
-"""A local Triton server and an example client."""
