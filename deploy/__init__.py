@@ -12,10 +12,10 @@ Errors, each a ValueError with a one-line message:
 """
 
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = [
     "Bundle",

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.bundle.reader import Bundle, Manifest
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, left_pad, mask_of_padding, unbroken
@@ -21,7 +23,7 @@ from tightbeam.deploy.runtimes.base import Array, Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
-from tightbeam.deploy.text.tokenizer import InputError, TextCodec, load_codec
+from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
 __all__ = ["Runner", "right_pad"]
 

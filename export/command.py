@@ -15,7 +15,8 @@ from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.console import console as error_console
 
 if TYPE_CHECKING:
-    from tightbeam.deploy.bundle.reader import Bundle, Manifest
+    from tightbeam.deploy.bundle.manifest import Manifest
+    from tightbeam.deploy.bundle.reader import Bundle
 
 __all__ = ["main"]
 

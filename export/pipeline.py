@@ -13,20 +13,18 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from tightbeam.deploy.bundle.engine_files import engine_names
-from tightbeam.deploy.bundle.reader import (
+from tightbeam.deploy.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     WEIGHTS,
-    Bundle,
     GuardEntry,
     LayerChoice,
     Manifest,
     ModelSizes,
     PassEntry,
-    check_target,
-    file_entry,
-    write_bundle,
 )
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.writer import check_target, file_entry, write_bundle
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration
 from tightbeam.export.accuracy.guard import Measured, guard, needs_guard
 from tightbeam.export.accuracy.parity import Reference, compare, make_reference

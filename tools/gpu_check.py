@@ -28,16 +28,16 @@ from typing import Annotated
 import typer
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "tools" / "gpu"
-PATHS = (str(SCRIPTS), str(ROOT / "tools"), str(ROOT / "tools" / "namespace"))
-"""Where the sections find one another's modules, and the packages where tightbeam is not installed."""
-sys.path[:0] = [path for path in PATHS[::2] if path not in sys.path]
+PATHS = (str(ROOT), str(ROOT / "tools" / "namespace"))
+"""Import paths of the sections: `tools`, and `tightbeam` where it is not installed."""
+sys.path[:0] = [path for path in PATHS if path not in sys.path]
 
-from gpu_report import Section, write_report, write_section  # noqa: E402
-from gpu_results import SKIPPED  # noqa: E402
 from tightbeam.deploy.console import command_line, say  # noqa: E402
 from tightbeam.plugins.tensorrt.compiler import CACHE  # noqa: E402
+from tools.gpu._report import Section, write_report, write_section  # noqa: E402
+from tools.gpu._results import SKIPPED  # noqa: E402
 
+SECTION_MODULES = "tools.gpu"
 RESULTS = ROOT / "build" / "gpu-check"
 GRACE_SECONDS = 10.0
 """Between asking a section to end and killing it."""
@@ -171,7 +171,7 @@ def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], 
 def _command(name: str, results: Path, limit: float) -> list[str]:
     """What runs a section; its output of an earlier run is out of the way then."""
     kind, output = SECTIONS[name], results / f"{name}.json"
-    command = [sys.executable, str(SCRIPTS / f"gpu_{name}.py"), "--output", str(output)]
+    command = [sys.executable, "-m", f"{SECTION_MODULES}.{name}", "--output", str(output)]
     if kind.work:
         command += ["--work", str(results / kind.work)]
     if not kind.goes_on:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.text.tokenizer import InputError
+from tightbeam.deploy.errors import InputError
 
 __all__ = ["audio_fault", "is_audio", "read_audio", "windows"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightbeam.deploy.audio.files import read_audio, windows
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.runtimes.base import Array
 from tightbeam.deploy.text.output import Output, join, output_of
 from tightbeam.deploy.text.text_input import InputResult
-from tightbeam.deploy.text.tokenizer import InputError
 
 if TYPE_CHECKING:
     from tightbeam.deploy.runner import Runner

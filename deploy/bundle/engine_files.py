@@ -15,22 +15,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
-from tightbeam.deploy.bundle.reader import (
-    Bundle,
-    BundleError,
+from tightbeam.deploy.bundle.manifest import (
     CacheStateEntry,
+    EnginePrecision,
     Entry,
     FileEntry,
     PrecisionErrorEntry,
     TensorEntry,
-    check_file,
-    with_entry,
 )
+from tightbeam.deploy.bundle.reader import Bundle, BundleError, check_file
+from tightbeam.deploy.bundle.writer import with_entry
 from tightbeam.plugins.tensorrt.distribution import CURRENT
 
 __all__ = [
@@ -54,7 +53,6 @@ __all__ = [
 ENGINES = "engines"
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 1
-Precision = Literal["fp32", "fp16", "bf16"]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -92,7 +90,7 @@ class EngineEntry(Entry):
     flavour: str
     tensorrt_version: str
     capabilities: tuple[str, ...]
-    precision: Precision
+    precision: EnginePrecision
     limits: EngineLimits
     built_from: dict[str, str]
     encoder: EngineGraph

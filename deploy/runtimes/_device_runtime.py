@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tightbeam.deploy.bundle.reader import CacheStateEntry, TensorEntry
+from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, StagedArrays
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from tightbeam.deploy.bundle.reader import Bundle, BundleError, GraphEntry
+from tightbeam.deploy.bundle.manifest import GraphEntry
+from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     ENCODER_INPUTS,

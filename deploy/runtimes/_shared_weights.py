@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.deploy.bundle.reader import Bundle, GraphEntry
+from tightbeam.deploy.bundle.manifest import GraphEntry
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes.base import Array
 
 __all__ = ["TiedWeights"]

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from tightbeam.deploy.bundle.reader import Bundle, GraphEntry
+from tightbeam.deploy.bundle.manifest import GraphEntry
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,

@@ -12,7 +12,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from tightbeam.deploy.bundle.reader import Bundle, GraphEntry
+from tightbeam.deploy.bundle.manifest import GraphEntry
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime, Interface
 from tightbeam.deploy.runtimes._onnxruntime import (

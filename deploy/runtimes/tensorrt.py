@@ -17,7 +17,8 @@ from tightbeam.deploy.bundle.engine_files import (
     find_engine,
     load_engine,
 )
-from tightbeam.deploy.bundle.reader import Bundle, TensorEntry
+from tightbeam.deploy.bundle.manifest import TensorEntry
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import BYTES, DeviceRuntime, Graph, Interface
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS, SOURCE_DIMENSIONS

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
@@ -16,7 +17,6 @@ from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stat
 from tightbeam.deploy.serving.requests import ParsedRequest, Sample, parse_request
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
 from tightbeam.deploy.text.output import join, output_of, text_of
-from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = ["run_requests"]
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tightbeam.deploy.bundle.reader import Manifest
+from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.backend import ENGINE, MAX_ROWS, URL
 from tightbeam.deploy.serving.requests import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.serving.responses import FINISHED, INDEX, OUTPUT_IDS, OUTPUT_LENGTHS, SCORES

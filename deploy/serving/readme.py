@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tightbeam.deploy.bundle.reader import Manifest
+from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.config import ServingSettings
 
 __all__ = ["readme", "request_line", "server_command"]

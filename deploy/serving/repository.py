@@ -20,7 +20,8 @@ import numpy as np
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
 from tightbeam.deploy.bundle.engine_files import ENGINES, build_command, engine_names, load_engine
-from tightbeam.deploy.bundle.reader import MANIFEST, Bundle
+from tightbeam.deploy.bundle.manifest import MANIFEST
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.serving.backend import BUNDLE
 from tightbeam.deploy.serving.config import (
     MADE_BY,

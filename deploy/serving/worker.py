@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.batches import run_requests
 from tightbeam.deploy.serving.messages import Batch, Cancel, Done, Failed, Ready, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.watchdog import reload_model
-from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = ["main", "visible_device"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.output import Output, output_of
-from tightbeam.deploy.text.tokenizer import InputError
 
 __all__ = ["InputResult", "run_text_input"]
 

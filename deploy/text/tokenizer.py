@@ -1,49 +1,87 @@
-"""Text to token ids and back, as the checkpoint's own tokenizer does it, without torch."""
+"""Text to token ids and back, by the checkpoint's own tokenizer, without torch."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.errors import InputError, first_line
 
-__all__ = ["InputError", "TextCodec", "load_codec"]
+__all__ = ["TextCodec", "load_codec"]
 
-
-class InputError(ValueError):
-    """An input that cannot be run; the message says what was wrong, what was expected, and the fix."""
+PANIC = "PanicException"
+"""Class of a panic in the tokenizers library: a BaseException, of a module that Python cannot import."""
 
 
 class TextCodec(Protocol):
     """A tokenizer."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, the special tokens around a source text included."""
+        """Token ids of a source text, special tokens included. Raises InputError."""
         ...
 
     def truncate(self, text: str, length: int) -> list[int]:
-        """At most ``length`` token ids, the special tokens kept."""
+        """The same, cut to ``length`` token ids with the special tokens kept. Raises InputError."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """The text of token ids, without special tokens. Raises BundleError."""
         ...
 
 
 def load_codec(bundle: Bundle) -> TextCodec | None:
-    """The bundle's tokenizer; None where the checkpoint had none. Raises BundleError where it cannot be read."""
+    """Load the tokenizer of a bundle.
+
+    Parameters
+    ----------
+    bundle
+        The bundle, whose manifest names the tokenizer's folder and kind.
+
+    Returns
+    -------
+    TextCodec or None
+        None where the checkpoint has no tokenizer.
+
+    Raises
+    ------
+    BundleError
+        The tokenizer's files cannot be read, or the package that reads them is not installed.
+    """
     entry = bundle.manifest.tokenizer
     if entry is None:
         return None
     folder = bundle.path / entry.folder
-    try:
+    with _one_line(lambda reason: BundleError(f"the tokenizer in {folder} cannot be read: {reason}")):
         if entry.kind == "tokenizers":
             return _TokenizersCodec(str(folder / "tokenizer.json"))
         return _TransformersCodec(str(folder))
-    except Exception as error:  # both libraries raise classes of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BundleError(f"the tokenizer in {folder} cannot be read: {reason}") from error
+
+
+@contextmanager
+def _one_line(error_of: Callable[[str], ValueError]) -> Iterator[None]:
+    """Raise ``error_of(reason)`` for whatever a tokenizer library raises, panics included."""
+    try:
+        yield
+    except BaseException as error:  # both libraries raise classes of their own
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        raise error_of(first_line(error)) from error
+
+
+def _encoding_error(reason: str) -> InputError:
+    return InputError(
+        f"the tokenizer cannot encode this text ({reason}); pass another text or token ids, or restore the "
+        "checkpoint's tokenizer and export it again"
+    )
+
+
+def _decoding_error(reason: str) -> BundleError:
+    return BundleError(
+        f"the tokenizer cannot decode these tokens ({reason}); restore the checkpoint's tokenizer and export it again"
+    )
 
 
 class _TokenizersCodec:
@@ -55,25 +93,27 @@ class _TokenizersCodec:
         self._tokenizer = Tokenizer.from_file(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._cutting: Tokenizer | None = None
-        self._turn = threading.Lock()
+        self._truncating: Tokenizer | None = None
+        self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        with _one_line(_encoding_error):
+            return list(self._tokenizer.encode(text).ids)
 
     def truncate(self, text: str, length: int) -> list[int]:
-        with self._turn:
-            if self._cutting is None:  # a copy, since truncation is a state of the tokenizer
-                self._cutting = self._tokenizer.from_str(self._tokenizer.to_str())
-            self._cutting.enable_truncation(length)
-            return list(self._cutting.encode(text).ids)
+        with self._lock, _one_line(_encoding_error):
+            if self._truncating is None:  # a copy, since truncation is a state of the tokenizer
+                self._truncating = self._tokenizer.from_str(self._tokenizer.to_str())
+            self._truncating.enable_truncation(length)
+            return list(self._truncating.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        with _one_line(_decoding_error):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
 class _TransformersCodec:
-    """Tokenizers that have no ``tokenizer.json`` of their own (Marian): transformers' class, which needs no torch."""
+    """A tokenizer without ``tokenizer.json`` (Marian), read by transformers' class, which needs no torch."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -86,10 +126,13 @@ class _TransformersCodec:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, truncation=False, verbose=False).input_ids)
+        with _one_line(_encoding_error):
+            return list(self._tokenizer(text, truncation=False, verbose=False).input_ids)
 
     def truncate(self, text: str, length: int) -> list[int]:
-        return list(self._tokenizer(text, truncation=True, max_length=length).input_ids)
+        with _one_line(_encoding_error):
+            return list(self._tokenizer(text, truncation=True, max_length=length).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        with _one_line(_decoding_error):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

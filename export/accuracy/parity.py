@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tightbeam.deploy.bundle.reader import Manifest, ParityReport
+from tightbeam.deploy.bundle.manifest import Manifest, ParityReport
 from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
 from tightbeam.export.checkpoint.generation import take_out_sampling

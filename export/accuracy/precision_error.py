@@ -10,7 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tightbeam.deploy.bundle.reader import MANIFEST, WEIGHTS, Bundle, Manifest, PrecisionErrorEntry, file_entry
+from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 from tightbeam.export.writing.graphs import graph_entries, state_entries, write_graphs

@@ -8,7 +8,8 @@ from typing import Any
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tightbeam.deploy.bundle.reader import TokenizerEntry, file_entry
+from tightbeam.deploy.bundle.manifest import TokenizerEntry
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.accuracy.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.checkpoint.quiet import PanicError, panics_as_errors
 from tightbeam.export.errors import ExportError, first_line

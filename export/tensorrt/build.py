@@ -27,7 +27,9 @@ from tightbeam.deploy.bundle.engine_files import (
     check_engine_target,
     write_engine,
 )
-from tightbeam.deploy.bundle.reader import Bundle, Manifest, TensorEntry, file_entry
+from tightbeam.deploy.bundle.manifest import Manifest, TensorEntry
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.accuracy.precision_error import precision_error
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.builder_process import GraphRequest, Request

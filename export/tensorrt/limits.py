@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tightbeam.deploy.bundle.engine_files import EngineLimits
-from tightbeam.deploy.bundle.reader import Manifest
+from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.runtimes.base import banned_capacity
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tables import BEAMS, longest_output

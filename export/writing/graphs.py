@@ -13,15 +13,9 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from tightbeam.deploy.bundle.reader import (
-    WEIGHTS,
-    Bundle,
-    BundleError,
-    CacheStateEntry,
-    GraphEntry,
-    TensorEntry,
-    file_entry,
-)
+from tightbeam.deploy.bundle.manifest import WEIGHTS, CacheStateEntry, GraphEntry, TensorEntry
+from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions

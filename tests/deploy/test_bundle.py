@@ -20,7 +20,8 @@ from safetensors.numpy import load_file
 
 from support.bundles import BundleCache
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner
-from tightbeam.deploy.bundle.reader import FORMAT_VERSION, Manifest, write_bundle
+from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, Manifest
+from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.writing.weights import plan_weights, write_weights
 
@@ -199,7 +200,7 @@ def test_a_file_that_cannot_be_read_is_named(copy: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tightbeam.deploy.bundle.reader._sha256", fail)
+    monkeypatch.setattr("tightbeam.deploy.bundle.reader.sha256_of", fail)
     refused(copy, "encoder.onnx", "Permission denied")
 
 
@@ -530,7 +531,7 @@ def test_failure_while_replacing_keeps_the_old_bundle(
 KILLED = """
 import sys, time
 from pathlib import Path
-from tightbeam.deploy.bundle.reader import write_bundle
+from tightbeam.deploy.bundle.writer import write_bundle
 def fill(folder):
     (folder / "encoder.onnx").write_bytes(b"half")
     print("writing", flush=True)

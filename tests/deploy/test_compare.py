@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from support.bundles import BundleCache
-from tightbeam.deploy.bundle.reader import MANIFEST, WEIGHTS, Bundle, file_entry
+from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 

@@ -28,7 +28,7 @@ from tightbeam.deploy.bundle.engine_files import (
     load_engine,
     write_engine,
 )
-from tightbeam.deploy.bundle.reader import file_entry
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.runtimes import tensorrt as tensorrt_module
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from transformers import AutoTokenizer
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, CheckpointCache
+from support.triton_requests import ids_request, text_request
+from support.triton_requests import run as run_requests
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner, SearchResult
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec, load_codec
@@ -303,6 +306,108 @@ def test_no_tokenizer(bundles: BundleCache, bundle: Path, tmp_path: Path) -> Non
         with pytest.raises(InputError, match=r"has no tokenizer, since its checkpoint has none; pass token ids"):
             act()
     assert runner.generate(IDS, MASK, max_new_tokens=2).sequences.shape[0] == 2
+
+
+# A tokenizer.json that makes the tokenizers library panic, which is no Exception in Python
+
+PANICS: dict[str, dict[str, Any]] = {
+    "load": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "encode": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<missing>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {},
+        }
+    },
+    "decode": {
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"Regex": ".+"}, "content": "a"},
+                {"type": "Strip", "content": "a", "start": 9, "stop": 9},
+            ],
+        }
+    },
+}
+
+
+def broken_tokenizer(bundle: Path, folder: Path, panic: str) -> Path:
+    """A copy of a bundle, whole by its checksums, with a tokenizer.json that panics when it is used so."""
+    copy = Path(shutil.copytree(bundle, folder))
+    file, manifest = copy / "tokenizer" / "tokenizer.json", copy / "bundle.json"
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **PANICS[panic]}), "utf-8")
+    data = json.loads(manifest.read_text("utf-8"))
+    (entry,) = (entry for entry in data["tokenizer"]["files"] if entry["file"] == "tokenizer/tokenizer.json")
+    entry.update(bytes=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    manifest.write_text(json.dumps(data), "utf-8")
+    return copy
+
+
+def run_model(*arguments: object) -> tuple[int, list[str]]:
+    """The exit code of run-model and its own lines on standard error, without those of the library's panic."""
+    command = [sys.executable, "-m", "tightbeam.deploy.command", *map(str, arguments)]
+    done = subprocess.run(command, input=b"a town\na river\n", capture_output=True, timeout=120)
+    lines = done.stderr.decode().splitlines()
+    assert not any("Traceback" in line for line in lines), done.stderr.decode()
+    return done.returncode, [line for line in lines if line.startswith("error: ")]
+
+
+def test_panic_when_the_tokenizer_is_loaded(bundle: Path, tmp_path: Path) -> None:
+    broken = broken_tokenizer(bundle, tmp_path / "b", "load")
+    with pytest.raises(BundleError, match=r"the tokenizer in .* cannot be read: .*charsmap") as caught:
+        Runner.load(broken, threads=1)
+    assert "\n" not in str(caught.value)
+    code, errors = run_model(broken)
+    assert code == 1 and len(errors) == 1 and "cannot be read: " in errors[0]
+
+
+def test_panic_when_the_tokenizer_encodes(bundle: Path, tmp_path: Path) -> None:
+    broken = broken_tokenizer(bundle, tmp_path / "b", "encode")
+    runner = Runner.load(broken, threads=1)
+    reason = r"the tokenizer cannot encode this text \(no entry found for key\); pass another text or token ids"
+    with pytest.raises(InputError, match=reason):
+        runner.encode("a town")
+    codec = load_codec(runner.bundle)
+    assert codec is not None
+    with pytest.raises(InputError, match=reason):
+        codec.truncate(LONG, 8)
+    with pytest.raises(InputError, match="text 0: " + reason):
+        runner.generate_text(["a town"], max_new_tokens=2)
+    log = run_requests(runner, [text_request(0, "a town"), ids_request(1, [5, 6, 2], max_new_tokens=2)])
+    assert "the tokenizer cannot encode this text" in log.refusals()[0].message
+    assert len(log.outputs(1)) == 1
+    code, errors = run_model(broken, "--max-new-tokens", 2)
+    assert code == 1 and len(errors) == 3
+    assert "standard input, line 2: the tokenizer cannot encode this text" in errors[1]
+
+
+def test_panic_when_the_tokenizer_decodes(bundle: Path, tmp_path: Path) -> None:
+    broken = broken_tokenizer(bundle, tmp_path / "b", "decode")
+    runner = Runner.load(broken, threads=1)
+    with pytest.raises(BundleError, match=r"the tokenizer cannot decode these tokens \(.*\); restore") as caught:
+        runner.decode([5, 6])
+    assert "\n" not in str(caught.value)
+    log = run_requests(runner, [text_request(0, "a town", max_new_tokens=2)], stream=True)
+    assert "the tokenizer cannot decode these tokens" in log.refusals()[0].message
+    assert not log.refusals()[0].own
+    code, errors = run_model(broken, "--max-new-tokens", 2)
+    assert code == 1 and len(errors) == 1 and "cannot decode these tokens" in errors[0]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_interruptions_of_a_tokenizer_are_not_its_errors(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+) -> None:
+    codec = _TokenizersCodec(str(bundle / "tokenizer" / "tokenizer.json"))
+
+    class Interrupted:
+        def encode(self, text: str) -> None:
+            raise interruption
+
+    monkeypatch.setattr(codec, "_tokenizer", Interrupted())
+    with pytest.raises(interruption):
+        codec.encode("a town")
 
 
 # The serving machine

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import zlib
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,18 +13,12 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tools.demo import reports as grammar
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "export" / "demo"
 FRESH_SEED = 1234  # neither the seed of the printed score nor that of the examples
 GRAMMAR_CHECKSUM = 3319134330  # of the first thousand training reports
-
-
-@pytest.fixture(scope="module")
-def grammar() -> ModuleType:
-    """`tools/demo/demo_reports.py`; tools is a folder of scripts, not a package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
-        return importlib.import_module("demo_reports")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +38,7 @@ def headlines(model: Any, tokenizer: Any, texts: list[str], **search: Any) -> li
 
 
 @pytest.fixture(scope="module")
-def fresh(grammar: ModuleType) -> list[Any]:
+def fresh() -> list[Any]:
     return list(grammar.generate(FRESH_SEED, 30, held_out=True))
 
 
@@ -106,7 +98,7 @@ def test_any_text_is_encoded_without_unknown_tokens_and_answered(model: Any, tok
     assert len(headlines(model, tokenizer, [text])) == 1
 
 
-def test_facts_are_right_on_fresh_reports(grammar: ModuleType, fresh: list[Any], by_beam: list[str]) -> None:
+def test_facts_are_right_on_fresh_reports(fresh: list[Any], by_beam: list[str]) -> None:
     wrong = [line for line, report in zip(by_beam, fresh, strict=True) if not grammar.facts_right(line, report)]
     assert len(wrong) <= 0.15 * len(fresh), wrong
 
@@ -115,14 +107,14 @@ def test_search_strategy_matters(by_beam: list[str], by_greedy: list[str]) -> No
     assert by_beam != by_greedy
 
 
-def test_grammar_is_deterministic(grammar: ModuleType) -> None:
+def test_grammar_is_deterministic() -> None:
     assert grammar.generate(7, 200) == grammar.generate(7, 200)
     assert grammar.generate(7, 200) != grammar.generate(8, 200)
     # The exact reports too: another grammar needs a newly trained model, and then a new checksum.
     assert zlib.crc32(repr(grammar.generate(0, 1000)).encode()) == GRAMMAR_CHECKSUM
 
 
-def test_fact_check_accepts_every_admissible_headline_and_no_slip(grammar: ModuleType) -> None:
+def test_fact_check_accepts_every_admissible_headline_and_no_slip() -> None:
     report = grammar.generate(7, 1)[0]
     other = grammar.generate(8, 1)[0]
     for headline in report.headlines:
@@ -133,7 +125,7 @@ def test_fact_check_accepts_every_admissible_headline_and_no_slip(grammar: Modul
         assert not grammar.facts_right(f"{headline}, says Nobody Known", report)
 
 
-def test_examples_are_held_out_of_training(grammar: ModuleType) -> None:
+def test_examples_are_held_out_of_training() -> None:
     examples = (DEMO / "examples.txt").read_text(encoding="utf-8").splitlines()
     assert len(set(examples)) == 12
     held_out = {report.text: report for report in grammar.generate(2, 100, held_out=True)}

@@ -19,7 +19,7 @@ from support.ill_conditioned import OWN_2, spoil
 from support.tolerance import assert_runs_close, error
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.engine_files import load_engine
-from tightbeam.deploy.bundle.reader import WEIGHTS
+from tightbeam.deploy.bundle.manifest import WEIGHTS
 from tightbeam.deploy.compare import Sources, log_probabilities, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model

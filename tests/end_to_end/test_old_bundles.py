@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle.reader import FORMAT_VERSION
+from tightbeam.deploy.bundle.manifest import FORMAT_VERSION
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 EXPECTED = {1: [[2, 228, 191, 228, 259, 228, 228, 228, 2], [2, 228, 191, 259, 259, 228, 228, 228, 2]]}

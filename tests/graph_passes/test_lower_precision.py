@@ -17,7 +17,8 @@ from support.bundles import BundleCache
 from support.pass_runs import sessions
 from support.precision_runs import logits_of, source_run, torch_logits
 from support.tolerance import assert_runs_close, error
-from tightbeam.deploy.bundle.reader import WEIGHTS, Bundle
+from tightbeam.deploy.bundle.manifest import WEIGHTS
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import PRESETS, CacheState, ModelGraphs, PassError, passes_of, rewrite, same_for_all
 from tightbeam.graph_passes.builder import Builder, graph_input

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from support.checkpoints import CheckpointCache
-from tightbeam.deploy.bundle.reader import Manifest, write_bundle
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.pipeline import write_files
 from tightbeam.export.tracing.torch_export import trace

@@ -14,7 +14,9 @@ import pytest
 from support.bundles import BundleCache
 from support.generate_runs import batch
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle.reader import MANIFEST, WEIGHTS, Bundle, file_entry
+from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.tensorrt.build import build_engine, write_tensorrt_graphs
 from tightbeam.export.tensorrt.limits import engine_limits
 from tightbeam.export.writing.graphs import graph_entries, state_entries

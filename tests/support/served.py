@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -21,6 +20,7 @@ from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.serving.config import ServingSettings
 from tightbeam.deploy.serving.repository import write_model
 from tightbeam.deploy.text.text_input import run_text_input
+from tools.serve import serve_local as local_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")
@@ -28,12 +28,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def serve_local() -> ModuleType:
     """tools/serve/serve_local.py; skips where there is no server for this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
-        module = importlib.import_module("serve_local")
-    if fault := module.installation_fault():
+    if fault := local_server.installation_fault():
         pytest.skip(fault)
-    return module
+    return local_server
 
 
 def serve(bundle: Path, repository: Path, name: str, **settings: Any) -> None:

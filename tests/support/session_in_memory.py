@@ -115,7 +115,7 @@ KINDS = {"host to device": "HtoD", "device to host": "DtoH", "within the device"
 
 
 def events_in_memory(cuda: CudaInMemory, work: Callable[[], object]) -> list[tuple[str, int]]:
-    """What ran while ``work`` did: kinds of events as `tools/gpu_step.py` calls them, and bytes copied."""
+    """What ran while ``work`` did: kinds of events as `tools/gpu/step.py` calls them, and bytes copied."""
     before = len(cuda.done)
     work()
     return [(KINDS.get(done.kind, "kernel"), done.nbytes) for done in cuda.done[before:]]

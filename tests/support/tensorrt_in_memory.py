@@ -20,7 +20,7 @@ from tightbeam.deploy.bundle.engine_files import (
     EngineLimits,
     built_from,
 )
-from tightbeam.deploy.bundle.reader import GraphEntry, TensorEntry
+from tightbeam.deploy.bundle.manifest import GraphEntry, TensorEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime

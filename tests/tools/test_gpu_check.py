@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -14,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from support.gpu_tools import GPU_TOOLS, PATHS, environment, make_importable
+from tools import gpu_check
+from tools.gpu import _results, sanitizer, step, tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-sys.path.insert(0, {tools!r})
-from gpu_results import Results, skip
+from tools.gpu._results import Results, skip
 results = Results(Path(sys.argv[sys.argv.index("--output") + 1]))
 results.row("Found", ("what", "how much"), ("{name}", 1))
 results.figure("arguments", sys.argv[1:])
@@ -43,13 +42,17 @@ BODIES = {
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, with scripts of ours in place of its sections'."""
-    make_importable(monkeypatch)
-    module = importlib.import_module("gpu_check")
     for name, body in BODIES.items():
-        text = SCRIPT.format(tools=str(GPU_TOOLS), name=name, body=body)
-        (tmp_path / f"gpu_{name}.py").write_text(text)
-    monkeypatch.setattr(module, "SCRIPTS", tmp_path)
-    return module
+        write_section(tmp_path, name, body)
+    monkeypatch.setattr(gpu_check, "SECTION_MODULES", "sections")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return gpu_check
+
+
+def write_section(folder: Path, name: str, body: str) -> None:
+    path = folder / "sections" / f"{name}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(SCRIPT.format(name=name, body=body))
 
 
 def check(tool: Any, folder: Path, *arguments: str) -> int:
@@ -248,7 +251,7 @@ def test_a_section_of_another_version_is_said_to_be_unreadable(tool: Any, tmp_pa
 
 def test_what_a_section_leaves_running_ends_with_it(tool: Any, tmp_path: Path) -> None:
     body = f"subprocess.Popen(['sleep', '600'], cwd={str(tmp_path)!r})"
-    (tmp_path / "gpu_tests.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name="tests", body=body))
+    write_section(tmp_path, "tests", body)
     assert check(tool, tmp_path, "tests") == 0
     end = time.monotonic() + 20  # killed, it is gone a moment later
     while any(reads_as(link, tmp_path) for link in Path("/proc").glob("[0-9]*/cwd")):
@@ -283,14 +286,14 @@ def test_the_reason_is_the_line_that_tells_it(tool: Any, said: str, reason: str)
 
 def test_a_long_log_is_not_read_whole(tool: Any, tmp_path: Path) -> None:
     body = "sys.stdout.buffer.write(b'\\xff\\x00' * 2**22 + b'\\nthe end\\n'); sys.stdout.flush(); sys.exit(3)"
-    (tmp_path / "gpu_tests.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name="tests", body=body))
+    write_section(tmp_path, "tests", body)
     assert check(tool, tmp_path, "tests") == 1
     assert report(tmp_path)["tests"]["reason"] == "the end"
 
 
 def test_without_a_gpu_the_document_stays_as_it_is(tool: Any, tmp_path: Path) -> None:
     body = "skip('this machine has no NVIDIA GPU')"
-    (tmp_path / "gpu_machine.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name="machine", body=body))
+    write_section(tmp_path, "machine", body)
     assert check(tool, tmp_path, "machine") == 0
     assert (tmp_path / "hardware.md").read_text() == "# What ran where\n\n## A CPU\n\nall of it\n"
 
@@ -309,7 +312,7 @@ def test_the_document_whatever_its_lines_end_with(tool: Any, tmp_path: Path) -> 
 
 def test_a_gpu_has_one_line(tool: Any, tmp_path: Path) -> None:
     body = "results.figure('gpu', 'A | GPU\\n## of two'); results.figure('driver', 'a\\nb')"
-    (tmp_path / "gpu_machine.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name="machine", body=body))
+    write_section(tmp_path, "machine", body)
     check(tool, tmp_path, "machine")
     check(tool, tmp_path, "machine")
     text = (tmp_path / "hardware.md").read_text()
@@ -318,14 +321,13 @@ def test_a_gpu_has_one_line(tool: Any, tmp_path: Path) -> None:
 
 def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
     """By hand, or by whoever lends the machine: what was found by then is in the report."""
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
     for name, body in {**BODIES, "build": BODIES["rates"]}.items():
-        (scripts / f"gpu_{name}.py").write_text(SCRIPT.format(tools=str(GPU_TOOLS), name=name, body=body))
-    start = f"import sys; sys.path[:0] = {PATHS!r}; import gpu_check, pathlib\n"
-    start += f"gpu_check.SCRIPTS = pathlib.Path({str(scripts)!r}); sys.argv[1:] = ['machine', 'build', '--rehearse', "
+        write_section(tmp_path, name, body)
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tools import gpu_check\n"
+    start += "gpu_check.SECTION_MODULES = 'sections'; sys.argv[1:] = ['machine', 'build', '--rehearse', "
     start += f"'--results', {str(tmp_path / 'results')!r}]; gpu_check.main()"
-    process = subprocess.Popen([sys.executable, "-c", start], stderr=subprocess.PIPE, cwd=ROOT.parent)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", start], stderr=subprocess.PIPE, cwd=ROOT.parent, env=environment)
     log = tmp_path / "results" / "build.log"
     end = time.monotonic() + 60
     while not (log.exists() and b"started" in log.read_bytes()):
@@ -338,7 +340,7 @@ def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
     assert found["machine"]["outcome"] == "passed"
     assert (found["build"]["outcome"], found["build"]["reason"]) == ("stopped", "the check was stopped while this ran")
     assert found["build"]["tables"][0]["rows"] == [["build", "1"]]
-    assert not processes_of(scripts)
+    assert not processes_of(tmp_path)
 
 
 SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n========= {}\n"
@@ -361,8 +363,6 @@ SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n===
 def test_what_compute_sanitizer_says(
     monkeypatch: pytest.MonkeyPatch, said: str, code: int | None, row: tuple[int, str], fault: str
 ) -> None:
-    make_importable(monkeypatch)
-    sanitizer = importlib.import_module("gpu_sanitizer")
     cases, errors, last = sanitizer.read_output(SANITIZED.format(said))
     assert ((cases, errors), last) == (row, said)
     assert sanitizer.fault_of(code, cases, errors) == fault
@@ -370,8 +370,6 @@ def test_what_compute_sanitizer_says(
 
 
 def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_importable(monkeypatch)
-    sanitizer = importlib.import_module("gpu_sanitizer")
     tests = tmp_path / "test_slow.py"
     tests.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
     command = [sys.executable, "-c", sanitizer.PYTEST, "1", "-q", str(tests)]
@@ -382,8 +380,6 @@ def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest
 
 def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's profiler writes it."""
-    make_importable(monkeypatch)
-    step = importlib.import_module("gpu_step")
     trace = [
         {"ph": "X", "cat": "kernel", "name": "attend<float>", "ts": 10.0, "dur": 4.0, "args": {"stream": 7}},
         {"ph": "X", "cat": "kernel", "name": "other", "ts": 12.5, "dur": 1.0, "args": {}},
@@ -419,8 +415,6 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_variant_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_importable(monkeypatch)
-    step, results = importlib.import_module("gpu_step"), importlib.import_module("gpu_results")
 
     def fail() -> Any:
         raise RuntimeError("out of memory\nand more")
@@ -429,40 +423,36 @@ def test_a_variant_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest
     output = tmp_path / "step.json"
     with pytest.raises(SystemExit, match="error: el failed: RuntimeError; slim failed: RuntimeError"):
         step.main(output)
-    notes = results.read_results(output)["notes"]
+    notes = _results.read_results(output)["notes"]
     assert notes == ["el: RuntimeError: out of memory", "slim: RuntimeError: out of memory"]
 
 
 def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_importable(monkeypatch)
-    tests, results = importlib.import_module("gpu_tests"), importlib.import_module("gpu_results")
     monkeypatch.setattr(tests, "SECONDS", 3)
     hangs, warns = tmp_path / "test_hangs.py", tmp_path / "test_warns.py"
     hangs.write_text("import time\ndef test_hangs(): time.sleep(60)\n")
     warns.write_text("import warnings\ndef test_warns(): warnings.warn('of another version', stacklevel=1)\n")
-    found = results.Results(tmp_path / "tests.json")
+    found = _results.Results(tmp_path / "tests.json")
     assert tests.run_file(str(hangs), [], tmp_path / "tests.xml", found) == (0, 1)
     monkeypatch.setattr(tests, "SECONDS", 60)
     assert tests.run_file(str(warns), ["-c", str(ROOT / "pyproject.toml")], tmp_path / "tests.xml", found) == (1, 0)
-    content = results.read_results(tmp_path / "tests.json")
+    content = _results.read_results(tmp_path / "tests.json")
     assert content["notes"] == [f"{hangs} did not come to its end: stopped after 3 s"]
     assert [row[1:3] for row in content["tables"][0]["rows"]] == [["-", "-"], ["1", "0"]]
 
 
 def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_importable(monkeypatch)
-    tests, results = importlib.import_module("gpu_tests"), importlib.import_module("gpu_results")
     skips = tmp_path / "test_skips.py"
     skips.write_text("import pytest\ndef test_skips(): pytest.skip('no GPU')\n")
-    found = results.Results(tmp_path / "tests.json")
+    found = _results.Results(tmp_path / "tests.json")
     with pytest.raises(SystemExit, match="error: every test was skipped"):
         tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
 
 
 def test_a_step_is_rehearsed(tmp_path: Path) -> None:
     output = tmp_path / "step.json"
-    command = [sys.executable, str(GPU_TOOLS / "gpu_step.py"), "--rehearse", "--output", str(output)]
-    subprocess.run(command, check=True, timeout=200, env=environment())
+    command = [sys.executable, "-m", "tools.gpu.step", "--rehearse", "--output", str(output)]
+    subprocess.run(command, check=True, timeout=200, cwd=ROOT)
     found = json.loads(output.read_text())
     steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
     assert [row[:3] for row in steps["rows"]] == [

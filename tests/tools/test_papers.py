@@ -1,12 +1,10 @@
-"""The papers' tables by our formulas (`tools/papers/papers.py`): what agrees, cell by cell."""
+"""The papers' tables by our formulas (`python -m tools.papers`), cell by cell, with the few cells that differ."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,13 +12,14 @@ from types import ModuleType
 import pytest
 
 from tightbeam.graph_passes import Sizes
+from tools.papers import attention_times, el, fastseq, figures, shazeer, slim, step_times
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
-    "paper_el": ("el_memory", "el_saving", "el_movement"),
-    "paper_fastseq": ("fastseq_cache", "fastseq_ratios"),
-    "paper_shazeer": ("shazeer_memory", "shazeer_widths"),
-    "paper_slim": (
+    el: ("el_memory", "el_saving", "el_movement"),
+    fastseq: ("fastseq_cache", "fastseq_ratios"),
+    shazeer: ("shazeer_memory", "shazeer_widths"),
+    slim: (
         *("slim_whisper", "slim_whisper_states_read", "slim_cache_sizes", "slim_long_context"),
         *("slim_not_square", "slim_intensity", "slim_chips"),
     ),
@@ -40,48 +39,39 @@ DIFFERENT = {
 """Table -> the rows that are not as printed, and how. All other cells of all tables are."""
 
 
-@pytest.fixture(scope="module")
-def tools() -> Iterator[dict[str, ModuleType]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
-        names = (*TABLES, "paper_figure", "paper_attention_times", "paper_step_times")
-        yield {name: importlib.import_module(name) for name in names}
-
-
 @pytest.mark.parametrize(("module", "table"), [(module, table) for module, names in TABLES.items() for table in names])
-def test_the_papers_figures_are_those_of_our_formulas(tools: dict[str, ModuleType], module: str, table: str) -> None:
-    made = getattr(tools[module], table)()
+def test_the_papers_figures_are_those_of_our_formulas(module: ModuleType, table: str) -> None:
+    made = getattr(module, table)()
     assert made.figures
     found = {figure.row: figure.verdict for figure in made.different}
     assert found == DIFFERENT.get(table, {})
-    tools["paper_figure"].rich_table(made)
+    figures.rich_table(made)
 
 
-def test_el_keeps_one_ninety_sixth_to_the_byte(tools: dict[str, ModuleType]) -> None:
-    one, two, layer = (figure.ours for figure in tools["paper_el"].el_saving().figures)
+def test_el_keeps_one_ninety_sixth_to_the_byte() -> None:
+    one, two, layer = (figure.ours for figure in el.el_saving().figures)
     assert (one, two, layer) == (96, 48, 24)
-    by_cell = {(f.row, f.column): f.ours for f in tools["paper_el"].el_memory().figures}
+    by_cell = {(f.row, f.column): f.ours for f in el.el_memory().figures}
     for (row, column), gib in by_cell.items():
         if column == "multi-head":
             assert gib == 96 * by_cell[row, "EL"]
 
 
-def test_whispers_figures_to_the_last_number(tools: dict[str, ModuleType]) -> None:
+def test_whispers_figures_to_the_last_number() -> None:
     """By hand, for the tiny model: 4 layers of width 384."""
-    tiny = tools["paper_slim"].WHISPER["tiny"]
+    tiny = slim.WHISPER["tiny"]
     baseline = 384 * 51865 + 4 * (6 * 384**2 + 2 * 384 * 1536)
-    parameters = tools["paper_slim"].parameters
+    parameters = slim.parameters
     assert parameters(tiny, "dedup") == baseline
     assert parameters(tiny, "kcache") == baseline + 4 * 384**2
     assert parameters(tiny, "slim") == baseline + 2 * 4 * 384**2
-    reads = tools["paper_slim"].reads
+    reads = slim.reads
     assert reads(tiny, "dedup", 1, states_on_chip=True) == baseline + 2 * (1500 + 448) * 384 * 4
     on_chip, read = (reads(tiny, "slim", 1, states_on_chip=where) for where in (True, False))
     assert read - on_chip == 4 * 1500 * 384
 
 
-def test_shazeers_expressions_bound_the_counts(tools: dict[str, ModuleType]) -> None:
-    shazeer = tools["paper_shazeer"]
+def test_shazeers_expressions_bound_the_counts() -> None:
     for sizes in (shazeer.MULTI_HEAD, shazeer.MULTI_QUERY):
         for b in (1, 16, 1024):
             for n in (1, 100, sizes.D):
@@ -103,23 +93,23 @@ def test_shazeers_expressions_bound_the_counts(tools: dict[str, ModuleType]) -> 
         ("7", 7.6, "cut"),
     ],
 )
-def test_verdicts(tools: dict[str, ModuleType], printed: str, ours: float, verdict: str) -> None:
-    assert tools["paper_figure"].Figure("", "", printed, ours).verdict == verdict
+def test_verdicts(printed: str, ours: float, verdict: str) -> None:
+    assert figures.Figure("", "", printed, ours).verdict == verdict
     with pytest.raises(ValueError, match="holds no number"):
-        _ = tools["paper_figure"].Figure("", "", "n/a", 1.0).value
+        _ = figures.Figure("", "", "n/a", 1.0).value
 
 
-def test_which_quotients_rounded_cells_can_have(tools: dict[str, ModuleType]) -> None:
-    quotient_can_be = tools["paper_figure"].quotient_can_be
+def test_which_quotients_rounded_cells_can_have() -> None:
+    quotient_can_be = figures.quotient_can_be
     assert quotient_can_be("7.7x", "18.4", "2.4")
     assert quotient_can_be("5.5x", "16.7", "3.0")
     assert not quotient_can_be("4.3x", "31.3", "8.7")
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_all_forms_of_attention_are_one(tools: dict[str, ModuleType], beams: int) -> None:
+def test_all_forms_of_attention_are_one(beams: int) -> None:
     """They are compared with the definition before they are timed; one that is wrong is refused by name."""
-    times = tools["paper_attention_times"]
+    times = attention_times
     sizes = Sizes(D=40, H=5, G=5, K=8, V=8, L=1, vocabulary=1, source_vocabulary=1, max_source=1, max_target=1)
     measured = times.time_attention(sizes, 2, beams, 19, 1)
     assert measured.ms.keys() == times.FORMS.keys()
@@ -131,8 +121,8 @@ def test_all_forms_of_attention_are_one(tools: dict[str, ModuleType], beams: int
             times.time_attention(sizes, 2, beams, 19, 1)
 
 
-def test_fits_find_the_polynomial(tools: dict[str, ModuleType]) -> None:
-    fit = tools["paper_step_times"].fit
+def test_fits_find_the_polynomial() -> None:
+    fit = step_times.fit
     lengths = [1, 5, 9, 30]
     line = fit(lengths, [3 + 2 * T for T in lengths], 1)
     assert line.coefficients == pytest.approx((3, 2))
@@ -143,8 +133,8 @@ def test_fits_find_the_polynomial(tools: dict[str, ModuleType]) -> None:
     assert fit(lengths, squares, 1).r_squared < 0.99
 
 
-def test_an_ablation_of_what_cannot_be(tools: dict[str, ModuleType]) -> None:
-    time_ablation = tools["paper_step_times"].time_ablation
+def test_an_ablation_of_what_cannot_be() -> None:
+    time_ablation = step_times.time_ablation
     with pytest.raises(SystemExit, match="is no checkpoint folder"):
         time_ablation(ROOT, 1, 8, 8, 1, None)
     with pytest.raises(SystemExit, match="exceed the 256 positions"):
@@ -152,9 +142,9 @@ def test_an_ablation_of_what_cannot_be(tools: dict[str, ModuleType]) -> None:
 
 
 @pytest.mark.slow
-def test_growth_and_ablation_run(tools: dict[str, ModuleType]) -> None:
+def test_growth_and_ablation_run() -> None:
     """They export, and compare tokens and logits, before they time; a wrong cache would end them."""
-    times = tools["paper_step_times"]
+    times = step_times
     growth = times.time_growth("dedup", 2, 6, [8, 40], 1, None)
     assert len(growth.cached_ms) == 40
     assert growth.uncached_ms.keys() == {8, 40}
@@ -166,7 +156,8 @@ def test_growth_and_ablation_run(tools: dict[str, ModuleType]) -> None:
 
 
 def test_the_command_prints_every_table() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "papers.py"), "all"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
+    command = [sys.executable, "-m", "tools.papers", "all"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
     for words in ("Table 4", "96x / 96", "3.5x / 3.51", "9088 / 9,088", "25.8B / 25.77", "5.8x / 5.84", "33 / 33"):
         assert words in done.stdout

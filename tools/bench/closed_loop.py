@@ -1,4 +1,4 @@
-"""Clients that each keep one request in flight, and what a server did meanwhile: for tools/bench/bench_serving.py."""
+"""Clients that each keep one request in flight, and what a server did meanwhile: for tools/bench/serving.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
-from serve_local import LocalServer
 
 from tightbeam.deploy.runtimes.base import Array
+from tools.serve.serve_local import LocalServer
 
 __all__ = ["ClosedLoop", "Load", "memory_bytes"]
 

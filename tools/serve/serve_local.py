@@ -28,7 +28,7 @@ import typer
 
 from tightbeam.deploy.console import command_line, say
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "TIGHTBEAM_TRITONSERVER"
 ENVIRONMENT = Path(os.environ.get(VARIABLE, ROOT / ".venv" / "triton"))
 """The virtual environment that the server, and what it starts, runs in."""
@@ -91,7 +91,7 @@ class LocalServer:
         ]
 
     def _environment(self) -> dict[str, str]:
-        libraries = [sysconfig.get_config_var("LIBDIR"), _package().parents[1] / "nvidia_pytriton.libs"]
+        libraries = [sysconfig.get_config_var("LIBDIR"), _package().parents[2] / "nvidia_pytriton.libs"]
         return {
             **os.environ,
             "PATH": f"{ENVIRONMENT / 'bin'}:{os.environ.get('PATH', '')}",

@@ -1,0 +1,63 @@
+"""Writer of bundles: a folder that is whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tightbeam.deploy.bundle.atomic_dir import write_folder
+from tightbeam.deploy.bundle.manifest import MANIFEST, Entry, FileEntry, Manifest
+from tightbeam.deploy.bundle.reader import Bundle, BundleError, sha256_of
+
+__all__ = ["check_target", "file_entry", "with_entry", "write_bundle"]
+
+AnyEntry = TypeVar("AnyEntry", bound=Entry)
+
+
+def file_entry(folder: Path, name: str) -> FileEntry:
+    """Describe a file that was just written into ``folder``."""
+    path = folder / name
+    return FileEntry(file=name, bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Raise BundleError unless a bundle may be written at ``target``; cheap, for use before the work is done."""
+    try:
+        taken = target.exists() or target.is_symlink()
+        bundle = (target / MANIFEST).is_file()
+        parent = target.absolute().parent
+        existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise BundleError(f"cannot write {target}: {error.strerror}; choose another --output") from error
+    if taken and not force:
+        raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
+    if taken and not bundle:
+        raise BundleError(f"{target} exists and is no bundle, so --force does not replace it; choose another --output")
+    if not writable:
+        raise BundleError(f"{existing} cannot be written to; choose another --output")
+
+
+def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest], *, force: bool = False) -> Bundle:
+    """Write a bundle atomically: ``fill`` writes its files into an empty folder and returns the manifest.
+
+    The folder takes the name ``target`` only when it is whole; after a failure nothing is left. With ``force`` an
+    existing bundle is replaced, at the very end. Raises BundleError for an output that exists, that cannot be written,
+    or for a full disk.
+    """
+    destination = Path(target)
+    check_target(destination, force=force)
+    try:
+        destination.absolute().parent.mkdir(parents=True, exist_ok=True)
+        manifest = write_folder(destination, lambda folder: with_entry(folder, MANIFEST, fill(folder)), force=force)
+    except OSError as error:
+        raise BundleError(f"cannot write {destination}: {error.strerror or error}; nothing was left behind") from error
+    return Bundle(destination, manifest)
+
+
+def with_entry(folder: Path, name: str, entry: AnyEntry) -> AnyEntry:
+    """Write what describes a folder into it, as the file ``name``."""
+    (folder / name).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return entry

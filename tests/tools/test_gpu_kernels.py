@@ -1,0 +1,284 @@
+"""The sections `rates` and `kernels` of the GPU check, rehearsed here, and that the second finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import cuda_host
+from support.operator_cases import MODULES
+from tightbeam.plugins.tensorrt.launcher import CudaLauncher
+from tightbeam.plugins.tensorrt.native import Gpu
+from tools.gpu import _attention_work, _graph_times, _kernel_work, _results, kernels, rates
+
+ROOT = Path(__file__).resolve().parents[2]
+
+H200 = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
+
+
+def rehearse(section: str, folder: Path) -> dict[str, Any]:
+    output = folder / "results" / "found.json"
+    command = [sys.executable, "-m", f"tools.gpu.{section}", "--output", str(output), "--rehearse"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    found: dict[str, Any] = json.loads(output.read_text())
+    return {**found, "tables": {table["title"]: table for table in found["tables"]}}
+
+
+def test_rates(tmp_path: Path) -> None:
+    found = rehearse("rates", tmp_path)
+    assert {title: len(table["rows"]) for title, table in found["tables"].items()} == {
+        "Memory": 4,
+        "Matrix products": 3,
+        "Launches": 2,
+    }
+    rates = {"bytes_per_s", "flops_per_s_fp16", "flops_per_s_bf16", "flops_per_s_fp32"}
+    assert found["figures"].keys() == {*rates, "launch_by_host_s", "launch_in_graph_s"}
+    assert all(value > 0 for value in found["figures"].values())
+    assert found["notes"] == ["A rehearsal on the host: no figure means anything."]
+
+
+def test_kernels(tmp_path: Path) -> None:
+    cuda_host.kernels("attention"), cuda_host.kernels("kernels")  # compiled here, or the test is skipped
+    found = rehearse("kernels", tmp_path)
+    tables = found["tables"]
+    assert tables.keys() == {"Checks", "Kernels", *MODULES}
+    checks = [dict(zip(tables["Checks"]["columns"], row, strict=True)) for row in tables["Checks"]["rows"]]
+    assert {check["verdict"] for check in checks} == {"right"}
+    assert {check["call"].split(",")[0] for check in checks} == set(MODULES)
+    for name in MODULES:
+        rows = [dict(zip(tables[name]["columns"], row, strict=True)) for row in tables[name]["rows"]]
+        assert all(float(row["time, µs"]) > 0 for row in rows), rows
+        whats = [row["what"] for row in rows]
+        assert whats.count("ours") == whats.count("floor")
+        assert len(set(whats)) >= 3, "ours, the floor and a peer"
+    assert "SDPA on deduplicated K/V" in {row[2] for row in tables["LatentAttention"]["rows"]}
+    assert found["figures"]["wrong"] == found["figures"]["failed"] == []
+    timed = [figure for figure in found["figures"].values() if isinstance(figure, dict)]
+    assert len(timed) == sum(row[2] == "ours" for name in MODULES for row in tables[name]["rows"])
+    assert all(figure["peers"] and figure["bytes"] > 0 and figure["sets"] > 1 for figure in timed)
+
+
+@pytest.mark.parametrize("section", ["rates", "kernels"])
+def test_without_a_gpu(section: str, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "-m", f"tools.gpu.{section}", "--output", str(tmp_path / "found.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert "torch finds no GPU here; expected one, or --rehearse" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def found_with(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the section finds where ``call(right, operator, inputs, outputs)`` stands in for the kernels."""
+    right = _kernel_work.Operator.__call__
+    monkeypatch.setattr(
+        _kernel_work.Operator, "__call__", lambda self, inputs, outputs: call(right, self, inputs, outputs)
+    )
+    output = tmp_path / "found.json"
+    bad = kernels.run(_graph_times.OnHost(), _results.Results(output))
+    found: dict[str, Any] = json.loads(output.read_text())
+    assert bad == [*found["figures"]["wrong"], *found["figures"]["failed"]]
+    return {**found, "tables": {table["title"]: table for table in found["tables"]}}
+
+
+def nearly(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
+    """One number in a hundred is off by a hundredth of what is usual."""
+    started = right(operator, inputs, outputs)
+    first = next(iter(outputs.values())).view(-1)
+    first[::100] += 0.03
+    return started
+
+
+def without_starting(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
+    return ()
+
+
+@pytest.mark.parametrize("fault", [nearly, without_starting])
+def test_a_wrong_result_is_found_and_not_timed(fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_with(fault, tmp_path, monkeypatch)
+    works = list(kernels.works(_graph_times.OnHost()))
+    assert len(found["figures"]["wrong"]) == len(works)
+    assert found["tables"].keys() == {"Checks"}
+    assert sum("WRONG" in note for note in found["notes"]) == len(works)
+
+
+def test_a_mask_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmasked(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
+        more = {"mask": torch.ones_like(inputs["mask"])} if "mask" in inputs else {}
+        return right(operator, {**inputs, **more}, outputs)
+
+    found = found_with(unmasked, tmp_path, monkeypatch)
+    wrong = {text.split(",")[0] for text in found["figures"]["wrong"]}
+    assert wrong == {"SourceAttention", "LatentAttention"}
+
+
+def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
+        if operator.work.operator == "LatentAttention":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        return right(operator, inputs, outputs)
+
+    monkeypatch.setattr(_attention_work.SourceWork, "_sdpa", lambda *arguments: {"output": torch.ones(8, 32)})
+    found = found_with(out_of_memory, tmp_path, monkeypatch)
+    assert [row[2:4] for row in found["tables"]["LatentAttention"]["rows"]] == [["ours", "failed"]] * 2
+    assert sum("ours: OutOfMemoryError: CUDA out of memory." in note for note in found["notes"]) == 2
+    rows = found["tables"]["SourceAttention"]["rows"]
+    assert [row[3] == "failed" for row in rows] == ["SDPA" in row[2] for row in rows]
+    assert found["figures"]["wrong"] == [] and len(found["figures"]["failed"]) == 2
+    assert len(found["tables"]["BeamTopK"]["rows"]) == 3
+
+
+def test_compare() -> None:
+    exact = torch.tensor([1.0, -2.0, float("-inf"), 0.5], dtype=torch.float64)
+    near = exact + torch.tensor([1e-3, 0, 0, 0])
+    compare = kernels.compare
+    assert compare(near, exact, near).right
+    assert compare(exact + 1.9 * (near - exact).nan_to_num(), exact, near).right
+    assert not compare(exact + 2.1 * (near - exact).nan_to_num(), exact, near).right
+    for wrong in (float("nan"), float("-inf"), float("inf")):
+        other = exact.clone()
+        other[3] = wrong
+        assert not compare(other, exact, near).right
+    other = exact.clone()
+    other[2] = 0.0
+    assert not compare(other, exact, near).right
+    many, noise = torch.ones(100_000, dtype=torch.float64), torch.full((100_000,), 1e-4)
+    assert compare(many - noise, many, many + noise).right
+    noise[77] = 6e-4  # which the root mean square does not show
+    assert not compare(many + noise, many, many + 1e-4).right
+    for naive in (exact + 1, exact.nan_to_num(neginf=0.0), exact * float("nan")):
+        with pytest.raises(RuntimeError, match="PyTorch itself is off"):
+            compare(exact, exact, naive)
+
+
+def test_floors_at_the_sizes_of_bart_large() -> None:
+    on_gpu = object.__new__(_graph_times.OnGpu)
+    full = [work for work, _ in kernels.works(on_gpu)]
+    latent = [work for work in full if work.operator == "LatentAttention"]
+    assert [(work.B, work.dtype_name) for work in latent] == [
+        *((B, "float16") for B in (32, 128, 320)),
+        (128, "bfloat16"),
+    ]
+    assert {(work.M, work.H, work.D, work.N) for work in latent} == {(4, 16, 1024, 1024)}
+    assert latent[0].flops({}) == 8_589_934_592
+    assert latent[0].bytes_moved({}) == 67_108_864 + 32_768 + 2 * 4_194_304
+    assert [(work.B, work.T) for work in full if work.operator == "NGramBlock"] == [(1280, 142), (32, 4000)]
+    assert [work.B * work.M for work in full if work.operator == "BeamTopK"] == [128, 512, 1280]
+    measured = rates.Rates(bytes_per_s=4e12, flops_per_s=8e14)
+    assert measured.floor_s(4e9, 8e9) == 1e-3
+    assert measured.floor_s(4e6, 8e12) == 1e-2
+
+
+def test_the_definition_checks_the_kernels_that_are_timed() -> None:
+    def kernels_of(work: Any) -> set[tuple[str, str]]:
+        launcher, work = kernels.Noting(H200), replace(work, B=1, device="cpu")
+        inputs = work.inputs(0)
+        _kernel_work.Operator(work, _graph_times.OnHost(), launcher)(inputs, work.outputs(inputs))
+        return {(folder, name) for folder, name in launcher.kernels if "combine_splits" not in name}
+
+    works = list(kernels.works(object.__new__(_graph_times.OnGpu)))
+    assert len(works) == 29
+    for full, small in works:
+        assert kernels_of(full) == kernels_of(small) != set(), full.operator
+
+
+def test_rows_that_histories_share_count_once() -> None:
+    work = _attention_work.BeamWork(3, torch.float16, "cpu", (0, 0), M=4, H=2, K=8, T=11, T_max=12, shared=True)
+    ancestry = work.inputs(0)["ancestry"]
+    different = {(b, t, int(ancestry[b, m, t])) for b in range(3) for m in range(4) for t in range(10)}
+    assert len(different) < 3 * 4 * 10
+    row_bytes = 2 * 8 * 2
+    others = 4 * 12 * 11 + 12 * row_bytes * (3 + 2 + 1)
+    assert work.bytes_moved(work.inputs(0)) == 2 * len(different) * row_bytes + others
+    np.testing.assert_array_equal(ancestry[:, :, -1], np.tile(np.arange(4), (3, 1)))
+
+
+class Cuda(ModuleType):
+    """As much of torch.cuda as taking times needs. ``log``: what was asked for."""
+
+    def __init__(self, refuses: str = "", fails: str = "") -> None:
+        self.log: list[str] = []
+        self.refuses, self.fails, self.mode = refuses, fails, "default"
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    def empty_cache(self) -> None: ...
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        self.mode = mode
+
+    def call(self) -> None:
+        if self.mode == "error" and self.refuses:
+            raise RuntimeError(self.refuses)
+        self.log.append("call")
+
+    @contextmanager
+    def graph(self, graph: Any) -> Iterator[None]:
+        self.log.append("begin")
+        yield
+        if self.fails:
+            raise RuntimeError(self.fails)
+        self.log.append("end")
+
+    def CUDAGraph(self) -> Any:
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+
+    def Event(self, enable_timing: bool) -> Any:
+        return SimpleNamespace(record=lambda: self.log.append("event"), elapsed_time=lambda other: 8.0)
+
+
+def test_times_are_those_of_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
+    place = object.__new__(_graph_times.OnGpu)
+    times = place.times([cuda.call] * 4)
+    assert (times.median_s, times.how) == (2e-3, "graph")
+    begin = cuda.log.index("begin")
+    assert cuda.log[:begin].count("call") >= 1
+    assert cuda.log[begin : cuda.log.index("end")] == ["begin", *["call"] * 4]
+    timed = cuda.log[cuda.log.index("event") :]
+    assert timed[:6] == ["event", "replay", "event"] * 2
+    assert cuda.mode == "default"
+
+
+def test_kernels_are_compiled_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler.py"
+    compiler.write_text("import pathlib, sys; pathlib.Path(*sys.argv[1:2]).write_text(' '.join(sys.argv[2:]))")
+    monkeypatch.setattr(_graph_times, "COMPILE", compiler.read_text())
+    launcher = object.__new__(CudaLauncher)
+    launcher.capability = "90"
+    names = [str(tmp_path / name) for name in ("one", "two", "three")]
+    object.__new__(_graph_times.OnGpu).compile([(name, "kernel<float>") for name in names], launcher)
+    assert [Path(name).read_text() for name in names] == ["kernel<float> 90"] * 3
+
+
+def test_what_waits_for_the_gpu_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda("called a synchronizing CUDA operation")
+    monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
+    place = object.__new__(_graph_times.OnGpu)
+    assert place.times([cuda.call] * 4).how == "synchronised"
+    assert "begin" not in cuda.log and cuda.mode == "default"
+    cuda.refuses = "another fault"
+    with pytest.raises(RuntimeError, match="another fault"):
+        place.times([cuda.call])
+
+
+def test_a_capture_that_fails_leaves_times_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(fails="operation failed\nlong")
+    monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
+    times = object.__new__(_graph_times.OnGpu).times([cuda.call] * 4)
+    assert times.how == "synchronised, as the capture failed: operation failed"

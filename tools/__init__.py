@@ -1,0 +1,1 @@
+"""Measurements, training of the demo model and other scripts of the clone; not installed."""

@@ -1,0 +1,1 @@
+"""Benchmarks, and the plots of docs/papers.md."""

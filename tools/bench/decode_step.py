@@ -1,0 +1,437 @@
+"""Time the decode step of three variants and the encoder next to their floors; all must give the same tokens.
+
+    python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
+    python -m tools.bench.decode_step build/bart-large-random
+
+The floor of a step is its matrix products with weights alone, in ONNX Runtime, from the same weights file; the floor
+of the encoder is these and the two products of each attention. ``functions`` is a variant whose operators run as the
+functions inside the model, without our library. Times are measured in one process, round by round in turn, and the
+medians are printed. The peak memory of a whole run is measured in a process of its own (Linux).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tightbeam.deploy import Bundle
+from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.runtimes._onnxruntime import session_options
+from tightbeam.deploy.runtimes.base import Array, Decoding
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.export import export_model
+from tightbeam.graph_passes import PRESETS, RunSize, Sizes
+from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
+from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
+from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops._case import Array as CaseArray
+from tightbeam.plugins.ops.beam_top_k.cases import random_case as random_head
+from tools.bench.turns import in_turn
+
+NEW_TOKENS_FOR_PARITY = 8
+VARIANTS = ("baseline", "dedup", "el")
+FUNCTIONS = " functions"
+WITH_OPERATORS = ("dedup", "el")
+
+
+@contextmanager
+def _without_library() -> Iterator[None]:
+    """Sessions made in this context run the functions inside a model."""
+    before = os.environ.get(LIBRARY_VARIABLE)
+    os.environ[LIBRARY_VARIABLE] = "none"
+    try:
+        yield
+    finally:
+        del os.environ[LIBRARY_VARIABLE]
+        if before is not None:
+            os.environ[LIBRARY_VARIABLE] = before
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder, e.g. of tools/make_checkpoint.py.")],
+    work: Annotated[Path, typer.Option(help="Folder for the bundles; existing ones are used again.")] = Path(
+        "build/bench"
+    ),
+    rows: Annotated[list[int], typer.Option(help="R = batch x beams, for the decode step.")] = [4, 16, 32],  # noqa: B006
+    steps: Annotated[list[int], typer.Option(help="Generated tokens at which a step is timed.")] = [30, 100],  # noqa: B006
+    encoder_batch: Annotated[list[int], typer.Option(help="Batches for the encoder.")] = [1, 4],  # noqa: B006
+    beams: Annotated[int, typer.Option(help="Beams a sample.")] = 4,
+    source: Annotated[int, typer.Option(help="Source length in tokens.")] = 512,
+    rounds: Annotated[int, typer.Option(help="Rounds; the median is printed.")] = 9,
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+) -> None:
+    """Print the tables of the encoder, of the decode step and of memory."""
+    if any(R % beams for R in rows):
+        raise typer.BadParameter(f"rows {rows} must be multiples of beams, {beams}")
+    console = Console(highlight=False)
+    bundles = {variant: bundle_of(checkpoint, work, variant, console) for variant in VARIANTS}
+    console.print(f"parity: {check_parity(bundles, source, threads)}")
+    figures: dict[str, Any] = {"step_ms": [], "encoder_s": []}
+    figures["encoder_s"] = _time_encoder(bundles["dedup"], encoder_batch, source, max(3, rounds // 3), threads)
+    _print_encoder(console, figures["encoder_s"], source)
+    gc.collect()
+    figures["step_ms"] = _time_steps(bundles, rows, steps, beams, source, rounds, threads)
+    _print_steps(console, figures["step_ms"], [*VARIANTS, *(f"{name}{FUNCTIONS}" for name in WITH_OPERATORS)], source)
+    _print_head(console, figures["step_ms"])
+    figures["peak_memory"] = _peak_memory(bundles, rows, beams, source, max(steps), threads)
+    _print_memory(console, figures["peak_memory"])
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> Bundle:
+    folder = work / f"{checkpoint.name}-{variant}"
+    if folder.exists():
+        return Bundle.load(folder)
+    console.print(f"exporting {folder}")
+    return export_model(checkpoint, folder, variant=variant)
+
+
+def check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
+    """All variants give the same tokens on one batch of two lengths, and each was compared with torch when exported."""
+    found: dict[str, list[list[int]]] = {}
+    for variant, bundle in bundles.items():
+        if bundle.manifest.parity is None:
+            raise typer.BadParameter(f"{bundle.path} was not compared with torch; export it without --no-check")
+        ids, mask = random_source(bundle, 2, source)
+        mask[1, source // 2 :] = 0
+        runner = Runner.load(bundle.path, threads=threads, verify=False)
+        settings: dict[str, Any] = {"num_beams": 4, "min_new_tokens": 0, "max_new_tokens": NEW_TOKENS_FOR_PARITY}
+        found[variant] = runner.generate(ids, mask, **settings).sequences.tolist()
+    if len({json.dumps(tokens) for tokens in found.values()}) != 1:
+        raise SystemExit(f"error: the variants generate different tokens: {found}")
+    return f"{', '.join(bundles)} give the same tokens"
+
+
+def random_source(bundle: Bundle, batch: int, source: int) -> tuple[Array, Array]:
+    ids = np.random.default_rng(0).integers(5, bundle.manifest.sizes.source_vocabulary, (batch, source))
+    return ids, np.ones_like(ids)
+
+
+def _time_encoder(
+    bundle: Bundle, batches: list[int], source: int, rounds: int, threads: int | None
+) -> list[dict[str, float]]:
+    engine = OnnxRuntimeCpu(bundle, threads)
+    figures = []
+    for batch in batches:
+        ids, mask = random_source(bundle, batch, source)
+        sizes = bundle.manifest.sizes
+        shape = (batch, sizes.H, source, sizes.K)
+        floor = Floor(bundle, bundle.manifest.encoder, batch * source, threads, shape)
+
+        def encode(ids: Array = ids, mask: Array = mask) -> None:
+            engine.begin(ids, mask, 1, 1, 2)
+
+        medians = in_turn({"floor": floor.run, "encoder": encode}, rounds)
+        figures.append({"batch": batch, **medians})
+        del floor
+    return figures
+
+
+def _time_steps(
+    bundles: dict[str, Bundle],
+    rows: list[int],
+    steps: list[int],
+    beams: int,
+    source: int,
+    rounds: int,
+    threads: int | None,
+) -> list[dict[str, Any]]:
+    engines = {variant: OnnxRuntimeCpu(bundle, threads) for variant, bundle in bundles.items()}
+    with _without_library():
+        engines |= {f"{variant}{FUNCTIONS}": OnnxRuntimeCpu(bundles[variant], threads) for variant in WITH_OPERATORS}
+    figures = []
+    for R in rows:
+        batch = R // beams
+        floor = Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, R, threads)
+        any_bundle = bundles["dedup"]
+        decodings = {}
+        for variant, engine in engines.items():
+            ids, mask = random_source(any_bundle, batch, source)
+            decodings[variant] = engine.begin(ids, mask, beams, max(steps) + 1, 2 * beams)
+        taken = 0
+        for T in sorted(steps):
+            work: dict[str, Callable[[], None]] = {"floor": floor.run}
+            for variant, decoding in decodings.items():
+                work[variant] = step_at(decoding, any_bundle, batch, beams, T)
+                states = bundles[variant.removesuffix(FUNCTIONS)].manifest.cache_states
+                if any(state.kind == "append" for state in states):
+                    for _ in range(T - 1 - taken):  # such a cache has the length of the steps taken
+                        work[variant]()
+            head = _SearchHead(R, beams, bundles["dedup"].manifest.sizes.vocabulary, T, threads)
+            medians = in_turn({**work, **head.work}, rounds)
+            taken = T + rounds
+            caches = {variant: list(decoding.cache_bytes) for variant, decoding in decodings.items()}
+            figures.append({"rows": R, "T": T, "ms": {k: 1e3 * v for k, v in medians.items()}, "cache_bytes": caches})
+        del floor, decodings
+    return figures
+
+
+def step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) -> Callable[[], None]:
+    """A step as it is after T tokens, with a random history, and the ancestry that random reorderings leave behind."""
+    generator = np.random.default_rng(T)
+    inputs = decoding.inputs
+    inputs["history"][:, :T] = generator.integers(5, bundle.manifest.sizes.vocabulary, (batch * beams, T))
+    ancestry = inputs["ancestry"]
+    for t in range(T):
+        parents = generator.integers(0, beams, (batch, beams, 1))
+        ancestry[:, :, :t] = np.take_along_axis(ancestry[:, :, :t], parents, axis=1)
+        ancestry[:, :, t] = np.arange(beams)
+    inputs["tokens"][:] = inputs["history"][:, T - 1 : T]
+    inputs["positions"].fill(T - 1)
+    inputs["lengths"].fill(T)
+    inputs["beam_index"][:] = np.arange(batch * beams)
+    decoding.reserve_banned(1)
+    inputs["banned"].fill(2)
+    inputs["normalize"][...] = True
+    inputs["repetition_penalty"][...] = 1
+    inputs["no_repeat_ngram_size"][...] = 3
+    inputs["candidates"][:] = 2 * beams
+
+    def step() -> None:
+        decoding.step()
+
+    return step
+
+
+def _peak_memory(
+    bundles: dict[str, Bundle], rows: list[int], beams: int, source: int, new_tokens: int, threads: int | None
+) -> list[dict[str, Any]]:
+    """Peak memory of a whole run in a process of its own, next to weights and caches by formula."""
+    figures = []
+    for variant in ("dedup", "el"):
+        bundle = bundles[variant]
+        for R in rows:
+            run = [str(bundle.path), str(R // beams), str(beams), str(source), str(new_tokens), str(threads or 0)]
+            done = subprocess.run([sys.executable, "-c", PEAK_OF_A_RUN, *run], check=True, capture_output=True)
+            sizes = Sizes(**bundle.manifest.sizes.model_dump())
+            run_size = RunSize(B=R // beams, M=beams, N=source, T=new_tokens)
+            by_formula = bundle.manifest.weights.bytes + sum(PRESETS[variant].cache_bytes(sizes, run_size))
+            figures.append({"variant": variant, "rows": R, "by_formula": by_formula, **json.loads(done.stdout)})
+    return figures
+
+
+PEAK_OF_A_RUN = """
+import json, sys, threading, time
+
+def status():
+    lines = open("/proc/self/status").read().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    return {name: 1024 * int(values[name].split()[0]) for name in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
+
+import numpy as np
+from tightbeam.deploy import Runner
+
+path, batch, beams, source, new_tokens, threads = sys.argv[1], *map(int, sys.argv[2:])
+before, most, running = status(), status(), True
+
+def watch():
+    while running:
+        now = status()
+        most.update({name: max(most[name], now[name]) for name in most})
+        time.sleep(0.005)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+runner = Runner.load(path, threads=threads or None, verify=False)
+ids = np.random.default_rng(0).integers(5, runner.manifest.sizes.source_vocabulary, (batch, source))
+settings = {"num_beams": beams, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "no_repeat_ngram_size": 3}
+runner.generate(ids, **settings)
+running = False
+watcher.join()
+peak = status()["VmHWM"] - before["VmRSS"]
+anonymous, file = most["RssAnon"] - before["RssAnon"], most["RssFile"] - before["RssFile"]
+print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
+"""
+"""Anonymous memory (packed weights, caches, scratch) and mapped files are sampled: each at its own highest."""
+
+
+class Floor:
+    """A graph's products with weights alone, over the same weights file; each weight multiplies ``rows`` rows.
+
+    ``attention``: [B, H, N, K] of the two products of each Attention node, which are added where it is given.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        graph: GraphEntry,
+        rows: int,
+        threads: int | None,
+        attention: tuple[int, int, int, int] | None = None,
+    ) -> None:
+        model = onnx.load(bundle.file(graph), load_external_data=False)
+        weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
+        products = [
+            node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights
+        ]
+        nodes, inputs, outputs, used = [], {}, [], {}
+        for index, node in enumerate(products):
+            weight = weights[node.input[1]]
+            transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+            width = weight.dims[1] if transposed else weight.dims[0]
+            inputs[f"x{width}"] = width
+            used[weight.name] = weight
+            operator = "Gemm" if transposed else "MatMul"
+            attributes: dict[str, Any] = {"transB": 1} if transposed else {}
+            nodes.append(onnx.helper.make_node(operator, [f"x{width}", weight.name], [f"y{index}"], **attributes))
+            outputs.append((f"y{index}", weight.dims[0] if transposed else weight.dims[1]))
+        taken = {name: [rows, width] for name, width in inputs.items()}
+        given = {name: [rows, width] for name, width in outputs}
+        if attention is not None:
+            B, H, N, K = attention
+            taken |= {"q": [B, H, N, K], "k_t": [B, H, K, N], "v": [B, H, N, K]}
+            for index in range(sum(node.op_type == "Attention" for node in model.graph.node)):
+                nodes.append(onnx.helper.make_node("MatMul", ["q", "k_t"], [f"s{index}"]))
+                nodes.append(onnx.helper.make_node("MatMul", [f"s{index}", "v"], [f"o{index}"]))
+                given[f"o{index}"] = [B, H, N, K]
+        graph_proto = onnx.helper.make_graph(
+            nodes,
+            "floor",
+            [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in taken.items()],
+            [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in given.items()],
+            list(used.values()),
+        )
+        proto = onnx.helper.make_model(
+            graph_proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+        )
+        with tempfile.TemporaryDirectory(dir=bundle.path.parent) as folder:
+            os.link(bundle.path / WEIGHTS, Path(folder) / WEIGHTS)
+            onnx.save_model(proto, Path(folder) / "floor.onnx")
+            self._session = ort.InferenceSession(
+                str(Path(folder) / "floor.onnx"), session_options(threads), providers=["CPUExecutionProvider"]
+            )
+        self._binding = self._session.io_binding()
+        random = np.random.default_rng(0)
+        self._kept = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in taken.items()}
+        for name, array in self._kept.items():
+            self._binding.bind_cpu_input(name, array)
+        # One buffer for all results of a shape: a floor does not pay for memory that the model would use again.
+        shapes = {tuple(shape) for shape in given.values()}
+        buffers = {shape: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for shape in shapes}
+        for name, shape in given.items():
+            self._binding.bind_ortvalue_output(name, buffers[tuple(shape)])
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+class _SearchHead:
+    """BeamTopK alone, and NGramBlock alone, in place, as they are in a step after T tokens."""
+
+    def __init__(self, R: int, beams: int, vocabulary: int, T: int, threads: int | None) -> None:
+        head = random_head(0, B=R // beams, M=beams, vocabulary=vocabulary, C=2 * beams, T=T, P=1, n=3).inputs
+        head["lengths"].fill(T)
+        block = {
+            "scores": head["logits"],
+            "history": head["history"],
+            "lengths": np.full(R, T, np.int32),
+            "ngram_size": head["no_repeat_ngram_size"],
+        }
+        self.work = {
+            "search head": self._runner("BeamTopK", head, threads),
+            "n-gram block": self._runner("NGramBlock", block, threads),
+        }
+
+    def _runner(self, name: str, inputs: dict[str, CaseArray], threads: int | None) -> Callable[[], None]:
+        operator = OPERATORS[name]
+        node = onnx.helper.make_node(name, operator.inputs, operator.outputs, domain=DOMAIN)
+        types = {"scores": 1, "blocked": 1, "beams": 7, "tokens": 7}
+        graph = onnx.helper.make_graph(
+            [node],
+            name,
+            [
+                onnx.helper.make_tensor_value_info(tensor, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                for tensor, a in inputs.items()
+            ],
+            [onnx.helper.make_tensor_value_info(tensor, types[tensor], None) for tensor in operator.outputs],
+        )
+        opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions([node]), ir_version=IR_VERSION)
+        options = session_options(threads)
+        if library := cpu_library():
+            options.register_custom_ops_library(str(library))
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        values = {tensor: ort.OrtValue.ortvalue_from_numpy(array) for tensor, array in inputs.items()}
+        for tensor, value in values.items():
+            binding.bind_ortvalue_input(tensor, value)
+        for tensor in operator.outputs:
+            if tensor == "blocked":
+                binding.bind_ortvalue_output(tensor, values["scores"])
+            else:
+                binding.bind_output(tensor, "cpu")
+        return lambda: session.run_with_iobinding(binding)
+
+
+def _print_encoder(console: Console, figures: list[dict[str, float]], source: int) -> None:
+    table = Table(title=f"Encoder, {source} tokens, seconds", title_justify="left")
+    for heading in ("batch", "floor", "encoder", "ratio"):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        ratio = row["encoder"] / row["floor"]
+        table.add_row(str(row["batch"]), f"{row['floor']:.2f}", f"{row['encoder']:.2f}", f"{ratio:.2f}")
+    console.print(table)
+
+
+def _print_steps(console: Console, figures: list[dict[str, Any]], variants: list[str], source: int) -> None:
+    table = Table(title=f"Decode step, source of {source} tokens, ms (ratio to the floor)", title_justify="left")
+    for heading in ("rows", "tokens", "floor", *variants):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        ms = row["ms"]
+        cells = [f"{ms[variant]:.1f} ({ms[variant] / ms['floor']:.2f})" for variant in variants]
+        table.add_row(str(row["rows"]), str(row["T"]), f"{ms['floor']:.1f}", *cells)
+    console.print(table)
+    cache = Table(title="Source cache, bytes allocated", title_justify="left")
+    for heading in ("rows", *variants, "baseline / el"):
+        cache.add_column(heading, justify="right")
+    for row in figures:
+        if row["T"] == figures[0]["T"]:
+            source_bytes = {variant: row["cache_bytes"][variant][0] for variant in variants}
+            ratio = source_bytes["baseline"] / source_bytes["el"]
+            cache.add_row(str(row["rows"]), *(f"{source_bytes[v]:,}" for v in variants), f"{ratio:g}")
+    console.print(cache)
+
+
+def _print_head(console: Console, figures: list[dict[str, Any]]) -> None:
+    table = Table(title="Search head alone, ms (share of a step of dedup)", title_justify="left")
+    for heading in ("rows", "tokens", "BeamTopK", "NGramBlock"):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        ms = row["ms"]
+        cells = [f"{ms[name]:.2f} ({ms[name] / ms['dedup']:.1%})" for name in ("search head", "n-gram block")]
+        table.add_row(str(row["rows"]), str(row["T"]), *cells)
+    console.print(table)
+
+
+def _print_memory(console: Console, figures: list[dict[str, Any]]) -> None:
+    table = Table(title="Peak memory of a run beyond that of its start, MB", title_justify="left")
+    for heading in ("variant", "rows", "weights + caches", "peak", "ratio", "most anonymous", "most from files"):
+        table.add_column(heading, justify="right")
+    for row in figures:
+        numbers = [f"{row[name] / 1e6:,.0f}" for name in ("by_formula", "peak", "anonymous", "file")]
+        ratio = f"{row['peak'] / row['by_formula']:.2f}"
+        table.add_row(row["variant"], str(row["rows"]), *numbers[:2], ratio, *numbers[2:])
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Text and training of the demo model."""

@@ -1,0 +1,21 @@
+"""Where the processes of `generate.py` find what they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["CHECKED_IN", "EQUAL", "TIMED", "bundle_folder", "checkpoint_folder"]
+
+TIMED = "bart-large"
+"""The model that is timed; the others are families that are checked at tiny sizes."""
+CHECKED_IN = "fp32"
+EQUAL = "equal"
+"""How the verdict on right tokens begins."""
+
+
+def checkpoint_folder(work: Path, model: str) -> Path:
+    return work / model
+
+
+def bundle_folder(work: Path, model: str, variant: str, precision: str) -> Path:
+    return work / f"{model}-{variant}-{precision}"

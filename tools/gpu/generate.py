@@ -1,0 +1,351 @@
+"""End to end on a GPU: samples a second and memory of transformers and of our bundles, BART-large's sizes.
+
+    python -m tools.gpu.generate --output generate.json --rates rates.json
+    python -m tools.gpu.generate --output generate.json --rehearse
+
+A section of the GPU check. Checkpoints (random weights, a fixed seed) and bundles are made in ``--work``, minutes on
+the CPU, and used again by a second call. Then: the predictions of the cost model; float32 tokens against transformers
+on the same device, at BART-large's sizes and at tiny ones of other families; and each side at each batch, in half
+precision and a process of its own, until memory ends. A side whose tokens are wrong is not timed. What time did not
+suffice for, a second call measures: ``--earlier`` with the first one's output.
+
+Peak memory is what the device gave the process beyond its context, sampled for all sides alike: allocators that cache
+hold more than they need. torch's own count is a second figure.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import typer
+
+from tightbeam.deploy import Bundle
+from tightbeam.graph_passes import PRESETS, RunSize
+from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts
+from tools.gpu._case_process import DONE, LATE, OUT_OF_MEMORY, Ended, run_case
+from tools.gpu._generate_case import PEERS, GenerationJob
+from tools.gpu._generate_layout import EQUAL, TIMED, bundle_folder, checkpoint_folder
+from tools.gpu._generate_tables import (
+    GIB,
+    PAPER_BATCH,
+    PEER,
+    Measured,
+    best_of,
+    compare_with_papers,
+    compare_with_predictions,
+    compare_with_target,
+    measured_of,
+    prediction_of,
+)
+from tools.gpu._results import Results, read_results
+
+VARIANTS = ("dedup", "el", "slim", "baseline")
+"""The first are measured first, should time be short."""
+FAMILIES = ("t5", "gpt2", "whisper")
+BATCHES = (32, 64, 128, 256, 320, 512, 1024, 2048, 4096)
+"""Doubled; and the 320 of EL-attention's Table 3."""
+COMPILED, NO_CACHE = "transformers compiled", "transformers no cache"
+OUT_OF_TIME = "no time left"
+CASE_COLUMNS = (
+    *("side", "batch", "samples/s", "times transformers", "seconds", "encoder s", "ms a token", "step ms"),
+    *("peak GiB", "torch's GiB", "source cache GiB", "generated cache GiB", "tokens as transformers", "ended"),
+)
+Notes = dict[str, Any]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cases have in common. ``job``: of the smallest batch. ``until``: no case begins after it (seconds of
+    the clock ``time.monotonic``)."""
+
+    work: Path
+    device: str
+    precision: str
+    job: GenerationJob
+    rounds: int
+    measure_s: float
+    case_s: float
+    compile_s: float
+    until: float
+
+    def request(self, side: str, batch: int) -> dict[str, Any]:
+        """For a process of `_generate_case.py`."""
+        ours = bundle_folder(self.work, TIMED, side, self.precision)
+        return {
+            "side": side,
+            "model": str(checkpoint_folder(self.work, TIMED) if side in PEERS else ours),
+            "device": self.device,
+            "precision": self.precision,
+            "job": vars(replace(self.job, batch=batch)),
+            "rounds": self.rounds,
+            "seconds": self.measure_s,
+            "tokens": str(self.tokens(side, batch)),
+        }
+
+    def tokens(self, side: str, batch: int) -> Path:
+        return self.work / f"tokens-{side.replace(' ', '-')}-{self.precision}-{batch}.npy"
+
+    def limit_s(self, side: str) -> float:
+        return self.compile_s if side == COMPILED else self.case_s
+
+    def run(self, side: str, batch: int) -> Ended:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            return Ended(OUT_OF_TIME)
+        limit_s = self.limit_s(side)
+        ended = run_case("tools.gpu._generate_case", self.request(side, batch), self.work, min(limit_s, left))
+        return Ended(OUT_OF_TIME) if left < limit_s and ended.how.startswith(LATE) else ended
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="JSON file of what was found.")],
+    rehearse: Annotated[bool, typer.Option(help="Tiny sizes on the CPU, float32: times mean nothing.")] = False,
+    work: Annotated[Path, typer.Option(help="Folder for checkpoints and bundles.")] = Path("build/gpu-generate"),
+    variant: Annotated[list[str], typer.Option(help=", ".join(PRESETS))] = list(VARIANTS),  # noqa: B006
+    family: Annotated[list[str], typer.Option(help="Families whose tokens are checked, too.")] = list(FAMILIES),  # noqa: B006
+    batch: Annotated[list[int] | None, typer.Option(help="Batches, from the smallest on.")] = None,
+    rounds: Annotated[int, typer.Option(help="Generations timed of a case; the median counts.")] = 3,
+    measure_seconds: Annotated[float, typer.Option(help="Fewer where they take longer.")] = 60,
+    case_seconds: Annotated[float, typer.Option(help="After so long a case is killed.")] = 150,
+    compile_seconds: Annotated[float, typer.Option(help="Likewise, with torch.compile.")] = 240,
+    seconds: Annotated[float, typer.Option(help="For everything; what is left then is not measured.")] = 540,
+    rates: Annotated[Path | None, typer.Option(help="Output of the section `rates`, for the predictions.")] = None,
+    earlier: Annotated[Path | None, typer.Option(help="Output of an earlier call: cases that need no repeat.")] = None,
+) -> None:
+    """Measure and compare; what cannot be measured is a row that says so."""
+    if unknown := sorted(set(variant) - PRESETS.keys()):
+        raise typer.BadParameter(f"variant {unknown[0]!r} is unknown; expected some of {', '.join(PRESETS)}")
+    batches = sorted(set(batch or ((2, 4) if rehearse else BATCHES)))
+    if batches[0] < 1:
+        raise typer.BadParameter(f"batch {batches[0]} holds no sample; expected 1 or more")
+    until = time.monotonic() + seconds
+    device, precision = ("cpu", "fp32") if rehearse else ("cuda", "fp16")
+    said: list[str] = []
+    machine = _tried(said, lambda: None if rates is None else read_rates(rates, precision))
+    before = _tried(said, lambda: {} if earlier is None else read_results(earlier)["figures"]) or {}
+    # What an earlier call found stays, wherever this one is stopped.
+    results = Results(output, {name: before[name] for name in ("checks", "cases") if name in before})
+    for line in said:
+        results.note(line)
+    work.mkdir(parents=True, exist_ok=True)
+    shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
+    made = run_case("tools.gpu._generate_bundles", shared, work, until - time.monotonic())
+    _tell_of_bundles(results, made)
+    if "weights" not in made.found:
+        raise SystemExit(f"error: {TIMED} was not made ({made.how}: {made.detail}); nothing to measure")
+    vocabulary = json.loads((checkpoint_folder(work, TIMED) / "config.json").read_text("utf-8"))["vocab_size"]
+    sizes = (40, 12) if rehearse else (1024, 60)
+    job = GenerationJob(batches[0], *sizes, beams=4, ngram=3, vocabulary=vocabulary)
+    limits = (measure_seconds, case_seconds, compile_seconds)
+    setting = Setting(work, device, precision, job, rounds, *limits, until)
+    predictions: dict[tuple[str, int], RunCost] = {}
+    if machine is None:
+        results.note("No predictions, which need the rates of this machine (--rates).")
+    else:
+        predictions = predict_all(results, setting, variant, batches, WeightCounts(**made.found["weights"]), machine)
+    request = {**shared, "device": device, "source": job.source, "new_tokens": job.new_tokens}
+
+    def compare(some: Sequence[str]) -> Ended:
+        limit_s = max(1.0, until - time.monotonic())
+        return run_case("tools.gpu._generate_check", {**request, "variants": some}, work, limit_s)
+
+    checks = before.get("checks", [])
+    if not {one["variant"] for one in checks} >= set(variant):
+        checks = check_all(results, compare, variant)
+    right = tell_of_checks(results, checks, variant)
+    cases = Cases(results, setting.run, setting.tokens, before.get("cases", {}))
+    measure_all(cases, [PEER, *right], batches)
+    compare_with_predictions(results, predictions, cases.measured)
+    compare_with_papers(results, cases.measured, batches[0] if rehearse else PAPER_BATCH)
+    compare_with_target(results, cases.measured)
+
+
+def _tried(said: list[str], read: Callable[[], Found]) -> Found | None:
+    """What can be read; else None, and why not is in ``said``."""
+    try:
+        return read()
+    except ValueError as error:
+        said.append(str(error))
+        return None
+
+
+def read_rates(path: Path, precision: str) -> Machine:
+    """The figures of `rates.py`. Raises ValueError where they are not there."""
+    figures = read_results(path)["figures"]
+    try:
+        return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures[f"flops_per_s_{precision}"]))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{path} has no numbers bytes_per_s and flops_per_s_{precision} among its figures; measure them first "
+            "(python -m tools.gpu.rates)"
+        ) from None
+
+
+def _tell_of_bundles(results: Results, made: Ended) -> None:
+    results.figure("export_seconds", made.found.get("seconds", {}))
+    for name, reason in made.found.get("refused", {}).items():
+        results.note(f"No bundle {name}: {reason}")
+    if made.how != DONE:
+        results.note(f"Making the bundles {made.how}: {made.detail}")
+
+
+def predict_all(
+    results: Results,
+    setting: Setting,
+    variants: Sequence[str],
+    batches: Sequence[int],
+    weights: WeightCounts,
+    machine: Machine,
+) -> dict[tuple[str, int], RunCost]:
+    """For every variant that there is a bundle of, and every batch."""
+    results.figure("rates", vars(machine))
+    itemsize = {"fp16": 2, "fp32": 4}[setting.precision]
+    columns = ("variant", "batch", "encoder s", "step ms", "samples/s")
+    found = {}
+    for variant in variants:
+        folder = bundle_folder(setting.work, TIMED, variant, setting.precision)
+        if not folder.exists():
+            continue
+        bundle = Bundle.load(folder, verify=False)
+        for B in batches:
+            job = RunSize(B=B, M=setting.job.beams, N=setting.job.source, T=setting.job.new_tokens, itemsize=itemsize)
+            one = found[variant, B] = prediction_of(bundle, job, weights, machine)
+            cells = (variant, B, f"{one.encoder:.3g}", f"{1e3 * one.step:.3g}", f"{B / one.total:.1f}")
+            results.row("Predicted before anything was measured", columns, cells)
+    return found
+
+
+def check_all(results: Results, run: Callable[[Sequence[str]], Ended], variants: Sequence[str]) -> list[Notes]:
+    """The checks of all variants: from one process, and where that ends on a variant, from another for those behind.
+    ``run``: a process for some variants."""
+    checks: list[Notes] = []
+    left = list(variants)
+    while left:
+        ended = run(left)
+        checks += ended.found.get("checks", [])
+        if ended.how == DONE:
+            break
+        results.note(f"Comparing the tokens of {', '.join(left)}: {ended.how}: {ended.detail}")
+        compared = {one["variant"] for one in checks if one["model"] == TIMED}
+        left = [variant for variant in left if variant not in compared][1:]
+    return checks
+
+
+def tell_of_checks(results: Results, checks: Sequence[Notes], variants: Iterable[str]) -> list[str]:
+    """The variants whose tokens are right at the sizes that are timed."""
+    results.figure("checks", checks)
+    right = []
+    for variant in variants:
+        own = [one for one in checks if one["variant"] == variant]
+        for one in own:
+            columns = ("model", "variant", "tokens", "float32 tokens against transformers on this device")
+            results.row("Checked", columns, (one["model"], variant, one["tokens"], one["said"]))
+        if any(one["model"] == TIMED and one["said"].startswith(EQUAL) for one in own):
+            right.append(variant)
+        else:
+            results.note(f"{variant} is not timed: its tokens are not those of transformers, or were not compared.")
+    if wrong := [f"{one['variant']} of {one['model']}" for one in checks if not one["said"].startswith(EQUAL)]:
+        results.note(f"Tokens that are not those of transformers: {', '.join(wrong)}.")
+    return right
+
+
+class Cases:
+    """Cases as they are measured: a row and a figure each. ``run``: measures a side at a batch. ``tokens``: the file
+    in which that leaves what was generated. ``known``: figures of cases that were measured before, or had no memory."""
+
+    def __init__(
+        self,
+        results: Results,
+        run: Callable[[str, int], Ended],
+        tokens: Callable[[str, int], Path],
+        known: Mapping[str, Notes],
+    ) -> None:
+        self.measured: list[Measured] = []
+        self._results = results
+        self._run = run
+        self._tokens = tokens
+        self._known = known
+        self._figures = dict(known)
+
+    def measure(self, side: str, batch: int) -> bool:
+        """Whether it could be measured."""
+        name = f"{side}, {batch}"
+        known = self._known.get(name)
+        ended = self._run(side, batch) if known is None else Ended(known["how"], found=known)
+        if ended.how == OUT_OF_MEMORY:
+            self._keep(name, {"how": ended.how})
+        if ended.how != DONE:
+            empty = [""] * (len(CASE_COLUMNS) - 3)
+            why = ended.how + (f": {ended.detail}" if ended.detail else "")
+            self._results.row("End to end", CASE_COLUMNS, (side, batch, *empty, why))
+            return False
+        found = {"how": DONE, **ended.found}
+        if known is None:
+            found |= {"new_tokens": self._new_tokens(side, batch), "equal": self._share_as_peer(side, batch)}
+        self._keep(name, found)
+        case = measured_of(side, {**found, "batch": batch}, statistics.median(found["seconds"]), found)
+        self.measured.append(case)
+        self._results.row("End to end", CASE_COLUMNS, self._cells(case, found))
+        if not found["repeatable"]:
+            self._results.note(f"{name}: not every run gave the same tokens.")
+        for warning in found["warnings"]:
+            self._results.note(f"{name}: {warning}")
+        return True
+
+    def _keep(self, name: str, found: Notes) -> None:
+        self._figures[name] = found
+        self._results.figure("cases", self._figures)
+
+    def _new_tokens(self, side: str, batch: int) -> int:
+        """Without the start token."""
+        return int(np.load(self._tokens(side, batch)).shape[1]) - 1
+
+    def _share_as_peer(self, side: str, batch: int) -> float | None:
+        """Of the tokens that transformers generated for the same samples, at the largest batch up to this one that it
+        was measured at before; None where they were left on another machine."""
+        peers = [case.batch for case in self.measured if case.side == PEER and case.batch <= batch]
+        there = [file for peer in sorted(peers) if (file := self._tokens(PEER, peer)).exists()]
+        if not there:
+            return None
+        theirs = np.load(there[-1])
+        ours = np.load(self._tokens(side, batch))[: len(theirs)]
+        return float(np.mean(ours == theirs)) if ours.shape == theirs.shape else 0.0
+
+    def _cells(self, case: Measured, found: Notes) -> Sequence[object]:
+        peer = next((one for one in self.measured if (one.side, one.batch) == (PEER, case.batch)), None)
+        cache = case.cache_bytes
+        return (
+            *(case.side, case.batch, f"{case.samples_per_second:.1f}"),
+            "" if peer is None else f"{case.samples_per_second / peer.samples_per_second:.2f}",
+            *(f"{case.seconds:.3g}", f"{case.encoder_s:.3g}", f"{1e3 * case.token_s:.3g}"),
+            "" if case.step_s is None else f"{1e3 * case.step_s:.3g}",
+            f"{case.peak_bytes / GIB:.2f}",
+            f"{found['peak_bytes_torch'] / GIB:.2f}" if "peak_bytes_torch" in found else "",
+            *(("", "") if cache is None else (f"{part / GIB:.3g}" for part in cache)),
+            "" if found["equal"] is None else f"{found['equal']:.1%}",
+            DONE,
+        )
+
+
+def measure_all(cases: Cases, sides: Sequence[str], batches: Sequence[int]) -> None:
+    """Every side at the smallest batch, then at the next; one that cannot be measured goes no further. At the end the
+    other ways of transformers: compiled at the smallest and at its best batch, without a cache at the smallest."""
+    climbing = list(sides)
+    for batch in batches:
+        climbing = [side for side in climbing if cases.measure(side, batch)]
+    best = best_of(case for case in cases.measured if case.side == PEER)
+    if cases.measure(COMPILED, batches[0]) and best is not None and best.batch != batches[0]:
+        cases.measure(COMPILED, best.batch)
+    cases.measure(NO_CACHE, batches[0])
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,99 @@
+"""Section "sanitizer" of gpu_check.py: compute-sanitizer over our kernels, which it slows down a hundredfold.
+
+The tests are those of every case of every operator in float16, as many as there is time for: pytest ends by itself, so
+that the tool comes to its sum.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tools.gpu._results import Results, skip
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+SECONDS, GRACE_SECONDS = 55, 12
+"""For each tool; and then to come to its end."""
+CHOSEN = "test_cases and float16"
+FOUND_ERRORS, INTERRUPTED = 86, 2
+"""Exit codes: of the tool, and of pytest."""
+PYTEST = """
+import ctypes, signal, sys
+import pytest
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # as its parent, the tool, is killed
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.alarm(int(sys.argv[1]))
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+SUMS = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: \d+ hazards? displayed \()(\d+) error.*")
+PASSED = re.compile(r"\b(\d+) passed")
+COLUMNS = ("tool", "cases", "errors", "what it said", "seconds")
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="Where the results go.")],
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU, which it needs.")] = False,
+) -> None:
+    results = Results(output)
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        skip("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
+    if rehearse:
+        skip("compute-sanitizer needs a GPU; on the host shim AddressSanitizer stands for it (CUDA_SHIM_FLAGS)")
+    faults = [fault for tool in TOOLS if (fault := run_tool(results, found, tool))]
+    if faults:
+        raise SystemExit(f"error: {'; '.join(faults)}")
+
+
+def run_tool(results: Results, sanitizer: str, tool: str) -> str:
+    """A row; what is wrong, or nothing."""
+    # Without conftest.py, and so without torch, whose own kernels it would look at too.
+    tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
+    command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
+    start = time.monotonic()
+    code: int | None = None
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=SECONDS + GRACE_SECONDS)
+        said, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"") + (error.stderr or b"")
+    text = said.decode(errors="replace")
+    print(text, flush=True)
+    cases, errors, last = read_output(text)
+    results.row("compute-sanitizer", COLUMNS, (tool, cases, errors, last, f"{time.monotonic() - start:.0f}"))
+    fault = fault_of(code, cases, errors)
+    return f"{tool}: {fault}" if fault else ""
+
+
+def read_output(said: str) -> tuple[int, str, str]:
+    """Cases that passed; errors, or "-" where it told no sum; and its last line."""
+    sums = SUMS.findall(said)
+    lines = [line.strip("= ") for line in said.splitlines() if line.startswith("=========") and line.strip("= ")]
+    cases = sum(int(count) for count in PASSED.findall(said)[-1:])
+    return cases, str(sum(map(int, sums))) if sums else "-", lines[-1] if lines else ""
+
+
+def fault_of(code: int | None, cases: int, errors: str) -> str:
+    """``code``: None where it had to be killed. What is wrong with such an end, or nothing."""
+    if errors not in ("-", "0") or code == FOUND_ERRORS:
+        return f"{errors} errors"
+    if code is None:
+        return f"it did not come to its end {GRACE_SECONDS} s after its time"
+    if errors == "-":
+        return f"it told no sum (exit code {code})"
+    if code not in (0, INTERRUPTED):
+        return f"the tests ended with exit code {code}"
+    return "" if cases else "no case was looked at"
+
+
+if __name__ == "__main__":
+    typer.run(main)

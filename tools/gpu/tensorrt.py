@@ -1,0 +1,109 @@
+"""Section "tensorrt" of gpu_check.py: whether an engine that was built for compute capability 8.0 loads and runs on the
+GPU at hand, and gives the CPU's tokens. Written down either way.
+
+TensorRT-RTX has no target for 9.0 (Hopper); its engines for 8.0 are said to be for 8.x alone. Each try is a process of
+its own, since TensorRT may end it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tools.gpu._results import Results, skip
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT_FOR = "80"
+COLUMNS = ("precision", "built", "loads", "runs", "tokens as the CPU's", "what it said")
+SECONDS = 100
+BUILD = """
+import sys
+from pathlib import Path
+from tightbeam.export import export_model
+from tightbeam.export.tensorrt.build import build_engine
+folder, precision, capability = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+if not folder.exists():
+    export_model("demo", folder, variant="dedup")
+build_engine(folder, capabilities=[capability], precision=precision, name=precision, force=True, check=False)
+"""
+RUN = """
+import json, sys
+import numpy as np
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.runtimes._cuda import open_device
+from tightbeam.deploy.bundle.engine_files import load_engine
+from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
+from tightbeam.plugins.tensorrt.plugin import register_plugins
+from tightbeam.plugins.tensorrt.runtime import LoadedGraph
+bundle = Bundle.load(sys.argv[1])
+device, found = open_device(), register_plugins()
+engine = TensorRTRuntime(bundle, load_engine(bundle, sys.argv[2]), device, lambda path: LoadedGraph(found, path))
+print(json.dumps({"loads": True, "capability": device.capability}), flush=True)
+ids = np.random.default_rng(0).integers(5, bundle.manifest.sizes.source_vocabulary, (4, 40))
+settings = {"num_beams": 4, "max_new_tokens": 20, "no_repeat_ngram_size": 3}
+tokens = Runner(bundle, engine, None).generate(ids, **settings).sequences
+expected = Runner.load(bundle.path).generate(ids, **settings).sequences
+same = tokens.shape == expected.shape and bool((tokens == expected).all())
+print(json.dumps({"runs": True, "same": same}), flush=True)
+"""
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="Where the results go.")],
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Without a GPU: build, and see that it does not load.")
+    ] = False,
+    work: Annotated[Path, typer.Option(help="Folder for the bundle and its engines.")] = ROOT / "build/gpu-tensorrt",
+) -> None:
+    results = Results(output)
+    there, said = _python("from tightbeam.plugins.tensorrt.distribution import load_tensorrt; load_tensorrt()")
+    if not there:
+        skip(said)
+    work.mkdir(parents=True, exist_ok=True)
+    bundle = work / "demo-dedup"
+    for precision in ("fp32",) if rehearse else ("fp32", "fp16"):
+        try_engine(results, bundle, precision)
+
+
+def try_engine(results: Results, bundle: Path, precision: str) -> None:
+    """A row: how far an engine gets."""
+    title = f"A TensorRT engine for compute capability {BUILT_FOR}"
+    built, said = _python(BUILD, str(bundle), precision, BUILT_FOR)
+    if not built:
+        results.row(title, COLUMNS, (precision, "no", "-", "-", "-", said))
+        return
+    ran, said = _python(RUN, str(bundle), precision)
+    found: dict[str, bool | str] = {}
+    for line in said.splitlines() if ran else ():
+        found |= json.loads(line) if line.startswith("{") else {}
+    if not ran and said.startswith("{"):
+        found = json.loads(said.partition("\n")[0])
+        said = said.partition("\n")[2]
+    results.figure(precision, {**found, "said": said if not ran else ""})
+    cells = ["yes" if found.get(name) else "no" for name in ("loads", "runs", "same")]
+    results.row(title, COLUMNS, (precision, "yes", *cells, "" if ran else said))
+
+
+def _python(code: str, *arguments: str) -> tuple[bool, str]:
+    """Whether it came to its end, and what it printed; of one that did not, with the last line of its errors."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"nothing for {SECONDS} s"
+    print(done.stdout, done.stderr, sep="\n", flush=True)
+    if done.returncode == 0:
+        return True, done.stdout.strip()
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    ended = f"ended by signal {-done.returncode}: " if done.returncode < 0 else ""
+    return False, f"{done.stdout.strip()}\n{ended}{last}".strip()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""The figures of the papers next to those of our formulas and measurements."""

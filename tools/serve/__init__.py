@@ -1,0 +1,1 @@
+"""A local Triton server and an example client."""
