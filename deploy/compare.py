@@ -14,16 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationError
 from tightbeam.deploy.generation.prompt import Prompt
-from tightbeam.deploy.runner import right_pad
-from tightbeam.deploy.runtimes.base import Array, Runtime
+from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.errors import NonFiniteError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import StepInputs
+from tightbeam.deploy.text.padding import right_pad
 from tightbeam.deploy.text.tokenizer import load_codec
 
 __all__ = ["Comparison", "Sources", "compare_runtimes", "log_probabilities", "sources_of"]

@@ -1,9 +1,21 @@
-"""The runner: a loaded bundle that turns token ids, or text, into generated sequences. Also the command.
+"""The runner: a loaded bundle that turns token ids, text or audio into generated sequences. Also a command.
 
 python deploy/runner.py BUNDLE article.txt --num-beams 4
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":
+    # Python puts the script's folder first on sys.path, where `text`, `search`, ... would hide other packages.
+    import os
+    import sys
+
+    folder = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != folder]
+
+    import runpy
+
+    runpy.run_module("tightbeam.deploy.command", run_name="__main__")
 
 import os
 import threading
@@ -12,42 +24,67 @@ from typing import Any
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.prompt import Prompt, left_pad, mask_of_padding, unbroken
-from tightbeam.deploy.runtimes.base import Array, Runtime
+from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
+from tightbeam.deploy.text.padding import left_pad, mask_of_padding, right_pad, unbroken
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
-__all__ = ["Runner", "right_pad"]
+__all__ = ["Runner"]
 
 TENSORRT = "tensorrt"
 ENGINE_KINDS = ("onnxruntime", TENSORRT)
 CUDA = "cuda"
 DEVICES = ("cpu", CUDA)
 MAX_THREADS = 1024
-"""More than any machine has cores; ONNX Runtime would start a hundred thousand and hang."""
+"""Upper bound on threads: ONNX Runtime starts as many as it is asked for, and hangs on a hundred thousand."""
 
 
 class Runner:
-    """Drives the search over a bundle's graphs. Calls from several threads take turns."""
+    """A loaded bundle, ready to generate. Calls from several threads run one after the other.
 
-    def __init__(self, bundle: Bundle, engine: Runtime, codec: TextCodec | None) -> None:
+    Use `Runner.load` to make one from a bundle folder.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    runtime : Runtime
+        Runs the bundle's graphs.
+    codec : TextCodec or None
+        The tokenizer; None for a bundle without one, which takes and returns token ids only.
+
+    Attributes
+    ----------
+    bundle : Bundle
+    log_mel : LogMel or None
+        The feature extractor of a speech model; None for a text model.
+    cache_bytes : (int, int)
+        Bytes of the source cache and of the generated cache in the last batch.
+
+    Examples
+    --------
+    >>> runner = Runner.load("bart-large-cnn-el")
+    >>> runner.generate_text(["A long article ..."], num_beams=4)
+    """
+
+    def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
         self.bundle = bundle
-        self._engine = engine
+        self._runtime = runtime
         self._codec = codec
         speech = bundle.manifest.speech
         self.log_mel = LogMel.read(bundle.file(speech)) if speech else None
-        """The feature extractor of a speech model; None for a text model."""
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self.cache_bytes = (0, 0)
-        """Bytes of the source cache and of the generated cache in the last batch."""
 
     @classmethod
     def load(
@@ -61,11 +98,30 @@ class Runner:
     ) -> Runner:
         """Load a bundle.
 
-        ``engine``: "onnxruntime"; "tensorrt", the engine built from this bundle that fits the GPU; or "tensorrt:NAME",
-        the one of that name. ``threads``: for one operator of ONNX Runtime on the CPU; None takes all cores.
-        ``device``: where ONNX Runtime runs, "cpu" or "cuda". ``verify``: compare every file with its checksum first.
-        Raises BundleError for a bundle or an engine that cannot be read or run here, InputError for an engine or a
-        device that is not known, or no threads.
+        Parameters
+        ----------
+        path : str or path
+            The bundle folder.
+        engine : str
+            "onnxruntime"; "tensorrt", the TensorRT engine of this bundle that fits the GPU; or "tensorrt:NAME", the
+            engine of that name.
+        threads : int, optional
+            Threads of one operator in ONNX Runtime on the CPU, 1 to 1024; all cores by default.
+        device : str
+            Where ONNX Runtime runs: "cpu" or "cuda".
+        verify : bool
+            Compare every file with its SHA-256 first.
+
+        Returns
+        -------
+        Runner
+
+        Raises
+        ------
+        BundleError
+            The bundle, or a TensorRT engine in it, cannot be read, or cannot run on this machine.
+        InputError
+            ``engine``, ``device`` or ``threads`` is unknown or out of range.
         """
         kind, _, name = engine.partition(":") if isinstance(engine, str) else ("", "", "")
         if kind not in ENGINE_KINDS or (kind != TENSORRT and engine != kind) or engine == f"{TENSORRT}:":
@@ -92,43 +148,87 @@ class Runner:
 
     @property
     def manifest(self) -> Manifest:
+        """The content of ``bundle.json``."""
         return self.bundle.manifest
 
-    def options(self, **settings: Any) -> GenerationOptions:
-        """The bundle's generation defaults with ``settings`` on top, under the names of ``model.generate``.
+    @property
+    def decoder_only(self) -> bool:
+        """True for a decoder-only model, whose sequences begin with the prompt rather than with a start token."""
+        return self.manifest.sizes.decoder_only
 
-        Raises GenerationError for a setting that is unknown, not supported, or impossible for this model; of a
-        decoder-only model, with a prompt of one token.
+    @property
+    def is_speech(self) -> bool:
+        """True for a speech model, which takes audio in place of token ids."""
+        return self.log_mel is not None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True for a bundle with a tokenizer."""
+        return self._codec is not None
+
+    def options(self, **settings: Any) -> GenerationOptions:
+        """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
+
+        Parameters
+        ----------
+        **settings
+            Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
+
+        Returns
+        -------
+        GenerationOptions
+            Lengths are those for a prompt of one token if the model is decoder-only.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
         """
         return self.options_for(1, settings)
 
     def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
-        """As ``options``, for prompts of so many tokens, padding included; with an encoder it does not matter."""
+        """Resolve settings as ``options`` does, for prompts of ``prompt_length`` tokens, padding included.
+
+        The length of an encoder's input does not matter. Raises GenerationError.
+        """
         return options_for(
             self.manifest.generation,
             settings,
             self.manifest.sizes,
-            speech=self.log_mel is not None,
+            speech=self.is_speech,
             prompt_length=prompt_length,
         )
 
-    @property
-    def decoder_only(self) -> bool:
-        """Whether sequences begin with the prompt, rather than with a start token."""
-        return self.manifest.sizes.decoder_only
-
     def batch_key(self, length: int, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """What inputs of so many tokens must have in common to be run together, so that none changes what another gets.
-        That is nothing with an encoder. A decoder-only model's lengths may count the padding, and so may what forbids
-        or forces tokens after others. Raises GenerationError where such a prompt is too long for the settings."""
+        """Key of the inputs that may share a batch without changing each other's results.
+
+        The key is empty for an encoder. The lengths of a decoder-only model may count the padding, and so may the
+        processors that look at earlier tokens.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of the input.
+        settings : mapping
+            Arguments of ``model.generate``.
+
+        Returns
+        -------
+        tuple of int
+
+        Raises
+        ------
+        GenerationError
+            The prompt is too long for the settings.
+        """
         if not self.decoder_only:
             return ()
         options = self.options_for(length, settings)
         looks_back = options.no_repeat_ngram_size > 0 or options.repetition_penalty != 1
         looks_back |= any((options.pad_token_id or 0) in word[:-1] for word in options.bad_words_ids)
         looks_back |= options.forced_bos_token_id is not None  # of prompts of one token
-        room = options.max_length - length, max(0, options.min_length - length)
-        return (*room, length) if looks_back else room
+        new_tokens = options.max_length - length, max(0, options.min_length - length)
+        return (*new_tokens, length) if looks_back else new_tokens
 
     def generate(
         self,
@@ -138,18 +238,35 @@ class Runner:
         callback: SearchCallback | None = None,
         **settings: Any,
     ) -> SearchResult:
-        """What ``model.generate(input_ids, attention_mask=..., **settings)`` returns, from the bundle.
+        """Generate from token ids, like ``model.generate(input_ids, attention_mask=..., **settings)``.
 
-        ``input_ids``: integers [B, N]. ``attention_mask``: [B, N] of 0 and 1; without it every position
-        counts, as in transformers. Returns sequences int64 [B x num_return_sequences, T], each from the
-        start token on, and for beam search scores float32 [B x num_return_sequences].
+        Parameters
+        ----------
+        input_ids : integers [B, N]
+            Sources of an encoder-decoder model, or prompts of a decoder-only model, padded on either side.
+        attention_mask : integers [B, N], optional
+            0 at padding, 1 elsewhere. By default every position counts; of a decoder-only model, every token but the
+            pad token, as in transformers.
+        callback : SearchCallback, optional
+            Receives tokens and each finished sample while the search runs, and may cancel samples.
+        **settings
+            Arguments of ``model.generate``, by the same names. Lengths count the whole row, padding included.
 
-        Of a decoder-only model the sequences begin with the prompt, [B, N] as it was given; prompts padded on the
-        right come back padded on the left, and give what ``generate`` gives for that. Without a mask pad tokens do not
-        count, as in transformers. Lengths count the whole row, padding included, as there.
+        Returns
+        -------
+        SearchResult
+            ``sequences`` int64 [B * num_return_sequences, T], each from the start token on, or from the prompt on,
+            padded on the left, if the model is decoder-only. ``scores`` float32 [B * num_return_sequences] of beam
+            search; None of greedy search.
 
-        ``callback`` is told of each sample as soon as it is through, and may let samples go.
-        Raises GenerationError for a setting, InputError for ids or a mask that cannot be run.
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            The ids or the mask have a wrong shape, type or value.
+        BundleError
+            The runtime failed; see ``deploy/runtimes/errors.py``.
         """
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
@@ -163,11 +280,30 @@ class Runner:
     def generate_from_features(
         self, input_features: Array, *, callback: SearchCallback | None = None, **settings: Any
     ) -> SearchResult:
-        """What ``model.generate(input_features, return_dict_in_generate=True, **settings)`` returns, from the bundle of
-        a speech model: sequences with their prompt.
+        """Generate from a speech model's features, like ``model.generate(input_features, **settings)``.
 
-        ``input_features``: float32 [B, mels, frames], of whole windows. ``callback``: as in ``generate``. Raises
-        GenerationError for a setting, InputError for features that cannot be run.
+        Parameters
+        ----------
+        input_features : float32 [B, mels, frames]
+            Log-mel features of whole windows, as `LogMel.features` makes them.
+        callback : SearchCallback, optional
+            As in ``generate``.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        SearchResult
+            Sequences from the start token on, the prompt of language and task included.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            The features have a wrong shape, type or value, or this is a text model.
+        BundleError
+            The runtime failed.
         """
         options = self.options(**settings)
         if not self.log_mel:
@@ -191,8 +327,8 @@ class Runner:
     ) -> SearchResult:
         P = 1 if prompt is None else prompt.tokens.shape[1]
         positions = options.max_length - P  # the last token is never fed back
-        with self._turn:
-            decoding = self._engine.begin(source, mask, options.num_beams, positions, options.candidates, P)
+        with self._lock:
+            decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P)
             beginnings = None if prompt is None else prompt.tokens
             result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, callback)
             self.cache_bytes = decoding.cache_bytes
@@ -200,21 +336,47 @@ class Runner:
         return result
 
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
-        """Rows of token ids as int64 [B, N] and their mask, padded on the side on which this model expects it."""
+        """Pad rows of token ids to a batch, on the side that this model expects.
+
+        Returns
+        -------
+        input_ids : int64 [B, N]
+        attention_mask : int64 [B, N]
+        """
         return left_pad(rows, options.pad_token_id) if self.decoder_only else right_pad(rows)
 
     def prompt_of(self, input_ids: Array) -> int:
-        """How many tokens of a batch [B, N] its sequences begin with, padding included."""
+        """Return the length of the prompt that the sequences of a batch [B, N] begin with, padding included."""
         return input_ids.shape[1] if self.decoder_only else 0
 
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
     ) -> list[str]:
-        """Generate for each text; ``num_return_sequences`` texts for each, one after the other. Of a decoder-only model
-        they are what comes after the prompt.
+        """Generate text from texts.
 
-        ``truncate``: cut a text that is longer than the model's positions, which is an error otherwise.
-        Raises InputError, naming the text's index, before anything is generated; and GenerationError.
+        Parameters
+        ----------
+        texts : sequence of str
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise.
+        batch_size : int
+            Texts run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        list of str
+            ``num_return_sequences`` texts for each input, best first, without the prompt of a decoder-only model.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            A text cannot be run. The message names its index; nothing has been generated then.
+        BundleError
+            The runtime failed.
         """
         if isinstance(texts, str):
             raise InputError("texts is one string, expected a list of strings; pass [text]")
@@ -240,12 +402,31 @@ class Runner:
         return [text for index in range(len(texts)) for text in results[index]]
 
     def transcribe(self, paths: Sequence[str], *, batch_size: int = 8, **settings: Any) -> list[str]:
-        """Transcribe audio files (WAV, FLAC) window by window; returns the joined text of each.
+        """Transcribe audio files, window by window.
 
-        Raises InputError, naming the file, for one that cannot be transcribed; and GenerationError.
+        Parameters
+        ----------
+        paths : sequence of str
+            Names of WAV or FLAC files.
+        batch_size : int
+            Windows run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names; ``language`` and ``task`` too.
+
+        Returns
+        -------
+        list of str
+            One text for each file; empty where the bundle has no tokenizer.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            A file cannot be read as audio; the message names it.
+        BundleError
+            The runtime failed.
         """
-        from tightbeam.deploy.audio.transcribe import read_features, transcribe
-
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")
         self.options(**settings)
@@ -253,8 +434,28 @@ class Runner:
         return [output.texts[0] if output.texts else "" for output in outputs]
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], bool]:
-        """Token ids of a source text, and whether it was cut: to the model's positions, of which a prompt leaves as
-        many as ``settings`` make new tokens. Raises InputError for a text that cannot be run."""
+        """Tokenize a source text.
+
+        Parameters
+        ----------
+        text : str
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
+            positions as ``settings`` make new tokens.
+        **settings
+            Arguments of ``model.generate``; they matter to prompts only.
+
+        Returns
+        -------
+        tokens : list of int
+        truncated : bool
+            True where the text was cut.
+
+        Raises
+        ------
+        InputError
+            The text cannot be run.
+        """
         if not isinstance(text, str):
             raise InputError(f"a text is {type(text).__name__}, expected str")
         if self.log_mel:
@@ -269,7 +470,7 @@ class Runner:
         ids = codec.encode(text)
         limit, vocabulary = self.manifest.sizes.max_source, self.manifest.sizes.source_vocabulary
         if truncate and self.decoder_only:
-            limit = max(1, min(limit, self._room_for_prompts(settings)))
+            limit = max(1, min(limit, self._longest_prompt(settings)))
         cut = len(ids) > limit
         if cut and not truncate:
             raise InputError(
@@ -287,7 +488,7 @@ class Runner:
         return ids, cut
 
     def check_ids(self, tokens: Sequence[int]) -> None:
-        """Raise InputError for the token ids of one source that cannot be run."""
+        """Raise InputError unless ``tokens`` can be run as one source."""
         sizes = self.manifest.sizes
         if not len(tokens):
             raise InputError("no token ids; expected at least one")
@@ -299,28 +500,25 @@ class Runner:
         if len(tokens) > sizes.max_source:
             raise InputError(f"{len(tokens)} token ids are more than {self.longest_source}; shorten them")
 
-    def _room_for_prompts(self, settings: Mapping[str, Any]) -> int:
-        """The longest prompt that leaves room for what ``settings`` make; for one token where they limit the whole."""
+    def _longest_prompt(self, settings: Mapping[str, Any]) -> int:
+        """Length of the longest prompt that leaves the positions for the new tokens of ``settings``; for one new token
+        where ``settings`` limit the whole row."""
         options = self.options_for(1, settings)
         if options.limited_by == "max_length":
             return options.max_length - 1
         return self.manifest.sizes.max_target - options.max_length + 1
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
-        """The text of one generated sequence, without special tokens."""
+        """Return the text of one generated sequence, without special tokens."""
         return self._require_codec().decode([int(token) for token in sequence])
 
     @property
     def longest_source(self) -> str:
-        """How many tokens a source may have, as errors say it."""
+        """The longest source, as a phrase for error messages."""
         sizes = self.manifest.sizes
         if self.decoder_only:
             return f"the {sizes.max_source} that a prompt may have, of {sizes.max_target} positions one for a new token"
         return f"the model's {sizes.max_source} positions"
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return self._codec is not None
 
     def _require_codec(self) -> TextCodec:
         if self._codec is None:
@@ -350,7 +548,11 @@ class Runner:
                 f"expected 0 to {sizes.source_vocabulary - 1}"
             )
         if attention_mask is None:
-            mask = mask_of_padding(ids, options) if self.decoder_only else np.ones_like(ids)
+            mask = (
+                mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
+                if self.decoder_only
+                else np.ones_like(ids)
+            )
         else:
             mask = _as_array("attention_mask", attention_mask)
             if mask.shape != ids.shape:
@@ -378,19 +580,3 @@ def _as_array(name: str, value: Any) -> Array:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Token ids int64 [B, N], padded on the right, and their attention mask int64 [B, N]. What pads is masked."""
-    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for row, tokens in enumerate(rows):
-        ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = 1
-    return ids, mask
-
-
-if __name__ == "__main__":
-    from tightbeam.deploy.command import main
-
-    main()

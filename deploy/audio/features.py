@@ -10,16 +10,14 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.reader import BundleError
 
 __all__ = ["LogMel"]
-
-Array = npt.NDArray[Any]
 
 EXTRACTOR = "WhisperFeatureExtractor"
 HIGHEST_HZ = 8000.0

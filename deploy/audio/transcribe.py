@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import read_audio, windows
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.output import Output, join, output_of
 from tightbeam.deploy.text.text_input import InputResult
-
-if TYPE_CHECKING:
-    from tightbeam.deploy.runner import Runner
 
 __all__ = ["read_features", "transcribe", "transcribe_files"]
 
 
-def read_features(runner: Runner, path: str) -> Array:
+class SpeechModel(LoadedModel, Protocol):
+    """A `LoadedModel` with its feature extractor, None for a text model."""
+
+    log_mel: LogMel | None
+
+
+def read_features(runner: SpeechModel, path: str) -> Array:
     """Features float32 [windows, mels, frames] of a sound file. Raises InputError for one that cannot be heard."""
     if runner.log_mel is None:
         raise InputError("this is a text model; pass text or token ids instead of audio")
@@ -32,7 +37,7 @@ def read_features(runner: Runner, path: str) -> Array:
     return np.stack([runner.log_mel.features(window) for window in windows(sound, runner.log_mel.samples)])
 
 
-def transcribe(runner: Runner, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
+def transcribe(runner: SpeechModel, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
     """Generate for the windows of one recording, and join what they give."""
     options = runner.options(**settings)
     windows = []
@@ -43,7 +48,7 @@ def transcribe(runner: Runner, features: Array, *, batch_size: int = 8, **settin
 
 
 def transcribe_files(
-    runner: Runner, lines: Iterable[bytes], *, batch_size: int = 8, **settings: Any
+    runner: SpeechModel, lines: Iterable[bytes], *, batch_size: int = 8, **settings: Any
 ) -> Iterator[InputResult]:
     """Transcribe the sound file that each line names, in order. One that cannot be heard yields its error.
 

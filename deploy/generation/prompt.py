@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.arrays import Array, Ints
 
-__all__ = ["Prompt", "banned_by_padding", "left_pad", "mask_of_padding", "unbroken"]
+__all__ = ["Prompt", "banned_by_padding"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +25,11 @@ class Prompt:
         first_positions: int32 [B], the position of each prompt's last token; padding has no position.
     """
 
-    tokens: npt.NDArray[np.int64]
-    padding: npt.NDArray[np.int64]
-    source_ids: npt.NDArray[np.int64]
-    source_mask: npt.NDArray[np.int64]
-    first_positions: npt.NDArray[np.int32]
+    tokens: Ints
+    padding: Ints
+    source_ids: Ints
+    source_mask: Ints
+    first_positions: Array
 
     @classmethod
     def of(cls, input_ids: Array, attention_mask: Array) -> Prompt:
@@ -51,14 +48,7 @@ class Prompt:
         )
 
 
-def unbroken(attention_mask: Array) -> npt.NDArray[np.bool_]:
-    """Whether what counts in each row of a mask [B, N] stands together, bool [B]."""
-    starts = np.diff(attention_mask, axis=1, prepend=0) == 1
-    together: npt.NDArray[np.bool_] = starts.sum(axis=1) <= 1
-    return together
-
-
-def banned_by_padding(history: Array, padding: Array, size: int) -> npt.NDArray[np.int64]:
+def banned_by_padding(history: Array, padding: Array, size: int) -> Ints:
     """Tokens int64 [B, M, X] that may not follow ``history`` [B, M, T], since an n-gram of ``size`` that begins in a
     row's ``padding`` [B] would come again; -1 marks an unused entry.
 
@@ -72,25 +62,5 @@ def banned_by_padding(history: Array, padding: Array, size: int) -> npt.NDArray[
     grams = history[:, :, starts[:, None] + np.arange(size)]  # [B, M, X, size]
     again = (grams[..., :-1] == newest[:, :, None]).all(axis=3) & (starts < padding[:, None, None])
     found = again.any(axis=(0, 1))
-    banned: npt.NDArray[np.int64] = np.where(again, grams[..., -1], -1)[:, :, found]
+    banned: Ints = np.where(again, grams[..., -1], -1)[:, :, found]
     return banned
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad_token_id: int | None) -> tuple[Array, Array]:
-    """Token ids int64 [B, N], padded on the left (with 0 where there is no pad token), and their mask int64 [B, N]."""
-    ids = np.full((len(rows), max(map(len, rows))), pad_token_id or 0, dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for row, tokens in enumerate(rows):
-        start = ids.shape[1] - len(tokens)
-        ids[row, start:] = tokens
-        mask[row, start:] = 1
-    return ids, mask
-
-
-def mask_of_padding(input_ids: Array, options: GenerationOptions) -> Array:
-    """The mask int64 [B, N] that transformers assumes where it is given none: pad tokens do not count, unless one of
-    them may end a sequence (`GenerationMixin._prepare_attention_mask_for_generation`)."""
-    if options.pad_token_id is None or options.pad_token_id in options.eos_token_ids:
-        return np.ones_like(input_ids, dtype=np.int64)
-    mask: Array = (input_ids != options.pad_token_id).astype(np.int64)
-    return mask

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.runtimes.base import Array, lay_out
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.runtimes.base import lay_out
 from tightbeam.deploy.runtimes.errors import DeviceError, RuntimeSetupError
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 

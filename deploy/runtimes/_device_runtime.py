@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, StagedArrays
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     SMALL_INPUTS,
-    Array,
     StepOutputs,
     banned_capacity,
     resolve,

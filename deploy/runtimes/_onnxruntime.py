@@ -11,12 +11,7 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.runtimes.base import (
-    CANDIDATE_OUTPUTS,
-    ENCODER_INPUTS,
-    SMALL_INPUTS,
-    SOURCE_DIMENSIONS,
-)
+from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS, SOURCE_DIMENSIONS
 from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.library import ENVIRONMENT
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.runtimes.base import Array
 
 __all__ = ["TiedWeights"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from tightbeam.deploy.arrays import Array, Floats, Ints
 from tightbeam.deploy.search.compaction import Compaction
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "ENCODER_INPUTS",
     "SMALL_INPUTS",
     "SOURCE_DIMENSIONS",
-    "Array",
     "Decoding",
     "Runtime",
     "StepOutputs",
@@ -26,8 +25,7 @@ __all__ = [
     "small_inputs",
 ]
 
-Array = npt.NDArray[Any]
-StepOutputs = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+StepOutputs = tuple[Floats, Ints, Ints]
 """Candidate scores, beams and tokens of a step, each [B, C]."""
 
 SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {

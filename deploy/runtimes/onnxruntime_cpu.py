@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes._onnxruntime import (
@@ -22,7 +23,6 @@ from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     SMALL_INPUTS,
-    Array,
     StepOutputs,
     banned_capacity,
     lay_out,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.beam import beam_search
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 from tightbeam.deploy.search.greedy import greedy_search
 from tightbeam.deploy.search.prompt import begin
-from tightbeam.deploy.search.step import Candidates, Ints, SearchResult, Step, StepInputs
+from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
 
 __all__ = ["Candidates", "NullCallback", "SearchCallback", "SearchResult", "Step", "StepInputs", "search"]
 

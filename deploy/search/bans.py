@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.step import Candidates, Floats, Ints, best
+from tightbeam.deploy.search.step import Candidates, best
 
 
 class Bans:

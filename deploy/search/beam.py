@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
-from tightbeam.deploy.search.step import (
-    Bools,
-    Candidates,
-    Floats,
-    Ints,
-    SearchResult,
-    Step,
-    StepInputs,
-    best,
-)
+from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs, best
 
 OUT = np.float32(-1e9)
 IN = np.float32(0)

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tightbeam.deploy.search.step import Bools, Ints, SearchResult
+from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.search.step import SearchResult
 
 __all__ = ["NullCallback", "SearchCallback"]
 

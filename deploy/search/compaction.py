@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from tightbeam.deploy.arrays import Array, Bools
 
 __all__ = ["Compaction"]
 
-AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
+AnyArray = TypeVar("AnyArray", bound=Array)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Compaction:
     remaining: int
 
     @classmethod
-    def of(cls, removed: NDArray[np.bool_]) -> Compaction:
+    def of(cls, removed: Bools) -> Compaction:
         """Return the compaction with the fewest moves that removes the samples ``removed``, bool [B]."""
         kept = np.flatnonzero(~removed)
         remaining = len(kept)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
-from tightbeam.deploy.search.step import Ints, SearchResult, Step, StepInputs
+from tightbeam.deploy.search.step import SearchResult, Step, StepInputs
 
 
 def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, callback: SearchCallback) -> SearchResult:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
-from tightbeam.deploy.search.step import Ints, Step, StepInputs
+from tightbeam.deploy.search.step import Step, StepInputs
 
 
 def begin(step: Step, options: GenerationOptions, batch_size: int) -> Ints:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tightbeam.deploy.arrays import Floats, Ints
 from tightbeam.deploy.search.compaction import Compaction
-
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float32]
-Bools: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

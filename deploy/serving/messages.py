@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.serving.watchdog import Server
 from tightbeam.deploy.text.output import Output
 

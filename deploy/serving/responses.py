@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Token
 from tightbeam.deploy.text.output import Output
 

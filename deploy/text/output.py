@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import last_text_token
+from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.search import SearchResult
-
-if TYPE_CHECKING:
-    from tightbeam.deploy.runner import Runner
 
 __all__ = ["Output", "join", "output_of", "text_of"]
 
@@ -34,7 +31,7 @@ class Output:
     texts: list[str] | None
 
 
-def output_of(runner: Runner, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
+def output_of(runner: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
     """Of one sample's result, whose rows begin with ``prompt_length`` tokens of a decoder-only model's prompt."""
     given = 0 if runner.decoder_only else 1  # the start token may be an end token too
     rows = found.sequences[:, prompt_length:].tolist()
@@ -45,9 +42,9 @@ def output_of(runner: Runner, found: SearchResult, options: GenerationOptions, p
     return Output(sequences, scores, [text_of(runner, row, options) for row in sequences])
 
 
-def text_of(runner: Runner, sequence: Sequence[int], options: GenerationOptions) -> str:
+def text_of(runner: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
     """Without what a speech model says of times."""
-    last = last_text_token(runner.manifest.generation, options.vocab_size) if runner.log_mel else options.vocab_size
+    last = last_text_token(runner.manifest.generation, options.vocab_size) if runner.is_speech else options.vocab_size
     return runner.decode([token for token in sequence if token <= last])
 
 

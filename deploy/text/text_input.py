@@ -12,7 +12,7 @@ from typing import Any
 
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
-from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.output import Output, output_of
 
 __all__ = ["InputResult", "run_text_input"]
@@ -71,7 +71,7 @@ def _finite(score: float) -> float | None:
 
 
 def run_text_input(
-    runner: Runner,
+    runner: LoadedModel,
     lines: Iterable[bytes],
     *,
     ids: bool = False,
@@ -103,7 +103,9 @@ def run_text_input(
         yield from results
 
 
-def _read(runner: Runner, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]) -> tuple[list[int], bool]:
+def _read(
+    runner: LoadedModel, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]
+) -> tuple[list[int], bool]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -111,7 +113,7 @@ def _read(runner: Runner, line: bytes, ids: bool, truncate: bool, settings: dict
     return _read_ids(runner, text) if ids else runner.encode(text, truncate=truncate, **settings)
 
 
-def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
+def _read_ids(runner: LoadedModel, text: str) -> tuple[list[int], bool]:
     try:
         tokens = json.loads(text)
     except (ValueError, RecursionError):
@@ -123,7 +125,7 @@ def _read_ids(runner: Runner, text: str) -> tuple[list[int], bool]:
 
 
 def _generate(
-    runner: Runner,
+    runner: LoadedModel,
     rows: list[tuple[InputResult, list[int]]],
     options: GenerationOptions,
     settings: dict[str, Any],

@@ -111,7 +111,7 @@ def test_as_text_is_one_line_for_each_sequence() -> None:
 
 def test_without_tokenizer_every_text_line_says_why(bundles: BundleCache) -> None:
     whole = Runner.load(bundles("el", tokenizer=True), threads=1)
-    plain = Runner(whole.bundle, whole._engine, None)
+    plain = Runner(whole.bundle, whole._runtime, None)
     text, ids = (next(run_text_input(plain, [b"[5, 2]"], ids=flag, max_new_tokens=2)) for flag in (False, True))
     assert text.error is not None and "no tokenizer" in text.error
     assert (ids.error is None and ids.texts is not None) or ids.sequences

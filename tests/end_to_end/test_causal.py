@@ -18,7 +18,8 @@ from support.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
 from support.expected import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.bundle.writer import write_bundle
-from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding, left_pad
+from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
+from tightbeam.deploy.text.padding import left_pad
 from tightbeam.export.pipeline import write_files
 from tightbeam.graph_passes import PRESETS, LayerPlan, PassError, RunSize, Sizes, plan_bytes, presets_of, rewrite
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.arrays import Array
 from tools.serve.serve_local import LocalServer
 
 __all__ = ["ClosedLoop", "Load", "memory_bytes"]

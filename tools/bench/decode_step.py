@@ -30,10 +30,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tightbeam.deploy import Bundle
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.runtimes._onnxruntime import session_options
-from tightbeam.deploy.runtimes.base import Array, Decoding
+from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tightbeam.graph_passes import PRESETS, RunSize, Sizes

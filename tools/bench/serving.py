@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tightbeam.deploy import Bundle, BundleError, GenerationError, Runner
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.runtimes.base import Array
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings
 from tightbeam.deploy.serving.repository import write_model

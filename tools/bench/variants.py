@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.runtimes.base import Array
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export.auto.machine import cache_file, this_machine
 from tightbeam.export.checkpoint.load import load_checkpoint

@@ -520,7 +520,7 @@ def test_characters_of_several_tokens_come_whole(bart: Runner, tmp_path: Path) -
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(names[:3])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    runner = Runner(bart.bundle, bart._engine, _TokenizersCodec(str(tmp_path / "tokenizer.json")))
+    runner = Runner(bart.bundle, bart._runtime, _TokenizersCodec(str(tmp_path / "tokenizer.json")))
     generator = np.random.default_rng(0)
     settings = {"max_new_tokens": 20, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2}
     log = run(runner, [ids_request(0, *generator.integers(3, 100, (24, 9)).tolist(), **settings)], stream=True)

@@ -1,0 +1,74 @@
+"""Padding of token ids to a batch, and attention masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Bools
+
+__all__ = ["left_pad", "mask_of_padding", "right_pad", "unbroken"]
+
+
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Pad rows of token ids on the right, with 0.
+
+    Parameters
+    ----------
+    rows : sequence of B sequences of int
+
+    Returns
+    -------
+    input_ids : int64 [B, N]
+    attention_mask : int64 [B, N]
+        0 at padding.
+    """
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return ids, mask
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad_token_id: int | None) -> tuple[Array, Array]:
+    """Pad rows of token ids on the left, with the pad token, or 0 where there is none.
+
+    Parameters
+    ----------
+    rows : sequence of B sequences of int
+    pad_token_id : int or None
+
+    Returns
+    -------
+    input_ids : int64 [B, N]
+    attention_mask : int64 [B, N]
+        0 at padding.
+    """
+    ids = np.full((len(rows), max(map(len, rows))), pad_token_id or 0, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        start = ids.shape[1] - len(tokens)
+        ids[row, start:] = tokens
+        mask[row, start:] = 1
+    return ids, mask
+
+
+def mask_of_padding(input_ids: Array, pad_token_id: int | None, eos_token_ids: Sequence[int]) -> Array:
+    """Return the attention mask int64 [B, N] that transformers assumes when it is given none.
+
+    Pad tokens do not count, unless the pad token is an end-of-sequence token too
+    (`GenerationMixin._prepare_attention_mask_for_generation`).
+    """
+    if pad_token_id is None or pad_token_id in eos_token_ids:
+        return np.ones_like(input_ids, dtype=np.int64)
+    mask: Array = (input_ids != pad_token_id).astype(np.int64)
+    return mask
+
+
+def unbroken(attention_mask: Array) -> Bools:
+    """Return bool [B]: True for a row of the mask int64 [B, N] whose ones are contiguous."""
+    starts = np.diff(attention_mask, axis=1, prepend=0) == 1
+    contiguous: Bools = starts.sum(axis=1) <= 1
+    return contiguous
