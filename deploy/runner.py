@@ -37,6 +37,7 @@ from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
+from tightbeam.deploy.text.batching import batch_key, batches
 from tightbeam.deploy.text.padding import left_pad, mask_of_padding, right_pad, unbroken
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
@@ -223,12 +224,7 @@ class Runner:
         """
         if not self.decoder_only:
             return ()
-        options = self.options_for(length, settings)
-        looks_back = options.no_repeat_ngram_size > 0 or options.repetition_penalty != 1
-        looks_back |= any((options.pad_token_id or 0) in word[:-1] for word in options.bad_words_ids)
-        looks_back |= options.forced_bos_token_id is not None  # of prompts of one token
-        new_tokens = options.max_length - length, max(0, options.min_length - length)
-        return (*new_tokens, length) if looks_back else new_tokens
+        return batch_key(self.options_for(length, settings), length)
 
     def generate(
         self,
@@ -383,22 +379,20 @@ class Runner:
         if not (_is_integer(batch_size) and batch_size >= 1):
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
         options = self.options(**settings)
-        rows: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+        rows: list[tuple[int, list[int], tuple[int, ...]]] = []
         for index, text in enumerate(texts):
             try:
                 tokens = self.encode(text, truncate=truncate, **settings)[0]
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-            rows.setdefault(self.batch_key(len(tokens), settings), []).append((index, tokens))
+            rows.append((index, tokens, self.batch_key(len(tokens), settings)))
         results: dict[int, list[str]] = {}
         count = options.num_return_sequences
-        for together in rows.values():
-            for start in range(0, len(together), batch_size):
-                batch = together[start : start + batch_size]
-                ids, mask = self.pad([tokens for _, tokens in batch], options)
-                found = self.generate(ids, mask, **settings).sequences[:, self.prompt_of(ids) :]
-                for sample, (index, _) in enumerate(batch):
-                    results[index] = [self.decode(row) for row in found[sample * count : (sample + 1) * count]]
+        for batch in batches(rows, key=lambda row: row[2], size=lambda _: batch_size):
+            ids, mask = self.pad([tokens for _, tokens, _ in batch], options)
+            found = self.generate(ids, mask, **settings).sequences[:, self.prompt_of(ids) :]
+            for sample, (index, _, _) in enumerate(batch):
+                results[index] = [self.decode(row) for row in found[sample * count : (sample + 1) * count]]
         return [text for index in range(len(texts)) for text in results[index]]
 
     def transcribe(self, paths: Sequence[str], *, batch_size: int = 8, **settings: Any) -> list[str]:

@@ -26,12 +26,26 @@ LOGARITHMIC_FROM_HZ = 1000.0
 LOG_STEP = np.log(6.4) / 27  # of frequency, for one mel above
 SMALLEST_POWER = 1e-10
 DECADES = 8.0
-"""Of power below the loudest, that a spectrogram keeps."""
+"""Range of powers, below the highest, that a spectrogram keeps."""
 
 
 @dataclass(frozen=True)
 class LogMel:
-    """What preprocessor_config.json says; lengths in samples, times in seconds."""
+    """The feature extractor of a Whisper checkpoint.
+
+    Attributes
+    ----------
+    mels : int
+        Mel filters, rows of the features.
+    sampling_rate_hz : int
+        Samples a second.
+    hop, window : int
+        Samples between two frames, and in the Fourier transform of one.
+    chunk_s : int
+        Seconds of a whole window of speech, columns x hop of the features.
+    padding : float
+        Sample that a shorter window is padded with.
+    """
 
     mels: int
     sampling_rate_hz: int
@@ -42,7 +56,7 @@ class LogMel:
 
     @classmethod
     def read(cls, path: Path) -> LogMel:
-        """From a preprocessor_config.json. Raises BundleError for one that is no WhisperFeatureExtractor's."""
+        """Read a preprocessor_config.json. Raises BundleError for one that is no WhisperFeatureExtractor's."""
         try:
             settings = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -60,9 +74,7 @@ class LogMel:
                 )
         mels, rate, hop, window, chunk = (int(value or 0) for value in numbers)
         if not 2 <= window <= chunk * rate:
-            raise BundleError(
-                f"{path}: n_fft is {window}, expected 2 to the {chunk * rate} samples of a window of sound"
-            )
+            raise BundleError(f"{path}: n_fft is {window}, expected 2 to the {chunk * rate} samples of a whole window")
         if settings.get("dither"):
             raise BundleError(f"{path}: dither is {settings['dither']!r}, which adds noise; set it to 0")
         side, padding = settings.get("padding_side", "right"), settings.get("padding_value", 0.0)
@@ -79,12 +91,24 @@ class LogMel:
 
     @property
     def frames(self) -> int:
+        """Frames of a whole window of speech."""
         return self.samples // self.hop
 
-    def features(self, sound: Array) -> npt.NDArray[np.float32]:
-        """``input_features`` [mels, frames] of at most ``samples`` samples [n] in -1..1, padded to a whole window."""
+    def features(self, samples: Array) -> npt.NDArray[np.float32]:
+        """Compute the features of one window.
+
+        Parameters
+        ----------
+        samples : [n]
+            At most ``LogMel.samples`` samples in -1..1, padded here to a whole window.
+
+        Returns
+        -------
+        float32 [mels, frames]
+            ``input_features`` of the encoder.
+        """
         padded = np.full(self.samples, self.padding)
-        padded[: len(sound)] = sound
+        padded[: len(samples)] = samples
         half = self.window // 2
         reflected = np.pad(padded, half, mode="reflect")
         windows = np.lib.stride_tricks.sliding_window_view(reflected, self.window)[:: self.hop][: self.frames]
@@ -96,7 +120,7 @@ class LogMel:
 
     @cached_property
     def filters(self) -> npt.NDArray[np.float64]:
-        """Triangles [window / 2 + 1, mels] over the frequencies of the spectrum, whose feet stand ``mels`` apart."""
+        """Triangular filters [window / 2 + 1, mels] over the frequencies of the spectrum, at equal distances in mel."""
         spectrum_hz = np.linspace(0, self.sampling_rate_hz // 2, self.window // 2 + 1)
         feet_hz = _hz(np.linspace(0, _mel(HIGHEST_HZ), self.mels + 2))
         slopes = feet_hz[None, :] - spectrum_hz[:, None]

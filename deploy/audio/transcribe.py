@@ -1,7 +1,7 @@
-"""Recordings in, text out: each is cut in windows as long as the model takes at once, one after the other.
+"""Transcription: audio files in, text out. A file is cut into windows as long as the model takes.
 
-The windows of a recording are heard apart: a word that a cut goes through may be lost (transformers, asked for
-timestamps, moves the cuts to pauses instead).
+Each window is transcribed alone, so a word at a cut may be lost. (transformers, asked for timestamps, moves the cuts to
+pauses instead.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.output import Output, join, output_of
 from tightbeam.deploy.text.text_input import InputResult
 
-__all__ = ["read_features", "transcribe", "transcribe_files"]
+__all__ = ["SpeechModel", "read_features", "transcribe", "transcribe_files"]
 
 
 class SpeechModel(LoadedModel, Protocol):
@@ -29,39 +29,72 @@ class SpeechModel(LoadedModel, Protocol):
     log_mel: LogMel | None
 
 
-def read_features(runner: SpeechModel, path: str) -> Array:
-    """Features float32 [windows, mels, frames] of a sound file. Raises InputError for one that cannot be heard."""
-    if runner.log_mel is None:
+def read_features(model: SpeechModel, path: str) -> Array:
+    """Read an audio file as features float32 [windows, mels, frames]. Raises InputError where it cannot be read."""
+    if model.log_mel is None:
         raise InputError("this is a text model; pass text or token ids instead of audio")
-    sound = read_audio(path, runner.log_mel.sampling_rate_hz)
-    return np.stack([runner.log_mel.features(window) for window in windows(sound, runner.log_mel.samples)])
+    log_mel = model.log_mel
+    samples = read_audio(path, log_mel.sampling_rate_hz)
+    return np.stack([log_mel.features(window) for window in windows(samples, log_mel.samples)])
 
 
-def transcribe(runner: SpeechModel, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
-    """Generate for the windows of one recording, and join what they give."""
-    options = runner.options(**settings)
-    windows = []
+def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
+    """Generate for the windows of one file, ``batch_size`` at a time, and join their outputs.
+
+    Parameters
+    ----------
+    model
+        The runner of a speech model.
+    features
+        The windows' features float32 [windows, mels, frames].
+    batch_size
+        Windows run together.
+    **settings
+        Settings of ``model.generate``.
+    """
+    options = model.options(**settings)
+    outputs = []
     for start in range(0, len(features), batch_size):
-        found = runner.generate_from_features(features[start : start + batch_size], **settings)
-        windows += [output_of(runner, found.of(sample), options) for sample in range(len(found.sequences))]
-    return join(windows)
+        found = model.generate_from_features(features[start : start + batch_size], **settings)
+        outputs += [output_of(model, found.of(sample), options) for sample in range(len(found.sequences))]
+    return join(outputs)
 
 
 def transcribe_files(
-    runner: SpeechModel, lines: Iterable[bytes], *, batch_size: int = 8, **settings: Any
+    model: SpeechModel, lines: Iterable[bytes], *, batch_size: int = 8, **settings: Any
 ) -> Iterator[InputResult]:
-    """Transcribe the sound file that each line names, in order. One that cannot be heard yields its error.
+    """Transcribe the audio file that each line names.
 
-    Raises GenerationError for the settings, before any line is read.
+    Parameters
+    ----------
+    model
+        The runner of a speech model.
+    lines
+        File names in UTF-8.
+    batch_size
+        Windows run together.
+    **settings
+        Settings of ``model.generate``.
+
+    Yields
+    ------
+    InputResult
+        One for each line, in order; a file that cannot be transcribed yields its error.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong; raised before any line is read.
     """
-    runner.options(**settings)
+    model.options(**settings)
     for number, line in enumerate(lines, start=1):
         result = InputResult(number)
         try:
             path = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").decode()
-            result.take(transcribe(runner, read_features(runner, path), batch_size=batch_size, **settings))
+            features = read_features(model, path)
+            result.set_output(transcribe(model, features, batch_size=batch_size, **settings))
         except UnicodeDecodeError:
-            result.error = "not UTF-8; expected the name of a sound file"
+            result.error = "not UTF-8; expected the name of an audio file"
         except InputError as error:
             result.error = str(error)
         yield result

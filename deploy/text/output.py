@@ -1,4 +1,4 @@
-"""What a search found for one input, in the form that users read it: without padding, and as text."""
+"""Result of a search for one input, as users read it: token ids without padding, and text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ __all__ = ["Output", "join", "output_of", "text_of"]
 class Output:
     """The sequences of one input, best first.
 
-    Attributes:
-        sequences: token ids, without what pads them: from the start token on, and of a decoder-only model what comes
-            after the prompt.
-        scores: of beam search, one for each.
-        texts: one for each, where the bundle has a tokenizer.
+    Attributes
+    ----------
+    sequences : list of list of int
+        Token ids without padding: from the start token on, or after the prompt of a decoder-only model.
+    scores : list of float or None
+        One for each sequence; None in greedy search.
+    texts : list of str or None
+        One for each sequence; None where the bundle has no tokenizer.
     """
 
     sequences: list[list[int]]
@@ -31,26 +34,42 @@ class Output:
     texts: list[str] | None
 
 
-def output_of(runner: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
-    """Of one sample's result, whose rows begin with ``prompt_length`` tokens of a decoder-only model's prompt."""
-    given = 0 if runner.decoder_only else 1  # the start token may be an end token too
+def output_of(model: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
+    """Convert the result of one sample.
+
+    Parameters
+    ----------
+    model
+        The runner whose search it was.
+    found
+        The sample's sequences int64 [num_return_sequences, T], and their scores.
+    options
+        The options of the search.
+    prompt_length
+        Tokens of a decoder-only model's prompt, padding included, that every sequence begins with.
+    """
+    first = 0 if model.decoder_only else 1  # the start token may be an end token too
     rows = found.sequences[:, prompt_length:].tolist()
-    sequences = [_without_padding(row, options.eos_token_ids, given) for row in rows]
+    sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
-    if not runner.has_tokenizer:
+    if not model.has_tokenizer:
         return Output(sequences, scores, None)
-    return Output(sequences, scores, [text_of(runner, row, options) for row in sequences])
+    return Output(sequences, scores, [text_of(model, row, options) for row in sequences])
 
 
-def text_of(runner: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
-    """Without what a speech model says of times."""
-    last = last_text_token(runner.manifest.generation, options.vocab_size) if runner.is_speech else options.vocab_size
-    return runner.decode([token for token in sequence if token <= last])
+def text_of(model: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
+    """The text of a sequence, without the timestamps of a speech model."""
+    last = options.vocab_size
+    if model.is_speech:
+        last = last_text_token(model.manifest.generation, options.vocab_size)
+    return model.decode([token for token in sequence if token <= last])
 
 
-def join(windows: list[Output]) -> Output:
-    """Of one recording, of the best sequences of its windows. They follow one another, so they have no score in common
-    (``sequences`` of one input are alternatives)."""
+def join(windows: Sequence[Output]) -> Output:
+    """Join the best sequences of an audio file's windows, in their order.
+
+    The windows have no score in common, so the result has a score only where there is one window.
+    """
     texts = [window.texts[0].strip() for window in windows if window.texts]
     return Output(
         sequences=[[token for window in windows for token in window.sequences[0]]],
@@ -59,7 +78,7 @@ def join(windows: list[Output]) -> Output:
     )
 
 
-def _without_padding(row: list[int], ends: tuple[int, ...], given: int) -> list[int]:
-    """A sequence up to its end token, sought after the ``given`` ones; what follows is there for longer neighbours."""
-    end = next((index for index, token in enumerate(row) if index >= given and token in ends), len(row) - 1)
+def _without_padding(row: list[int], ends: tuple[int, ...], first: int) -> list[int]:
+    """A sequence up to the first end token at ``first`` or later; the rest pads it to the longest of its batch."""
+    end = next((index for index, token in enumerate(row) if index >= first and token in ends), len(row) - 1)
     return row[: end + 1]

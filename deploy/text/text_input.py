@@ -1,11 +1,11 @@
-"""Lines in, results out: batches of lines through a runner, where a bad line never harms its neighbours."""
+"""Text or JSONL input: one input a line, run in batches; a line that cannot be run yields its own error."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
 from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.text.batching import batches
 from tightbeam.deploy.text.output import Output, output_of
 
 __all__ = ["InputResult", "run_text_input"]
@@ -20,25 +21,36 @@ __all__ = ["InputResult", "run_text_input"]
 
 @dataclass
 class InputResult:
-    """What became of one input line: sequences (best first) with their scores, or an error."""
+    """Result of one line: sequences, best first, or an error.
+
+    Attributes
+    ----------
+    number : int
+        The line's number, from 1.
+    returned : int
+        Sequences asked for.
+    sequences, scores, texts
+        As in `Output`; empty or None where there is an error.
+    truncated : bool
+        True where the text was cut to the model's positions.
+    error : str or None
+        Why the line could not be run.
+    """
 
     number: int
-    """counted from 1"""
     returned: int = 1
-    """sequences asked for"""
     sequences: list[list[int]] = field(default_factory=list)
-    """from the start token on; of a decoder-only model, what comes after the prompt"""
     scores: list[float] | None = None
     texts: list[str] | None = None
     truncated: bool = False
     error: str | None = None
 
-    def take(self, output: Output) -> None:
-        """What the line gave."""
+    def set_output(self, output: Output) -> None:
+        """Set what the line gave."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
 
     def as_json(self) -> str:
-        """One line of JSON, ``text`` and ``score`` being the best sequence's."""
+        """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
         if self.error is not None:
             return json.dumps({"line": self.number, "error": self.error}, ensure_ascii=False)
         record: dict[str, Any] = {"line": self.number}
@@ -58,7 +70,7 @@ class InputResult:
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
     def as_text(self) -> str:
-        """The generated texts, or ids, a line each; as many empty lines where there was an error."""
+        """The generated texts, or ids, one a line; as many empty lines where there is an error."""
         if self.error is not None:
             return "\n" * (self.returned - 1)
         shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
@@ -66,12 +78,12 @@ class InputResult:
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no infinity, which is the score of a sequence of forbidden tokens."""
+    """The score, or None for infinity, which JSON lacks: the score of a sequence of forbidden tokens."""
     return score if math.isfinite(score) else None
 
 
 def run_text_input(
-    runner: LoadedModel,
+    model: LoadedModel,
     lines: Iterable[bytes],
     *,
     ids: bool = False,
@@ -79,58 +91,85 @@ def run_text_input(
     batch_size: int = 8,
     **settings: Any,
 ) -> Iterator[InputResult]:
-    """Run every line, in order, ``batch_size`` at a time.
+    """Generate for every line.
 
-    A line is UTF-8 text, or with ``ids`` a JSON list of token ids. A line that cannot be run yields its error.
-    Raises GenerationError for the settings, before any line is read.
+    Parameters
+    ----------
+    model
+        The runner.
+    lines
+        UTF-8 text, or JSON lists of token ids.
+    ids
+        Lines are lists of token ids.
+    truncate
+        Cut texts that are longer than the model's positions.
+    batch_size
+        Lines read, and run together, at a time.
+    **settings
+        Settings of ``model.generate``.
+
+    Yields
+    ------
+    InputResult
+        One for each line, in order.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong; raised before any line is read.
     """
-    options = runner.options(**settings)
+    options = model.options(**settings)
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
-        results: list[InputResult] = []
-        rows: dict[tuple[int, ...], list[tuple[InputResult, list[int]]]] = {}
-        for number, line in chunk:
-            result = InputResult(number, options.num_return_sequences)
-            results.append(result)
+        results = [InputResult(number, options.num_return_sequences) for number, _ in chunk]
+        rows: list[_Row] = []
+        for result, (number, line) in zip(results, chunk, strict=True):
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
-                tokens, result.truncated = _read(runner, text.rstrip(b"\r\n"), ids, truncate, settings)
-                rows.setdefault(runner.batch_key(len(tokens), settings), []).append((result, tokens))
+                tokens, result.truncated = _read(model, text.rstrip(b"\r\n"), ids, truncate, settings)
+                rows.append(_Row(result, tokens, model.batch_key(len(tokens), settings)))
             except (InputError, GenerationError) as error:
                 result.error = str(error)
-        for together in rows.values():
-            _generate(runner, together, options, settings)
+        for batch in batches(rows, key=lambda row: row.batch_key, size=lambda _: batch_size):
+            _generate(model, batch, options, settings)
         yield from results
 
 
+@dataclass
+class _Row:
+    """A line that can be run."""
+
+    result: InputResult
+    tokens: list[int]
+    batch_key: tuple[int, ...]
+
+
 def _read(
-    runner: LoadedModel, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]
+    model: LoadedModel, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]
 ) -> tuple[list[int], bool]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}); convert the input") from None
-    return _read_ids(runner, text) if ids else runner.encode(text, truncate=truncate, **settings)
+    return _read_ids(model, text) if ids else model.encode(text, truncate=truncate, **settings)
 
 
-def _read_ids(runner: LoadedModel, text: str) -> tuple[list[int], bool]:
+def _read_ids(model: LoadedModel, text: str) -> tuple[list[int], bool]:
     try:
         tokens = json.loads(text)
     except (ValueError, RecursionError):
         tokens = None
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
         raise InputError("not a JSON list of token ids; expected a line such as [0, 31414, 2]")
-    runner.check_ids(tokens)
+    model.check_ids(tokens)
     return tokens, False
 
 
 def _generate(
-    runner: LoadedModel,
-    rows: list[tuple[InputResult, list[int]]],
-    options: GenerationOptions,
-    settings: dict[str, Any],
+    model: LoadedModel, rows: Sequence[_Row], options: GenerationOptions, settings: Mapping[str, Any]
 ) -> None:
-    batch, mask = runner.pad([tokens for _, tokens in rows], options)
-    found = runner.generate(batch, mask, **settings)
-    for sample, (result, _) in enumerate(rows):
-        result.take(output_of(runner, found.of(sample, result.returned), options, runner.prompt_of(batch)))
+    ids, mask = model.pad([row.tokens for row in rows], options)
+    found = model.generate(ids, mask, **settings)
+    for sample, row in enumerate(rows):
+        of_row = found.of(sample, row.result.returned)
+        row.result.set_output(output_of(model, of_row, options, model.prompt_of(ids)))

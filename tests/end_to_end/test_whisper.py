@@ -199,9 +199,9 @@ def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("cut.wav", r"is cut short, it has 100 bytes of 1,644"),
         ("loud.wav", r"holds samples of up to 3\.0e\+38; expected -1 to 1"),
         ("odd.wav", r"has 2147483647 samples a second, expected 1,000 to 768,000"),
-        ("text.wav", "cannot be read as sound"),
-        ("empty.wav", "holds no sound"),
-        ("nan.wav", "no numbers"),
+        ("text.wav", "cannot be read as audio"),
+        ("empty.wav", "is empty"),
+        ("nan.wav", "holds NaN or infinity"),
     ):
         with pytest.raises(InputError, match=expected):
             read_audio(str(tmp_path / name), RATE_HZ)

@@ -357,10 +357,10 @@ def test_prompts_that_leave_no_room(gpt2: Runner, faulty: Request, expected: str
 
 SOUND = chirp(0.5)
 SOUND_FAULTS: list[tuple[Request, str]] = [
-    (audio_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds samples that are no numbers; make it again"),
-    (audio_request(1, SOUND, np.append(SOUND, np.float32(np.inf))), "row 1: AUDIO holds samples that are no numbers"),
+    (audio_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds NaN or infinity; expected finite samples"),
+    (audio_request(1, SOUND, np.append(SOUND, np.float32(np.inf))), "row 1: AUDIO holds NaN or infinity"),
     (audio_request(1, SOUND * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
-    (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO holds no sound; expected at least one sample"),
+    (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO is empty; expected at least one sample"),
     (audio_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
     (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
     (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
