@@ -1,36 +1,65 @@
-"""What an export is asked to keep: a variant by name, or with a kind of cache of the user's own in it."""
+"""The options of an export, and every check of them: alone, against the checkpoint, and against the plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from tightbeam.deploy.bundle.manifest import PRECISIONS
+from tightbeam.export.accuracy.guard import needs_guard
+from tightbeam.export.auto.workload import Workload
+from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, Preset, Sizes, presets_of
+from tightbeam.graph_passes import (
+    GENERATED,
+    PRESETS,
+    SOURCE,
+    LayerPlan,
+    Preset,
+    Sizes,
+    passes_of,
+    plan_bytes,
+    presets_of,
+    require_sizes,
+    same_for_all,
+)
+from tightbeam.graph_passes.precision.lower_precision import itemsize
 
-__all__ = ["AUTO", "SMALLEST", "Choice", "choose", "default_variant"]
+__all__ = ["AUTO", "Choice", "ExportOptions", "choose", "weight_bytes"]
 
 AUTO = "auto"
 SMALLEST, ANYWHERE = "el", "dedup"
+"""Default variants: the smallest exact one, and one that every model can have."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """``name``: of the preset that has both kinds, else both kinds. ``preset``: None until it is chosen, for ``auto``.
-    ``reason``: who wanted it so."""
+    """The kinds of cache that an export is asked for."""
 
     name: str
+    """the variant that has both kinds, else both kinds, joined by a plus sign"""
     preset: Preset | None
+    """None for ``auto``, until the variant is chosen"""
     reason: str
-
-
-def default_variant(sizes: Sizes) -> str:
-    """What is made where nobody names a variant: `el`, or `dedup` for a model whose keys nothing can stand in for."""
-    return SMALLEST if SMALLEST in presets_of(sizes) else ANYWHERE
+    """the options that asked for it"""
 
 
 def choose(variant: str, source_cache: str | None = None, generated_cache: str | None = None) -> Choice:
-    """The kinds of cache of a variant, those that are given in place of its own. Raises ExportError for a name that is
-    no variant or no kind."""
+    """The kinds of cache of a variant, some of them replaced.
+
+    Parameters
+    ----------
+    variant
+        A name of ``graph_passes.PRESETS``, or "auto".
+    source_cache, generated_cache
+        Kinds of ``graph_passes.SOURCE`` and ``GENERATED`` in place of the variant's.
+
+    Raises
+    ------
+    ExportError
+        There is no such variant or kind, or a kind is given for "auto".
+    """
     if variant == AUTO:
         if source_cache is not None or generated_cache is not None:
             raise ExportError("--variant auto chooses both caches; leave --source-cache and --generated-cache out")
@@ -50,3 +79,100 @@ def choose(variant: str, source_cache: str | None = None, generated_cache: str |
         reasons.append(f"--{option} {kind}")
     same = [name for name, other in PRESETS.items() if other == preset]
     return Choice((same or [f"{preset.source}+{preset.generated}"])[0], preset, ", ".join(reasons))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of ``export_model``, under its names. Raises ExportError for what no checkpoint could have."""
+
+    variant: str | None = None
+    source_cache: str | None = None
+    generated_cache: str | None = None
+    precision: str = "fp32"
+    max_new_tokens: int | None = None
+    calibration: str | os.PathLike[str] | None = None
+    weight_threshold: float = 0.0
+    workload: Workload = field(default_factory=Workload)
+    check: bool = True
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.choice().preset is not None:
+            self._check_workload_is_used()
+        if self.precision == "bf16":
+            raise ExportError(
+                "no bundle is in bf16: numpy and ONNX Runtime's CPU provider lack it, so that nothing could compare it "
+                "with torch; take --precision fp16, or export in fp32 and then build-engine --precision bf16"
+            )
+        if self.precision not in PRECISIONS:
+            raise ExportError(f"precision {self.precision!r} is not supported; expected {', '.join(PRECISIONS)}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ExportError(f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; expected 1 or more")
+        if not 0 <= self.weight_threshold < 1:
+            raise ExportError(
+                f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
+            )
+
+    def _check_workload_is_used(self) -> None:
+        workload = self.workload
+        if workload.bandwidth_gb_s is not None or workload.gflop_s is not None:
+            raise ExportError(
+                "bandwidth and matrix rate are for --variant auto; leave them out, or pass --variant auto"
+            )
+        if workload.memory_limit is None and workload != Workload():
+            raise ExportError(
+                "batch size, beams and lengths of a workload are for --variant auto and --memory-limit; leave them out "
+                "(--max-new-tokens sets the bundle's default)"
+            )
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in products and caches."""
+        return itemsize(self.precision)
+
+    def choice(self, sizes: Sizes | None = None) -> Choice:
+        """The kinds of cache asked for. Without a variant `el`, or `dedup` where the model's ``sizes`` exclude that."""
+        variant = self.variant
+        if variant is None:
+            variant = SMALLEST if sizes is None or SMALLEST in presets_of(sizes) else ANYWHERE
+        return choose(variant, self.source_cache, self.generated_cache)
+
+    def check_model(self, choice: Choice, sizes: Sizes) -> None:
+        """Refuse what a model of these sizes cannot have, before it generates and is traced, which takes long.
+
+        Raises
+        ------
+        PassError
+            A kind of cache that the model cannot have.
+        ExportError
+            Calibration texts for an exact choice, or more new tokens than the model has positions.
+        """
+        if choice.preset is not None:
+            plan = same_for_all(choice.preset, sizes.L, choice.reason)
+            passes_of(plan, decoder_only=sizes.decoder_only)
+            require_sizes(choice.preset, sizes)
+            if self.calibration is not None and not needs_guard(plan):
+                raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
+        if self.max_new_tokens is not None and self.max_new_tokens >= sizes.max_target:
+            raise ExportError(
+                f"max_new_tokens={self.max_new_tokens} and the start token exceed the model's {sizes.max_target} "
+                "positions; pass fewer"
+            )
+
+    def check_memory(self, checkpoint: Checkpoint, plan: Sequence[LayerPlan]) -> None:
+        """Raise ExportError where weights and caches exceed the workload's memory limit."""
+        limit = self.workload.memory_limit
+        if limit is None:
+            return
+        run = self.workload.run_size(checkpoint, self.itemsize)
+        needed = weight_bytes(checkpoint, self.itemsize) + sum(plan_bytes(plan, checkpoint.sizes, run))
+        if needed > limit:
+            raise ExportError(
+                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; "
+                "--variant auto takes what fits, if anything does, and a smaller --batch-size needs less"
+            )
+
+
+def weight_bytes(checkpoint: Checkpoint, itemsize: int) -> int:
+    """Bytes of a model's parameters, ``itemsize`` bytes each."""
+    return int(itemsize * sum(parameter.numel() for parameter in checkpoint.model.parameters()))

@@ -1,65 +1,45 @@
-"""Checkpoint -> bundle: load, trace once, rewrite to a variant, write, compare with torch."""
+"""The steps of an export: load, generate with torch, trace, rewrite, measure, write, compare with torch."""
 
 from __future__ import annotations
 
 import gc
-import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import RenderableType
 
 from tightbeam.deploy.bundle.engine_files import engine_names
-from tightbeam.deploy.bundle.manifest import (
-    FORMAT_VERSION,
-    MANIFEST,
-    WEIGHTS,
-    GuardEntry,
-    LayerChoice,
-    Manifest,
-    ModelSizes,
-    PassEntry,
-)
+from tightbeam.deploy.bundle.manifest import MANIFEST, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.bundle.writer import check_target, file_entry, write_bundle
+from tightbeam.deploy.bundle.writer import check_target, write_bundle
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration
 from tightbeam.export.accuracy.guard import Measured, guard, needs_guard
 from tightbeam.export.accuracy.parity import Reference, compare, make_reference
 from tightbeam.export.accuracy.precision_error import measure_forms, write_forms
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table
 from tightbeam.export.auto.workload import Workload
-from tightbeam.export.checkpoint.audio import check_speech, write_speech
-from tightbeam.export.checkpoint.generation import check_settings, take_out_sampling
+from tightbeam.export.checkpoint.audio import check_speech
+from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.checkpoint.resolve import checkpoint_name
-from tightbeam.export.checkpoint.tokenizer import write_tokenizer
-from tightbeam.export.errors import ExportError
-from tightbeam.export.options import SMALLEST, Choice, choose, default_variant
-from tightbeam.export.tables import BEAMS, longest_output
-from tightbeam.export.tracing.torch_export import trace
-from tightbeam.export.writing.graphs import graph_entries, state_entries, write_graphs
+from tightbeam.export.options import Choice, ExportOptions, weight_bytes
+from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
     PRESETS,
     LayerPlan,
     ModelGraphs,
     PassResult,
-    RunSize,
-    Sizes,
-    passes_of,
-    plan_bytes,
-    require_sizes,
     rewrite,
     same_for_all,
     skip_small_weights,
 )
-from tightbeam.graph_passes.precision.lower_precision import itemsize, lower_precision
+from tightbeam.graph_passes.precision.lower_precision import lower_precision
 
-__all__ = ["PRECISIONS", "STEPS", "export_model"]
+__all__ = ["STEPS", "export_model", "trace"]
 
-PRECISIONS = ("fp32", "fp16")
 STEPS = (
     "loading",
     "generating with torch",
@@ -69,6 +49,7 @@ STEPS = (
     "writing",
     "comparing with torch",
 )
+LOADING, GENERATING, TRACING, REWRITING, MEASURING, WRITING, COMPARING = STEPS
 
 
 def export_model(
@@ -91,250 +72,259 @@ def export_model(
 ) -> Bundle:
     """Export a checkpoint as a bundle.
 
-    ``model``: a bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder. ``output``: the bundle folder, by
-    default ``<model>-<variant>`` in the current folder, with ``-fp16`` in half precision.
-    ``variant``: a name of ``graph_passes.PRESETS``; without one `el`, or `dedup` where the model cannot have that
-    (``default_variant``).
-    ``source_cache``, ``generated_cache``: kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the
-    variant's. A layer whose rewritten attention is not exact enough keeps something safer (``guard.py``);
-    ``calibration``: a file of texts, one a line, on which that is measured, in place of the built-in ones.
-    ``weight_threshold``: source positions that have less weight are left out (``skip_small_weights``); not exact, so
-    that the comparison counts what differs in place of failing.
-    ``precision``: "fp32", or "fp16" for products, caches and most weights: not exact either; its error is measured.
-    ``max_new_tokens``: becomes the bundle's default in place of the checkpoint's. ``check``: generate with torch and
-    with the bundle, and fail where a token differs. ``force``: replace an existing bundle. ``on_step`` is called with
-    each of ``STEPS`` as it begins.
-    ``workload``: what the bundle is for; ``variant="auto"`` takes what is predicted to be fastest for it, and tells
-    ``on_ranking`` the table; caches that do not fit its memory limit are an error. ``on_note``: what a user must know.
+    After an error there is no new bundle, and an existing one is unchanged.
 
-    Raises ExportError for a checkpoint or an option, PassError for a graph that cannot be rewritten, BundleError for
-    an output that cannot be written. After an error there is no bundle, and an existing one is as it was.
+    Parameters
+    ----------
+    model
+        A bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder.
+    output
+        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` in half precision.
+    variant
+        A name of ``graph_passes.PRESETS``; by default `el`, or `dedup` where the model cannot have that. "auto" takes
+        the variant that is predicted to be fastest for ``workload``.
+    source_cache, generated_cache
+        Kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the variant's. A layer whose rewritten
+        attention is not exact enough gets a safer kind (``accuracy/guard.py``).
+    precision
+        "fp32"; or "fp16" for products, caches and most weights, which is not exact: its error is measured.
+    max_new_tokens
+        The bundle's default in place of the checkpoint's, in tokens.
+    calibration
+        A file of texts, one a line, on which the error of rewritten attention is measured, in place of the built-in
+        ones.
+    weight_threshold
+        Attention probability below which source positions are skipped; above 0 this is not exact, and the comparison
+        with torch counts differences in place of failing.
+    workload
+        The runs that the bundle is for: the basis of "auto". Weights and caches that exceed its memory limit are an
+        error.
+    check
+        Generate with torch and with the bundle, and fail where a token differs.
+    force
+        Replace an existing bundle.
+    on_step
+        Called with each of ``STEPS`` as it begins.
+    on_ranking
+        Called with the table of predictions for "auto".
+    on_note
+        Called with what a user must know, a line each.
+
+    Returns
+    -------
+    Bundle
+        The bundle that was written, with the result of the comparison in its manifest.
+
+    Raises
+    ------
+    ExportError
+        A checkpoint or an option cannot be exported, or a token differs.
+    PassError
+        A graph cannot be rewritten.
+    BundleError
+        The output cannot be written.
     """
-    workload = workload or Workload()
-    choice = choose(variant or SMALLEST, source_cache, generated_cache)
-    _check_used(choice, workload)
-    _check_options(precision, max_new_tokens, weight_threshold)
-    texts = read_calibration(calibration) if calibration is not None else None
-    target = _target(model, output, choice, precision, force)
+    options = ExportOptions(
+        variant=variant,
+        source_cache=source_cache,
+        generated_cache=generated_cache,
+        precision=precision,
+        max_new_tokens=max_new_tokens,
+        calibration=calibration,
+        weight_threshold=weight_threshold,
+        workload=workload or Workload(),
+        check=check,
+        force=force,
+    )
+    export = _Export(model, output, options, on_step, on_ranking, on_note)
+    _prepare(export)
+    _load(export)
+    _generate(export)
+    _trace(export)
+    _choose_variant(export)
+    _rewrite(export)
+    _lower_precision(export)
+    return _write(export)
 
-    on_step(STEPS[0])
-    checkpoint = load_checkpoint(model)
-    if variant is None and (possible := default_variant(checkpoint.sizes)) != SMALLEST:
-        choice = choose(possible, source_cache, generated_cache)
-        target = _target(model, output, choice, precision, force)
-    _refuse_early(choice, checkpoint.sizes)
-    if texts is not None and choice.preset is not None and not needs_guard(same_for_all(choice.preset, 1, "")):
-        raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
+
+@dataclass
+class _Export:
+    """One export: what was asked for, then what each step makes. ``_write`` deletes the fields that hold the model."""
+
+    model: str | os.PathLike[str]
+    output: str | os.PathLike[str] | None
+    options: ExportOptions
+    on_step: Callable[[str], None]
+    on_ranking: Callable[[RenderableType], None]
+    on_note: Callable[[str], None]
+
+    choice: Choice = field(init=False)
+    target: Path = field(init=False)
+    texts: tuple[str, ...] | None = field(init=False)
+    """calibration texts of the user's own"""
+    checkpoint: Checkpoint = field(init=False)
+    reference: Reference | None = field(init=False)
+    """what torch generates; None without the comparison"""
+    canonical: ModelGraphs = field(init=False)
+    plan: tuple[LayerPlan, ...] = field(init=False)
+    measured: tuple[Measured, ...] = field(init=False)
+    results: list[PassResult] = field(init=False)
+    graphs: ModelGraphs = field(init=False)
+    """the graphs of the bundle"""
+    exact: ModelGraphs | None = field(init=False)
+    """the same in float32, to be compared with; None where nothing is"""
+
+    def set_choice(self, choice: Choice) -> None:
+        """Set ``choice`` and ``target``. Raises BundleError where the target's path is taken."""
+        suffix = "" if self.options.precision == "fp32" else f"-{self.options.precision}"
+        self.choice = choice
+        self.target = Path(self.output or f"{checkpoint_name(self.model)}-{choice.name}{suffix}")
+        check_target(self.target, force=self.options.force)
+
+
+def _prepare(export: _Export) -> None:
+    """Everything that can fail before the checkpoint is read."""
+    calibration = export.options.calibration
+    export.texts = read_calibration(calibration) if calibration is not None else None
+    export.set_choice(export.options.choice())
+
+
+def _load(export: _Export) -> None:
+    """Load the checkpoint, and refuse what cannot be exported of it."""
+    options = export.options
+    export.on_step(LOADING)
+    checkpoint = export.checkpoint = load_checkpoint(export.model)
+    choice = options.choice(checkpoint.sizes)
+    if choice != export.choice:
+        export.set_choice(choice)
+    options.check_model(choice, checkpoint.sizes)
     check_speech(checkpoint)
-    if max_new_tokens is not None:
-        _set_max_new_tokens(checkpoint, max_new_tokens)
-    if note := take_out_sampling(checkpoint):
-        on_note(note)
-    check_settings(checkpoint, supported=check)
-    reference = None
-    if check:
-        on_step(STEPS[1])
-        reference = make_reference(checkpoint)
-    on_step(STEPS[2])
-    canonical = trace(checkpoint)
-    if choice.preset is None and precision != "fp32" and workload.gflop_s is None:
-        on_note(f"the machine's matrix rate is float32's; pass --gflop-s, the serving machine's in {precision}")
-    choice = settle(choice, checkpoint, canonical, workload, on_ranking, itemsize(precision))
-    assert choice.preset is not None
-    plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
-    on_step(STEPS[3])
-    graphs, results = rewrite(canonical, plan)  # before the guard: what the algebra refuses, it cannot measure
-    measured: tuple[Measured, ...] = ()
-    if needs_guard(plan):
-        on_step(STEPS[4])
-        wanted = plan
-        plan, measured = guard(canonical, plan, calibrate(checkpoint, texts, reference), precision)
-        if plan != wanted:
-            graphs, results = rewrite(canonical, plan)
-    if weight_threshold:
-        results.append(skip_small_weights(graphs, weight_threshold))
-    _fit(checkpoint, plan, workload, itemsize(precision))
-    exact = graphs
-    if precision != "fp32":
-        graphs = exact.copy()
-        results.append(lower_precision(graphs, precision))
-    if gone := engine_names(target):
-        again = f"build them again: build-engine {target}" if precision == "fp32" else "engines need an fp32 bundle"
-        on_note(f"the old bundle's engines go with it ({', '.join(gone)}); {again}")
-    on_step(STEPS[5])
-    work = [(checkpoint, graphs, results, plan, measured)]
-    compared = [(exact, graphs)] if check and precision != "fp32" else []
-    del checkpoint, canonical, graphs, exact, results  # `fill` frees the model before the bundle is loaded beside it
+    if options.max_new_tokens is not None:
+        set_max_new_tokens(checkpoint, options.max_new_tokens)
+    if note := disable_sampling(checkpoint):
+        export.on_note(note)
+    check_settings(checkpoint, supported=options.check)
+
+
+def _generate(export: _Export) -> None:
+    """Generate with torch, where the bundle is to be compared with it."""
+    export.reference = None
+    if export.options.check:
+        export.on_step(GENERATING)
+        export.reference = make_reference(export.checkpoint)
+
+
+def _trace(export: _Export) -> None:
+    """Trace the model once; every variant is a rewrite of this trace."""
+    export.on_step(TRACING)
+    export.canonical = trace(export.checkpoint)
+
+
+def trace(checkpoint: Checkpoint) -> ModelGraphs:
+    """The canonical graphs of a checkpoint; their weights share memory with the torch model.
+
+    Raises ExportError where torch's exporter fails, or fixes a size that must be dynamic.
+    """
+    return checkpoint.family.trace(checkpoint.model, checkpoint.sizes)
+
+
+def _choose_variant(export: _Export) -> None:
+    """Make the choice for ``auto``. Raises ExportError where no variant fits the memory limit."""
+    if export.choice.preset is not None:
+        return
+    options, checkpoint = export.options, export.checkpoint
+    workload, precision = options.workload, options.precision
+    if precision != "fp32" and workload.gflop_s is None:
+        export.on_note(f"the machine's matrix rate is float32's; pass --gflop-s, the serving machine's in {precision}")
+    run, machine = workload.run_size(checkpoint, options.itemsize), workload.machine()
+    weights = weight_bytes(checkpoint, options.itemsize)
+    ranked, impossible = rank(export.canonical, run, machine, weights, workload.memory_limit)
+    export.on_ranking(ranking_table(ranked, impossible, run, machine))
+    best = best_of(ranked).variant
+    export.choice = Choice(best, PRESETS[best], f"auto: {best} is predicted to be fastest")
+
+
+def _rewrite(export: _Export) -> None:
+    """Rewrite the graphs to the plan; a layer that the guard finds too inexact gets a safer kind of cache."""
+    options, canonical = export.options, export.canonical
+    assert export.choice.preset is not None
+    export.plan = same_for_all(export.choice.preset, canonical.sizes.L, export.choice.reason)
+    export.measured = ()
+    export.on_step(REWRITING)
+    export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
+    if needs_guard(export.plan):
+        export.on_step(MEASURING)
+        activations = calibrate(export.checkpoint, export.texts, export.reference)
+        plan, export.measured = guard(canonical, export.plan, activations, options.precision)
+        if plan != export.plan:
+            export.plan = plan
+            export.graphs, export.results = rewrite(canonical, plan)
+    if options.weight_threshold:
+        export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
+    options.check_memory(export.checkpoint, export.plan)
+
+
+def _lower_precision(export: _Export) -> None:
+    """Lower the precision of the graphs; the float32 ones are kept where the error is to be measured."""
+    precision = export.options.precision
+    export.exact = None
+    if precision == "fp32":
+        return
+    graphs = export.graphs.copy()
+    export.exact = export.graphs if export.options.check else None
+    export.graphs = graphs
+    export.results.append(lower_precision(export.graphs, precision))
+
+
+def _write(export: _Export) -> Bundle:
+    """Write the bundle, measure the error of its precision, and compare it with torch.
+
+    The model is freed before the bundle is loaded beside it, so that the peak of memory is that of one of them.
+    """
+    options = export.options
+    _note_lost_engines(export)
+    export.on_step(WRITING)
+    del export.canonical
 
     def fill(folder: Path) -> Manifest:
         manifest = write_files(
-            folder, *work.pop(), variant=choice.name, precision=precision, weight_threshold=weight_threshold
+            folder,
+            export.checkpoint,
+            export.graphs,
+            export.results,
+            export.plan,
+            export.measured,
+            variant=export.choice.name,
+            precision=options.precision,
+            weight_threshold=options.weight_threshold,
         )
-        error = None
-        if compared:
-            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
-                write_forms(Path(scratch), folder, manifest, *compared.pop())
-                gc.collect()
-                error = measure_forms(Path(scratch), manifest)
-        gc.collect()
-        if reference is None:
+        del export.checkpoint, export.results
+        error = _measure_precision(export, folder, manifest)
+        if export.reference is None:
             return manifest
-        on_step(STEPS[6])
-        return _checked(folder, manifest.model_copy(update={"precision_error": error}), reference)
+        export.on_step(COMPARING)
+        manifest = manifest.model_copy(update={"precision_error": error})
+        (folder / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")  # a draft, for the runner to load
+        return manifest.model_copy(update={"parity": compare(folder, manifest, export.reference)})
 
-    return write_bundle(target, fill, force=force)
-
-
-def _target(
-    model: str | os.PathLike[str], output: str | os.PathLike[str] | None, choice: Choice, precision: str, force: bool
-) -> Path:
-    """The bundle's folder. Raises BundleError where something else stands there."""
-    of_precision = "" if precision == "fp32" else f"-{precision}"
-    target = Path(output or f"{checkpoint_name(model)}-{choice.name}{of_precision}")
-    check_target(target, force=force)
-    return target
+    return write_bundle(export.target, fill, force=options.force)
 
 
-def _check_options(precision: str, max_new_tokens: int | None, weight_threshold: float) -> None:
-    if precision == "bf16":
-        raise ExportError(
-            "no bundle is in bf16: numpy has no such type, and ONNX Runtime's CPU provider few kernels of it, so that "
-            "nothing could compare it; take --precision fp16, or of an fp32 bundle build-engine --precision bf16"
-        )
-    if precision not in PRECISIONS:
-        raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise ExportError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; expected 1 or more")
-    if not 0 <= weight_threshold < 1:
-        raise ExportError(f"weight_threshold={weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001")
+def _note_lost_engines(export: _Export) -> None:
+    if lost := engine_names(export.target):
+        rebuild = f"build them again: build-engine {export.target}"
+        fix = rebuild if export.options.precision == "fp32" else "engines need an fp32 bundle"
+        export.on_note(f"the engines of the old bundle are deleted with it ({', '.join(lost)}); {fix}")
 
 
-def _check_used(choice: Choice, workload: Workload) -> None:
-    """Raise ExportError for what a workload says that nothing will look at."""
-    if choice.preset is None:
-        return
-    if workload.bandwidth_gb_s is not None or workload.gflop_s is not None:
-        raise ExportError("bandwidth and matrix rate are for --variant auto; leave them out, or let it choose")
-    if workload.memory_limit is None and workload != Workload():
-        raise ExportError(
-            "batch size, beams and lengths of a job are for --variant auto and --memory-limit; leave them out "
-            "(--max-new-tokens is what a bundle itself has)"
-        )
-
-
-def _refuse_early(choice: Choice, sizes: Sizes) -> None:
-    """Raise PassError for a choice that can be refused before the model generates and is traced, which takes long."""
-    if choice.preset is not None:
-        passes_of(same_for_all(choice.preset, sizes.L, choice.reason), decoder_only=sizes.decoder_only)
-        require_sizes(choice.preset, sizes)
-
-
-def settle(
-    choice: Choice,
-    checkpoint: Checkpoint,
-    canonical: ModelGraphs,
-    workload: Workload,
-    on_ranking: Callable[[RenderableType], None],
-    itemsize: int = 4,
-) -> Choice:
-    """The choice, made now where it is ``auto``; ``itemsize``: bytes a number.
-
-    Raises ExportError where nothing fits the memory limit.
-    """
-    if choice.preset is not None:
-        return choice
-    run_size, machine = workload.run_size(checkpoint, itemsize), workload.machine()
-    ranked, impossible = rank(canonical, run_size, machine, _weight_bytes(checkpoint, itemsize), workload.memory_limit)
-    on_ranking(ranking_table(ranked, impossible, run_size, machine))
-    best = best_of(ranked)
-    return Choice(best.variant, PRESETS[best.variant], f"auto: {best.variant} is predicted to be fastest")
-
-
-def _fit(checkpoint: Checkpoint, plan: Sequence[LayerPlan], workload: Workload, itemsize: int) -> None:
-    """Raise ExportError where weights and caches are over the memory limit."""
-    if workload.memory_limit is None:
-        return
-    run_size = workload.run_size(checkpoint, itemsize)
-    needed = _weight_bytes(checkpoint, itemsize) + sum(plan_bytes(plan, checkpoint.sizes, run_size))
-    if needed > workload.memory_limit:
-        raise ExportError(
-            f"weights and caches need {needed:,} bytes, over the limit of {workload.memory_limit:,}; "
-            "--variant auto takes what fits, if anything does, and a smaller --batch-size needs less"
-        )
-
-
-def _weight_bytes(checkpoint: Checkpoint, itemsize: int) -> int:
-    numbers = sum(parameter.numel() for parameter in checkpoint.model.parameters())
-    return int(itemsize * numbers)
-
-
-def _set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
-    limit = checkpoint.sizes.max_target
-    if max_new_tokens >= limit:
-        raise ExportError(f"max_new_tokens={max_new_tokens} and the start token exceed the model's {limit} positions")
-    checkpoint.generation_config.pop("max_length", None)
-    checkpoint.generation_config["max_new_tokens"] = max_new_tokens
-    checkpoint.model.generation_config.max_length = None
-    checkpoint.model.generation_config.max_new_tokens = max_new_tokens
-
-
-def write_files(
-    folder: Path,
-    checkpoint: Checkpoint,
-    graphs: ModelGraphs,
-    results: list[PassResult],
-    plan: Sequence[LayerPlan],
-    measured: Sequence[Measured] = (),
-    *,
-    variant: str,
-    precision: str = "fp32",
-    weight_threshold: float = 0.0,
-) -> Manifest:
-    """Write a variant's files into ``folder``, all but ``bundle.json``, and describe them. ``graphs`` are in
-    ``precision``."""
-    longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
-    run_size = RunSize(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
-    write_graphs(graphs, folder)
-    entries = graph_entries(graphs, folder)
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        made_by=f"tightbeam {version('tightbeam')}",
-        model=checkpoint.name,
-        family=checkpoint.family.model_type,
-        variant=variant,
-        precision=precision,  # type: ignore[arg-type]  # one of PRECISIONS
-        sizes=ModelSizes(**vars(graphs.sizes)),
-        layers=tuple(
-            LayerChoice(layer=layer, source=choice.source, generated=choice.generated, reason=choice.reason)
-            for layer, choice in enumerate(plan)
-        ),
-        guard=tuple(guard_entry(found) for found in measured),
-        weight_threshold=weight_threshold,
-        passes=tuple(
-            PassEntry(
-                name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(run_size)
-            )
-            for result in results
-        ),
-        encoder=entries["encoder"],
-        decoder=entries["decoder"],
-        cache_states=state_entries(graphs),
-        weights=file_entry(folder, WEIGHTS),
-        tokenizer=write_tokenizer(checkpoint.tokenizer, folder),
-        speech=write_speech(checkpoint, folder),
-        generation=checkpoint.generation_config,
-        parity=None,
-    )
-
-
-def guard_entry(found: Measured) -> GuardEntry:
-    """A measurement as the manifest has it, which knows no infinity."""
-    values = {name: None if value == math.inf else value for name, value in vars(found).items()}
-    return GuardEntry.model_validate(values)
-
-
-def _checked(folder: Path, manifest: Manifest, reference: Reference) -> Manifest:
-    """The manifest with the report of the comparison; the draft lets the runner load the folder before that."""
-    draft = folder / MANIFEST
-    draft.write_text(manifest.model_dump_json(), encoding="utf-8")
-    return manifest.model_copy(update={"parity": compare(folder, manifest, reference)})
+def _measure_precision(export: _Export, folder: Path, manifest: Manifest) -> PrecisionErrorEntry | None:
+    """Free the graphs; before that write those whose error is to be measured, after it measure. None in float32."""
+    if export.exact is None:
+        del export.graphs
+        gc.collect()
+        return None
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
+        write_forms(Path(scratch), folder, manifest, export.exact, export.graphs)
+        del export.exact, export.graphs
+        gc.collect()
+        return measure_forms(Path(scratch), manifest)

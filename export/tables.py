@@ -9,7 +9,8 @@ from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
+from tightbeam.export.writing.entries import plan_of, sizes_of
+from tightbeam.graph_passes import PRESETS, RunSize, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
 BEAMS = 4
@@ -20,10 +21,10 @@ def memory_table(bundle: Bundle) -> Table:
     """Bytes of the source and the generated cache by variant, batch 1 and 32, beam 4, at the model's full lengths; in
     bold the bundle's own, in a row of its own where its layers are no preset's."""
     manifest = bundle.manifest
-    sizes = Sizes(**manifest.sizes.model_dump())
+    sizes = sizes_of(manifest)
     T = longest_output(manifest.generation, sizes.max_target)
     plans = {name: same_for_all(preset, sizes.L, "") for name, preset in presets_of(sizes).items()}
-    own = tuple(LayerPlan(layer.source, layer.generated, "") for layer in manifest.layers)
+    own = plan_of(manifest)
     if plans.get(manifest.variant) != own:
         plans["this bundle"] = own
     table = Table(

@@ -21,7 +21,7 @@ import torch
 from tightbeam.deploy.bundle.manifest import Manifest, ParityReport
 from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
-from tightbeam.export.checkpoint.generation import take_out_sampling
+from tightbeam.export.checkpoint.generation import disable_sampling
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError, first_line
@@ -157,7 +157,7 @@ def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], 
         if abs(float(record["score"]) - score) <= TIE_TOLERANCE * max(1.0, abs(score)):
             return True
     checkpoint = load_checkpoint(reference.checkpoint)
-    take_out_sampling(checkpoint)
+    disable_sampling(checkpoint)
     checkpoint.model.double()
     exact = _generate(checkpoint, reference.samples, expected.settings)
     return record.get("tokens") == exact.sequences[index]

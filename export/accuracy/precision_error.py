@@ -15,7 +15,8 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
-from tightbeam.export.writing.graphs import graph_entries, state_entries, write_graphs
+from tightbeam.export.writing.entries import graph_entries, state_entries
+from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.precision.simulate_precision import simulate_precision
 

@@ -8,10 +8,10 @@ from tightbeam.export.checkpoint.config import settings_file
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
-__all__ = ["check_settings", "take_out_sampling"]
+__all__ = ["check_settings", "disable_sampling", "set_max_new_tokens"]
 
 
-def take_out_sampling(checkpoint: Checkpoint) -> str:
+def disable_sampling(checkpoint: Checkpoint) -> str:
     """Turn sampling off, the default of most chat models; returns a note for the user, empty where it was off."""
     if checkpoint.generation_config.get("do_sample") is not True:
         return ""
@@ -20,6 +20,14 @@ def take_out_sampling(checkpoint: Checkpoint) -> str:
     return (
         "the checkpoint samples (do_sample), which a bundle cannot; it searches, as model.generate with do_sample=False"
     )
+
+
+def set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
+    """Replace the checkpoint's default length, for the bundle and for `model.generate`."""
+    checkpoint.generation_config.pop("max_length", None)
+    checkpoint.generation_config["max_new_tokens"] = max_new_tokens
+    checkpoint.model.generation_config.max_length = None
+    checkpoint.model.generation_config.max_new_tokens = max_new_tokens
 
 
 def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:

@@ -34,7 +34,8 @@ from tightbeam.export.accuracy.precision_error import precision_error
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
-from tightbeam.export.writing.graphs import read_graphs, state_entries, tensor_entries, write_graphs
+from tightbeam.export.writing.entries import state_entries, tensor_entries
+from tightbeam.export.writing.graphs import read_graphs, write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.precision.lower_precision import LOW_TYPES
 from tightbeam.graph_passes.tensorrt.form import tensorrt_form

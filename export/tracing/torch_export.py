@@ -30,25 +30,14 @@ import torch
 from torch import Tensor, nn
 
 from tightbeam.export.errors import ExportError, first_line
-from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.builder import read_instead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tightbeam.export.checkpoint.load import Checkpoint
-
 TRACE_OPSET = 23
 INLINE_BYTES = 1024
 """Initialisers larger than this never pass through a protobuf message."""
-
-
-def trace(checkpoint: Checkpoint) -> ModelGraphs:
-    """The canonical graphs of a checkpoint, weights included (they share memory with the torch model).
-
-    Raises ExportError where torch's exporter gives up or yields inputs that are not dynamic as they must be.
-    """
-    return checkpoint.family.trace(checkpoint.model, checkpoint.sizes)
 
 
 def trace_module(

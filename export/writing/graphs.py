@@ -13,11 +13,11 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from tightbeam.deploy.bundle.manifest import WEIGHTS, CacheStateEntry, GraphEntry, TensorEntry
+from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.export.writing.entries import sizes_of, states_of
 from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
-from tightbeam.graph_passes import CacheState, ModelGraphs, Sizes
+from tightbeam.graph_passes import ModelGraphs
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
 G_LOGGER.severity = G_LOGGER.ERROR  # it writes to standard output, that numpy has no bfloat16 for instance
@@ -34,31 +34,6 @@ def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
     write_weights(folder / WEIGHTS, plan)
     for name, graph in named.items():
         onnx.save_model(_to_model(graph, name, plan), folder / f"{name}.onnx")
-
-
-def graph_entries(graphs: ModelGraphs, folder: Path) -> dict[str, GraphEntry]:
-    """Encoder and decoder, written to ``folder``, for ``bundle.json``."""
-    return {
-        name: GraphEntry(
-            **file_entry(folder, f"{name}.onnx").model_dump(),
-            inputs=tensor_entries(graph.inputs),
-            outputs=tensor_entries(graph.outputs),
-        )
-        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
-    }
-
-
-def state_entries(graphs: ModelGraphs) -> tuple[CacheStateEntry, ...]:
-    """The caches of the generated part, for ``bundle.json``."""
-    return tuple(CacheStateEntry.model_validate(vars(state)) for state in graphs.states)
-
-
-def tensor_entries(tensors: list[gs.Tensor]) -> tuple[TensorEntry, ...]:
-    """Graph inputs or outputs for ``bundle.json``."""
-    return tuple(
-        TensorEntry(name=tensor.name, dtype=np.dtype(tensor.dtype).name, shape=tuple(tensor.shape))
-        for tensor in tensors
-    )
 
 
 def _weights(graph: gs.Graph) -> list[gs.Constant]:
@@ -126,8 +101,7 @@ def read_graphs(bundle: Bundle) -> ModelGraphs:
     manifest = bundle.manifest
     weights = np.memmap(bundle.file(manifest.weights), np.uint8, mode="r") if manifest.weights.bytes else None
     encoder, decoder = (_read_graph(bundle, entry, weights) for entry in (manifest.encoder, manifest.decoder))
-    states = tuple(CacheState(**state.model_dump()) for state in manifest.cache_states)
-    return ModelGraphs(encoder, decoder, Sizes(**manifest.sizes.model_dump()), states)
+    return ModelGraphs(encoder, decoder, sizes_of(manifest), states_of(manifest))
 
 
 def _read_graph(bundle: Bundle, entry: GraphEntry, weights: Array | None) -> gs.Graph:

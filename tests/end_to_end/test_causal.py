@@ -20,8 +20,9 @@ from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
 from tightbeam.deploy.text.padding import left_pad
-from tightbeam.export.pipeline import write_files
-from tightbeam.graph_passes import PRESETS, LayerPlan, PassError, RunSize, Sizes, plan_bytes, presets_of, rewrite
+from tightbeam.export.writing.bundle_files import write_files
+from tightbeam.export.writing.entries import sizes_of
+from tightbeam.graph_passes import PRESETS, LayerPlan, PassError, RunSize, plan_bytes, presets_of, rewrite
 
 WITHOUT_LIBRARY = [
     *(("gpt2", variant) for variant in ALL_VARIANTS),
@@ -93,7 +94,7 @@ def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) ->
 )
 def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, family: str, variant: str) -> None:
     runner = Runner.load(bundles(variant, family), threads=1)
-    sizes = Sizes(**runner.manifest.sizes.model_dump())
+    sizes = sizes_of(runner.manifest)
     for lengths, beams in itertools.product(((9, 3), (5, 5, 2), (1,)), (1, 4)):
         runner.generate(*prompts(lengths, 0), num_beams=beams, max_new_tokens=7, min_new_tokens=7)
         run_size = RunSize(B=len(lengths), M=beams, N=max(1, max(lengths) - 1), T=7)

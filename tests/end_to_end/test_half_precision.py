@@ -28,13 +28,13 @@ from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.command import main as export_main
 from tightbeam.export.tables import memory_table
+from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import (
     PRESETS,
     ModelGraphs,
     PassError,
     PassResult,
     RunSize,
-    Sizes,
     plan_bytes,
     rewrite,
     same_for_all,
@@ -160,7 +160,7 @@ def test_it_is_half_as_large(folders: Folders, half: Half, tmp_path: Path) -> No
         runner = Runner.load(bundle.path, threads=1)
         runner.generate(ids, num_beams=2, max_new_tokens=4)
         used.append(runner.cache_bytes)
-    sizes = Sizes(**half("bart", "dedup").manifest.sizes.model_dump())
+    sizes = sizes_of(half("bart", "dedup").manifest)
     plan = same_for_all(PRESETS["dedup"], sizes.L, "")
     assert used == [plan_bytes(plan, sizes, RunSize(B=3, M=2, N=9, T=4, itemsize=itemsize)) for itemsize in (2, 4)]
 
@@ -191,7 +191,7 @@ def test_an_export_measures_its_error_and_counts_what_differs(
     assert "Error of attention in fp16" in out and "Cache in bytes: fp16" in out
     assert manifest.passes[-1].name == "lower_precision" and manifest.passes[-1].matched > 0
     rows = list(memory_table(bundle).columns[2].cells)
-    sizes = Sizes(**manifest.sizes.model_dump())
+    sizes = sizes_of(manifest)
     assert rows[0] == f"{PRESETS['baseline'].cache_bytes(sizes, RunSize(1, 4, sizes.max_source, 1, 2))[0]:,}"
     assert len(Runner.load(bundle.path, threads=1).generate_text(["a small town"], max_new_tokens=4)) == 1
 

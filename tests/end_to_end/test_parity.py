@@ -13,7 +13,8 @@ from support.bundles import BundleCache
 from support.expected import expect_equal
 from support.generate_runs import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
-from tightbeam.graph_passes import PRESETS, RunSize, Sizes
+from tightbeam.export.writing.entries import sizes_of
+from tightbeam.graph_passes import PRESETS, RunSize
 
 FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
 
@@ -68,7 +69,7 @@ def test_without_a_mask_every_position_counts_as_in_transformers(bundles: Bundle
 @pytest.mark.parametrize("variant", PRESETS)
 def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, variant: str) -> None:
     runner = Runner.load(bundles(variant, "bart"), threads=1)
-    sizes = Sizes(**runner.manifest.sizes.model_dump())
+    sizes = sizes_of(runner.manifest)
     for lengths, beams in itertools.product(((9, 3), (5, 5, 2)), (1, 4)):
         ids, mask = batch(sizes.source_vocabulary, 0, lengths)
         settings = {"num_beams": beams, "max_new_tokens": 7, "min_new_tokens": 7, "no_repeat_ngram_size": 0}

@@ -21,7 +21,8 @@ from tightbeam.export import export_model
 from tightbeam.export.accuracy.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.families.prophetnet import buckets_of
-from tightbeam.graph_passes import PRESETS, PassError, RunSize, Sizes, rewrite, same_for_all
+from tightbeam.export.writing.entries import sizes_of
+from tightbeam.graph_passes import PRESETS, PassError, RunSize, rewrite, same_for_all
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 from tightbeam.graph_passes.canonical.two_stream import canonicalise_two_stream
 
@@ -99,7 +100,7 @@ def test_the_prediction_is_kept_nowhere(bundles: BundleCache) -> None:
     """What a bundle allocates is what the formula says of the main stream alone."""
     for variant, preset in PRESETS.items():
         runner = Runner.load(bundles(variant, "prophetnet"), threads=1)
-        sizes = Sizes(**runner.manifest.sizes.model_dump())
+        sizes = sizes_of(runner.manifest)
         assert sizes.streams == 2
         ids, mask = batch(sizes.source_vocabulary, 0, (9, 3))
         runner.generate(ids, mask, num_beams=4, max_new_tokens=7, min_new_tokens=7, no_repeat_ngram_size=0)

@@ -13,8 +13,8 @@ from support.checkpoints import CheckpointCache
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
-from tightbeam.export.pipeline import write_files
-from tightbeam.export.tracing.torch_export import trace
+from tightbeam.export.pipeline import trace
+from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, ModelGraphs, rewrite, same_for_all
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
 

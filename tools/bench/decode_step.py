@@ -37,7 +37,8 @@ from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
-from tightbeam.graph_passes import PRESETS, RunSize, Sizes
+from tightbeam.export.writing.entries import sizes_of
+from tightbeam.graph_passes import PRESETS, RunSize
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
 from tightbeam.plugins.library import cpu_library
@@ -222,7 +223,7 @@ def _peak_memory(
         for R in rows:
             run = [str(bundle.path), str(R // beams), str(beams), str(source), str(new_tokens), str(threads or 0)]
             done = subprocess.run([sys.executable, "-c", PEAK_OF_A_RUN, *run], check=True, capture_output=True)
-            sizes = Sizes(**bundle.manifest.sizes.model_dump())
+            sizes = sizes_of(bundle.manifest)
             run_size = RunSize(B=R // beams, M=beams, N=source, T=new_tokens)
             by_formula = bundle.manifest.weights.bytes + sum(PRESETS[variant].cache_bytes(sizes, run_size))
             figures.append({"variant": variant, "rows": R, "by_formula": by_formula, **json.loads(done.stdout)})

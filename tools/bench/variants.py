@@ -26,8 +26,9 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export.auto.machine import cache_file, this_machine
 from tightbeam.export.checkpoint.load import load_checkpoint
-from tightbeam.export.tracing.torch_export import trace
-from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes
+from tightbeam.export.pipeline import trace
+from tightbeam.export.writing.entries import sizes_of
+from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize
 from tightbeam.graph_passes.caches.cost import count_weights, predict
 from tools.bench.decode_step import Floor, bundle_of, check_parity, random_source, step_at
 from tools.bench.turns import in_turn
@@ -63,7 +64,7 @@ def main(
         measured = _measure(engines, bundles, run, rounds)
         for row in measured:
             plan = [LayerPlan(layer.source, layer.generated, "") for layer in bundles[row["variant"]].manifest.layers]
-            predicted = predict(plan, Sizes(**bundles["dedup"].manifest.sizes.model_dump()), run, counts, machine)
+            predicted = predict(plan, sizes_of(bundles["dedup"].manifest), run, counts, machine)
             row |= {
                 "predicted_step_ms": predicted.step * 1e3,
                 "predicted_encoder_s": predicted.encoder,

@@ -21,7 +21,7 @@ from tightbeam.export import pipeline as exporter
 from tightbeam.export.accuracy.calibration import calibrate
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.tracing.torch_export import trace
+from tightbeam.export.pipeline import trace
 from tightbeam.graph_passes import ModelGraphs, PassError, presets_of
 from tightbeam.graph_passes.caches.cost import count_weights
 from tools.gpu._case_process import serve_case

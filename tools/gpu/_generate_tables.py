@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightbeam.deploy import Bundle
-from tightbeam.graph_passes import LayerPlan, RunSize, Sizes
+from tightbeam.export.writing.entries import sizes_of
+from tightbeam.graph_passes import LayerPlan, RunSize
 from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts, predict
 from tools.gpu._generate_case import PEERS
 from tools.gpu._results import Results
@@ -67,7 +68,7 @@ def best_of(measured: Iterable[Measured]) -> Measured | None:
 def prediction_of(bundle: Bundle, job: RunSize, weights: WeightCounts, machine: Machine) -> RunCost:
     """By the cost model of ``--variant auto``, for what the layers of this bundle keep."""
     plan = [LayerPlan(layer.source, layer.generated, layer.reason) for layer in bundle.manifest.layers]
-    return predict(plan, Sizes(**bundle.manifest.sizes.model_dump()), job, weights, machine)
+    return predict(plan, sizes_of(bundle.manifest), job, weights, machine)
 
 
 def compare_with_predictions(

@@ -1,0 +1,102 @@
+"""All files of a bundle but ``bundle.json``, and the manifest that describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, Manifest
+from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.export.accuracy.guard import Measured
+from tightbeam.export.checkpoint.audio import write_speech
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.tokenizer import write_tokenizer
+from tightbeam.export.tables import BEAMS, longest_output
+from tightbeam.export.writing.entries import (
+    graph_entries,
+    guard_entries,
+    layer_entries,
+    pass_entries,
+    sizes_entry,
+    state_entries,
+)
+from tightbeam.export.writing.graphs import write_graphs
+from tightbeam.graph_passes import LayerPlan, ModelGraphs, PassResult, RunSize
+from tightbeam.graph_passes.precision.lower_precision import itemsize
+
+__all__ = ["write_files"]
+
+
+def write_files(
+    folder: Path,
+    checkpoint: Checkpoint,
+    graphs: ModelGraphs,
+    results: Sequence[PassResult],
+    plan: Sequence[LayerPlan],
+    measured: Sequence[Measured] = (),
+    *,
+    variant: str,
+    precision: str = "fp32",
+    weight_threshold: float = 0.0,
+) -> Manifest:
+    """Write a variant's files, all but ``bundle.json``.
+
+    Parameters
+    ----------
+    folder
+        An empty folder.
+    checkpoint
+        The source of the tokenizer, of the generation settings, and of a speech model's feature settings.
+    graphs
+        The rewritten graphs, in ``precision``.
+    results
+        Reports of the passes that made ``graphs``.
+    plan
+        Kinds of cache of the L decoder layers.
+    measured
+        Measurements of the guard, one for each cache that is not keys and values.
+    variant
+        The bundle's name for ``plan``.
+    precision
+        "fp32" or "fp16".
+    weight_threshold
+        Attention probability below which source positions are skipped; 0: none is.
+
+    Returns
+    -------
+    Manifest
+        The description of the files, without the comparison with torch and the error of ``precision``.
+
+    Raises
+    ------
+    ExportError
+        The checkpoint's tokenizer fails on a text.
+    OSError
+        A file cannot be written.
+    """
+    longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
+    run = RunSize(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
+    write_graphs(graphs, folder)
+    entries = graph_entries(graphs, folder)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        made_by=f"tightbeam {version('tightbeam')}",
+        model=checkpoint.name,
+        family=checkpoint.family.model_type,
+        variant=variant,
+        precision=precision,  # type: ignore[arg-type]  # one of PRECISIONS
+        sizes=sizes_entry(graphs.sizes),
+        layers=layer_entries(plan),
+        guard=guard_entries(measured),
+        weight_threshold=weight_threshold,
+        passes=pass_entries(results, run),
+        encoder=entries["encoder"],
+        decoder=entries["decoder"],
+        cache_states=state_entries(graphs),
+        weights=file_entry(folder, WEIGHTS),
+        tokenizer=write_tokenizer(checkpoint.tokenizer, folder),
+        speech=write_speech(checkpoint, folder),
+        generation=checkpoint.generation_config,
+        parity=None,
+    )
