@@ -93,7 +93,7 @@ def build_engine(
 
 
 def _print_summary(built: BuiltEngine) -> None:
-    from tightbeam.export.accuracy.precision_error import told
+    from tightbeam.export.accuracy.precision_error import describe_error
 
     entry, limits = built.entry, built.entry.limits
     print(f"built for: {entry.flavour} {entry.tensorrt_version}, compute capability {', '.join(entry.capabilities)}")
@@ -105,7 +105,7 @@ def _print_summary(built: BuiltEngine) -> None:
         plugins = ", ".join(f"{count} {name}" for name, count in sorted(graph.plugins.items())) or "none"
         print(f"{part}: {graph.bytes:,} bytes, plugins: {plugins}")
     if entry.precision != "fp32":
-        print(told(entry.precision, entry.precision_error))
+        print(describe_error(entry.precision, entry.precision_error))
     print(f"engine: {built.path}", flush=True)
 
 

@@ -122,7 +122,7 @@ def export_model(
 
 def _print_summary(bundle: Bundle, *, named: bool) -> None:
     from tightbeam.export.accuracy.parity import is_exact
-    from tightbeam.export.accuracy.precision_error import told
+    from tightbeam.export.accuracy.precision_error import describe_error
     from tightbeam.export.tables import guard_table, memory_table, passes_table
 
     console = Console(highlight=False)
@@ -133,7 +133,7 @@ def _print_summary(bundle: Bundle, *, named: bool) -> None:
         console.print(guard_table(bundle))
     console.print(memory_table(bundle))
     if bundle.manifest.precision != "fp32":
-        print(told(bundle.manifest.precision, bundle.manifest.precision_error))
+        print(describe_error(bundle.manifest.precision, bundle.manifest.precision_error))
     parity = bundle.manifest.parity
     if parity:
         if not is_exact(bundle.manifest):

@@ -16,9 +16,10 @@ from tightbeam.deploy.bundle.manifest import MANIFEST, Manifest, PrecisionErrorE
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import check_target, write_bundle
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration
-from tightbeam.export.accuracy.guard import Measured, guard, needs_guard
-from tightbeam.export.accuracy.parity import Reference, compare, make_reference
-from tightbeam.export.accuracy.precision_error import measure_forms, write_forms
+from tightbeam.export.accuracy.guard import GuardResult, guard, needs_guard
+from tightbeam.export.accuracy.parity import compare
+from tightbeam.export.accuracy.precision_error import measure_rounding_pair, write_rounding_pair
+from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.audio import check_speech
@@ -167,7 +168,7 @@ class _Export:
     """what torch generates; None without the comparison"""
     canonical: ModelGraphs = field(init=False)
     plan: tuple[LayerPlan, ...] = field(init=False)
-    measured: tuple[Measured, ...] = field(init=False)
+    measured: tuple[GuardResult, ...] = field(init=False)
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -324,7 +325,7 @@ def _measure_precision(export: _Export, folder: Path, manifest: Manifest) -> Pre
         gc.collect()
         return None
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
-        write_forms(Path(scratch), folder, manifest, export.exact, export.graphs)
+        write_rounding_pair(Path(scratch), folder, manifest, export.exact, export.graphs)
         del export.exact, export.graphs
         gc.collect()
-        return measure_forms(Path(scratch), manifest)
+        return measure_rounding_pair(Path(scratch), manifest)

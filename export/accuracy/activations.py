@@ -16,13 +16,13 @@ from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
 
-__all__ = ["Seen", "decoder_activations"]
+__all__ = ["AttentionActivations", "decoder_activations"]
 
 IMPLEMENTATION = "sdpa"
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionActivations:
     """One attention on real inputs, B samples of T queries, float32.
 
     ``inputs`` [B, N, D]: what keys and values were projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
@@ -39,7 +39,7 @@ class Seen:
 
 def decoder_activations(
     checkpoint: Checkpoint, source: Mapping[str, Any], targets: Sequence[Sequence[int]]
-) -> tuple[list[Seen], list[Seen]]:
+) -> tuple[list[AttentionActivations], list[AttentionActivations]]:
     """Of each decoder layer, its attention over the source and over the generated part, while the model reads
     ``source``, what ``model.generate`` was given, and the ``targets`` that it generated from that, start token or
     prompt included. In a decoder-only model both are one attention, over prompt and generated part together.
@@ -70,7 +70,7 @@ def decoder_activations(
     return seen[1::2], seen[::2]
 
 
-def _checked(seen: list[Seen], expected: int) -> list[Seen]:
+def _checked(seen: list[AttentionActivations], expected: int) -> list[AttentionActivations]:
     if len(seen) != expected:
         raise ExportError(
             f"saw {len(seen)} attentions in the decoder, expected {expected}; "
@@ -89,9 +89,9 @@ def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _recorded(part: nn.Module) -> Iterator[list[Seen]]:
+def _recorded(part: nn.Module) -> Iterator[list[AttentionActivations]]:
     """What the attentions of a part of the model are given meanwhile, in order."""
-    seen: list[Seen] = []
+    seen: list[AttentionActivations] = []
     inputs: list[Tensor] = []
 
     def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def _recorded(part: nn.Module) -> Iterator[list[Seen]]:
         mask = _added(query, key, attention_mask, kwargs.get("position_bias"))
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         given = kwargs.pop("attended_inputs", None)
-        seen.append(Seen(inputs[-1] if given is None else given, query, key, value, mask, scale))
+        seen.append(AttentionActivations(inputs[-1] if given is None else given, query, key, value, mask, scale))
         result: tuple[Tensor, Tensor | None] = original(module, query, key, value, attention_mask, **kwargs)
         return result
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tightbeam.export.accuracy.activations import Seen, decoder_activations
-from tightbeam.export.accuracy.parity import Reference, TextSamples, greedy, samples_of
-from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.accuracy.activations import AttentionActivations, decoder_activations
+from tightbeam.export.accuracy.reference import Reference, TextSamples, greedy, samples_of
 from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 
 __all__ = ["MAX_TEXTS", "calibrate", "read_calibration"]
@@ -32,7 +32,7 @@ def read_calibration(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 def calibrate(
     checkpoint: Checkpoint, texts: tuple[str, ...] | None, reference: Reference | None = None
-) -> tuple[list[Seen], list[Seen]]:
+) -> tuple[list[AttentionActivations], list[AttentionActivations]]:
     """Activations of every layer's cross-attention and self-attention while the model generates from ``texts``, or from
     the comparison's own; from random ids, which understate errors, where a checkpoint has no tokenizer. ``reference``:
     what the comparison has generated already.

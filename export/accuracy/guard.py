@@ -16,22 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightbeam.export.accuracy.activations import Seen
+from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 
-__all__ = ["PRECISIONS", "Measured", "guard", "needs_guard"]
+__all__ = ["PRECISIONS", "GuardResult", "guard", "needs_guard"]
 
 PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-HALF: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16"}
-SHARE: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0}
-"""A rewritten attention may be ``SHARE`` times as wrong as the original one at the precision ``HALF``. In half
-precision that is twice the original's own error; in float32 a tenth of what half precision would do to it, which is
-what people take who give up exactness for speed. The tokens themselves are compared when the export ends."""
+BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16"}
+"""Precision of the original attention whose error bounds that of the rewritten one."""
+ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0}
+"""Largest allowed error, in units of the original's error at ``BASELINE_PRECISION``: twice the original's own in half
+precision; in float32 a tenth of what half precision would add, which is a common price for speed. The comparison at the
+end of the export compares the tokens themselves."""
 
 SAFER: Mapping[str, Mapping[str, str]] = {
     "source": {"k": "states", "first-k": "states", "states": "kv"},
@@ -41,7 +42,7 @@ SAFER: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class GuardResult:
     """The error of one layer's attention, relative to its output: root mean squares over all heads and positions.
 
     ``part``: "source" or "generated". ``wanted`` and ``kept``: kinds of cache. ``condition``: that of the key weights
@@ -66,9 +67,9 @@ def needs_guard(plan: Sequence[LayerPlan]) -> bool:
 def guard(
     canonical: ModelGraphs,
     plan: Sequence[LayerPlan],
-    activations: tuple[Sequence[Seen], Sequence[Seen]],
+    activations: tuple[Sequence[AttentionActivations], Sequence[AttentionActivations]],
     precision: str = "fp32",
-) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
+) -> tuple[tuple[LayerPlan, ...], tuple[GuardResult, ...]]:
     """The plan with safer kinds where the wanted ones are not exact enough, and what was measured.
 
     ``activations``: of the layers' attentions over the source and over the generated part. ``first-k`` is for all
@@ -79,7 +80,7 @@ def guard(
     source_blocks = own_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
     parts = {"source": _Part("source", source_blocks, cross), "generated": _Part("generated", own_blocks, own)}
     wanted = {"source": [layer.source for layer in plan], "generated": [layer.generated for layer in plan]}
-    measured: list[Measured] = []
+    measured: list[GuardResult] = []
     for name, part in parts.items():
         kinds = wanted[name]
         for layer, kind in enumerate(kinds):
@@ -97,7 +98,7 @@ def guard(
     return _changed(plan, measured, precision), tuple(measured)
 
 
-def _all_or_none(measured: list[Measured]) -> list[Measured]:
+def _all_or_none(measured: list[GuardResult]) -> list[GuardResult]:
     """Where one layer cannot read the first layer's keys, all read the states."""
     lost = [found for found in measured if found.wanted == "first-k" != found.kept]
     if not lost:
@@ -105,7 +106,7 @@ def _all_or_none(measured: list[Measured]) -> list[Measured]:
     return [replace(found, kept=lost[0].kept) if found.kept == "first-k" else found for found in measured]
 
 
-def _changed(plan: Sequence[LayerPlan], measured: Sequence[Measured], precision: str) -> tuple[LayerPlan, ...]:
+def _changed(plan: Sequence[LayerPlan], measured: Sequence[GuardResult], precision: str) -> tuple[LayerPlan, ...]:
     layers = list(plan)
     for found in measured:
         if found.kept == found.wanted:
@@ -127,13 +128,13 @@ class _Part:
 
     name: str
     blocks: Mapping[int, AttentionBlock]
-    seen: Sequence[Seen]
+    seen: Sequence[AttentionActivations]
 
     def may_stand_in(self, layer: int) -> bool:
         """Whether anything else than keys can be kept for keys: not where positions or norms change them."""
         return not self.blocks[layer].between
 
-    def measure(self, layer: int, kind: str, first: int, precision: str) -> Measured:
+    def measure(self, layer: int, kind: str, first: int, precision: str) -> GuardResult:
         """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` keeps."""
         attention = _Attention.of(self.blocks[layer], self.seen[layer])
         dtype = PRECISIONS[precision]
@@ -158,7 +159,7 @@ class _Part:
                     keys, right_inverse_times(W_K, attention.W_K), right_inverse_times(W_K, attention.W_V), dtype
                 )
         error = attention.error(found)
-        return Measured(layer, self.name, kind, kind, error, SHARE[precision] * half, original, condition)
+        return GuardResult(layer, self.name, kind, kind, error, ERROR_RATIO[precision] * half, original, condition)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class _Attention:
     W_V: Any  # [D, G V]
 
     @classmethod
-    def of(cls, block: AttentionBlock, seen: Seen) -> _Attention:
+    def of(cls, block: AttentionBlock, seen: AttentionActivations) -> _Attention:
         inputs = seen.inputs.double()
         kept = CachedKeys.of(block)
         W_K, W_V = kept.weight, np.asarray(block.value.weight.values, np.float64)
@@ -215,7 +216,7 @@ class _Attention:
     def error_in_half(self, precision: str) -> float:
         """What half precision makes of the attention as it was. Activations beyond the range of float16 are measured in
         bfloat16, whose numbers have 3 bits less; nothing may err where that fails too."""
-        half = self.error(self.from_keys_and_values(PRECISIONS[HALF[precision]]))
+        half = self.error(self.from_keys_and_values(PRECISIONS[BASELINE_PRECISION[precision]]))
         if np.isfinite(half):
             return half
         wide = self.error(self.from_keys_and_values(torch.bfloat16)) / 8

@@ -13,14 +13,14 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 from tightbeam.export.writing.entries import graph_entries, state_entries
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.precision.simulate_precision import simulate_precision
 
-__all__ = ["measure_forms", "precision_error", "told", "write_forms"]
+__all__ = ["describe_error", "measure_rounding_pair", "precision_error", "write_rounding_pair"]
 
 EXACT, ROUNDED = "exact", "rounded"
 
@@ -34,8 +34,8 @@ def precision_error(bundle: Bundle, graphs: ModelGraphs, room: int) -> Precision
         return _measure(bundle.path, bundle.manifest, Path(folder), room, fix)
 
 
-def write_forms(scratch: Path, bundle: Path, manifest: Manifest, exact: ModelGraphs, low: ModelGraphs) -> None:
-    """Of a bundle in half precision, in the folder ``bundle``: write what ``measure_forms`` compares."""
+def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: ModelGraphs, low: ModelGraphs) -> None:
+    """Of a bundle in half precision, in the folder ``bundle``: write what ``measure_rounding_pair`` compares."""
     for name in (EXACT, ROUNDED):
         (scratch / name).mkdir()
     graphs_and_weights = (manifest.encoder, manifest.decoder, manifest.weights)
@@ -47,8 +47,8 @@ def write_forms(scratch: Path, bundle: Path, manifest: Manifest, exact: ModelGra
     _write_rounded(manifest, low, scratch / ROUNDED)
 
 
-def measure_forms(scratch: Path, manifest: Manifest) -> PrecisionErrorEntry:
-    """Of what ``write_forms`` wrote. Raises ExportError where the precision gives no numbers."""
+def measure_rounding_pair(scratch: Path, manifest: Manifest) -> PrecisionErrorEntry:
+    """Of what ``write_rounding_pair`` wrote. Raises ExportError where the precision gives no numbers."""
     fix = (
         "take --precision fp32, and of that bundle build-engine --precision bf16 (--no-check exports without this test)"
     )
@@ -90,7 +90,7 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
     (folder / MANIFEST).write_text(manifest.model_copy(update=changed).model_dump_json(), encoding="utf-8")
 
 
-def told(precision: str, error: PrecisionErrorEntry | None) -> str:
+def describe_error(precision: str, error: PrecisionErrorEntry | None) -> str:
     """The error of a half precision as a command prints it."""
     if error is None:
         return f"error of {precision}: not measured (--no-check)"

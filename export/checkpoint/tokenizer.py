@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from tightbeam.deploy.bundle.manifest import TokenizerEntry
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.checkpoint.quiet import PanicError, panics_as_errors
+from tightbeam.export.checkpoint.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.errors import ExportError, first_line
 
 __all__ = ["load_tokenizer", "write_tokenizer"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, Manifest
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.guard import Measured
+from tightbeam.export.accuracy.guard import GuardResult
 from tightbeam.export.checkpoint.audio import write_speech
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
@@ -34,7 +34,7 @@ def write_files(
     graphs: ModelGraphs,
     results: Sequence[PassResult],
     plan: Sequence[LayerPlan],
-    measured: Sequence[Measured] = (),
+    measured: Sequence[GuardResult] = (),
     *,
     variant: str,
     precision: str = "fp32",

@@ -24,7 +24,7 @@ from tightbeam.deploy.bundle.manifest import (
     TensorEntry,
 )
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.guard import Measured
+from tightbeam.export.accuracy.guard import GuardResult
 from tightbeam.graph_passes import CacheState, LayerPlan, ModelGraphs, PassResult, RunSize, Sizes
 
 __all__ = [
@@ -79,7 +79,7 @@ def pass_entries(results: Sequence[PassResult], run: RunSize) -> tuple[PassEntry
     )
 
 
-def guard_entries(measured: Sequence[Measured]) -> tuple[GuardEntry, ...]:
+def guard_entries(measured: Sequence[GuardResult]) -> tuple[GuardEntry, ...]:
     """The guard's measurements for ``bundle.json``, where JSON has no infinity: None."""
     return tuple(
         GuardEntry.model_validate({name: None if value == math.inf else value for name, value in vars(found).items()})

@@ -18,8 +18,8 @@ from support.generate_runs import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
 from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.export import export_model
-from tightbeam.export.accuracy.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.checkpoint.sample_texts import TOKENIZER_TEXTS
 from tightbeam.export.families.prophetnet import buckets_of
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, PassError, RunSize, rewrite, same_for_all

@@ -17,7 +17,7 @@ from support.ill_conditioned import OWN_2, spoil
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration
-from tightbeam.export.accuracy.guard import HALF, SHARE, Measured, guard, needs_guard
+from tightbeam.export.accuracy.guard import BASELINE_PRECISION, ERROR_RATIO, GuardResult, guard, needs_guard
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, same_for_all
 
@@ -42,7 +42,7 @@ def spoiled(spoiled_folder: Path) -> Given:
     return checkpoint, traced(checkpoint), calibrate(checkpoint, None)
 
 
-def decide(given: Given, variant: str, precision: str) -> tuple[tuple[LayerPlan, ...], tuple[Measured, ...]]:
+def decide(given: Given, variant: str, precision: str) -> tuple[tuple[LayerPlan, ...], tuple[GuardResult, ...]]:
     _, canonical, activations = given
     return guard(canonical, same_for_all(PRESETS[variant], L, f"preset {variant}"), activations, precision)
 
@@ -68,8 +68,8 @@ def test_half_precision_allows_less(spoiled: Given, precision: str) -> None:
     assert [layer.generated for layer in plan][2] == "x"
     by_place = {(found.part, found.layer): found for found in measured}
     assert by_place["source", 2].condition == pytest.approx(100, rel=0.01)
-    assert all(found.allowed == SHARE[precision] * found.original for found in measured)
-    assert HALF[precision] == precision
+    assert all(found.allowed == ERROR_RATIO[precision] * found.original for found in measured)
+    assert BASELINE_PRECISION[precision] == precision
 
 
 @pytest.mark.parametrize("variant", ["el", "xcache"])

@@ -17,8 +17,9 @@ from support.checkpoints import SENTENCES, CheckpointCache
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.export import ExportError, export_model
 from tightbeam.export import pipeline as exporter
-from tightbeam.export.accuracy import parity
-from tightbeam.export.accuracy.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.accuracy import parity, reference
+from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.tables import longest_output, memory_table
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassResult, rewrite
 
@@ -75,14 +76,14 @@ def test_a_bundle_that_generates_something_else_is_not_kept(
 
 
 def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
-    expected = parity.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
-    samples = parity.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)
-    reference = parity.Reference(checkpoints("bart"), samples, (expected,))
-    assert parity._is_tie(reference, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
+    expected = reference.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
+    samples = reference.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)
+    found = reference.Reference(checkpoints("bart"), samples, (expected,))
+    assert parity._is_tie(found, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
     settings = {"num_beams": 2, "max_new_tokens": 5}
-    own = parity._generate(parity.load_checkpoint(checkpoints("bart")), samples, settings)
-    assert not parity._is_tie(reference, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
-    assert parity._is_tie(reference, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
+    own = reference.generate(load_checkpoint(checkpoints("bart")), samples, settings)
+    assert not parity._is_tie(found, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
+    assert parity._is_tie(found, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
 
 
 def test_a_setting_that_is_not_supported_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_tokenizer_without_a_tokenizer_json(checkpoints: CheckpointCache, tmp_
     assert bundle.manifest.tokenizer is not None
     assert bundle.manifest.tokenizer.kind == "transformers"
     tokenizer = MarianTokenizer.from_pretrained(folder)
-    model = parity.load_checkpoint(folder).model
+    model = load_checkpoint(folder).model
     inputs = tokenizer(SENTENCES[0], return_tensors="pt")
     with torch.no_grad():
         expected = model.generate(**inputs, num_beams=3, max_new_tokens=8)
@@ -181,5 +182,5 @@ def test_the_demo_model_exports_and_ties_its_embedding(bundles: BundleCache, tmp
     bundle = export_model("demo", tmp_path / "demo", variant="el")
     matched = {entry.name: entry.matched for entry in bundle.manifest.passes}
     assert matched["tie_embeddings"] == 1
-    numbers = sum(p.numel() for p in parity.load_checkpoint("demo").model.parameters())
+    numbers = sum(p.numel() for p in load_checkpoint("demo").model.parameters())
     assert bundle.manifest.weights.bytes < 4 * numbers * 1.01

@@ -1,0 +1,254 @@
+"""The reference of the final comparison: sample inputs, and the tokens that ``model.generate`` makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.quiet import quiet_transformers
+from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.errors import ExportError, first_line
+
+__all__ = ["Generation", "Reference", "Samples", "TextSamples", "generate", "greedy", "make_reference", "samples_of"]
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},  # the checkpoint's own
+    {"num_beams": 1},
+    {"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0},
+)
+MAX_NEW_TOKENS = 24
+MAX_NEW_TOKENS_OF_LARGE = 10
+LARGE = 100_000_000
+"""Parameter count from which torch takes seconds a token, so that the comparison is kept shorter."""
+MAX_SAMPLE_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The output of ``model.generate`` under one setting: tokens without padding; scores for beam search; texts where
+    there is a tokenizer."""
+
+    settings: dict[str, Any]
+    sequences: list[list[int]]
+    scores: list[float] | None
+    texts: list[str] | None
+
+
+@dataclass(frozen=True)
+class TextSamples:
+    """Lines of text, or of token ids, with the ids of each.
+
+    ``pad_left_with``: the token that pads prompts on the left; None for a model with an encoder.
+    """
+
+    texts: tuple[str, ...]
+    rows: tuple[list[int], ...]
+    as_ids: bool
+    pad_left_with: int | None
+
+    def lines(self, folder: Path) -> tuple[str, ...]:
+        """Input lines for ``run-model``; files that they name are written into ``folder``."""
+        return self.texts
+
+    def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """The same input for ``model.generate``, padded as the command pads it."""
+        N = max(map(len, self.rows))
+        ids = torch.full((len(self.rows), N), self.pad_left_with or 0, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(self.rows):
+            place = slice(len(row)) if self.pad_left_with is None else slice(N - len(row), N)
+            ids[index, place] = torch.tensor(row)
+            mask[index, place] = 1
+        # ProphetNet makes float32 scores of an integer mask, and the lowest float64 does not fit into float32.
+        return {"inputs": ids, "attention_mask": mask.double() if dtype == torch.float64 else mask}
+
+    def shown(self, text: str) -> str:
+        """A decoded text as the command shows it."""
+        return text
+
+
+Samples = TextSamples | SpeechSamples
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Sample inputs, and what ``model.generate`` makes of them under each setting."""
+
+    checkpoint: Path
+    samples: Samples
+    generations: tuple[Generation, ...]
+
+    @property
+    def greedy(self) -> list[list[int]]:
+        """The sequences of greedy search; those of a decoder-only model begin with their prompts."""
+        found = next(generation for generation in self.generations if generation.settings.get("num_beams") == 1)
+        return _with_prompts(self.samples, found.sequences)
+
+
+def make_reference(checkpoint: Checkpoint) -> Reference:
+    """Generate with torch under every setting of the comparison.
+
+    Raises
+    ------
+    ExportError
+        Torch cannot generate with the checkpoint.
+    """
+    samples = samples_of(checkpoint)
+    with _errors_as_ours():
+        longest = max(map(len, samples.rows))
+        generations = tuple(generate(checkpoint, samples, settings) for settings in _settings(checkpoint, longest))
+    return Reference(checkpoint.path, samples, generations)
+
+
+def greedy(checkpoint: Checkpoint, samples: Samples) -> list[list[int]]:
+    """Generate by greedy search, at the length of the comparison.
+
+    Parameters
+    ----------
+    checkpoint
+        The model, in any floating-point type.
+    samples
+        Inputs of the batch.
+
+    Returns
+    -------
+    list of list of int
+        A sequence a sample, from the start token on; those of a decoder-only model begin with their prompts.
+
+    Raises
+    ------
+    ExportError
+        Torch cannot generate with the checkpoint.
+    """
+    longest = max(map(len, samples.rows))
+    settings = next(settings for settings in _settings(checkpoint, longest) if settings.get("num_beams") == 1)
+    with _errors_as_ours():
+        return _with_prompts(samples, generate(checkpoint, samples, settings).sequences)
+
+
+def generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -> Generation:
+    """Run ``model.generate`` under one setting; the best sequence of each sample, as the command prints it."""
+    arguments = samples.arguments(checkpoint.model.dtype)
+    with torch.no_grad(), quiet_transformers():
+        out = checkpoint.model.generate(**arguments, return_dict_in_generate=True, output_scores=True, **settings)
+    scores = getattr(out, "sequences_scores", None)
+    returned = out.sequences.shape[0] // len(samples.rows)
+    ends = settings.get("eos_token_id", checkpoint.model.generation_config.eos_token_id)
+    prompt = arguments["inputs"].shape[1] if checkpoint.sizes.decoder_only else 0
+    given = 0 if checkpoint.sizes.decoder_only else 1
+    sequences = [_without_padding(row, ends, given) for row in out.sequences[::returned, prompt:].tolist()]
+    texts = None
+    if not samples.as_ids and checkpoint.tokenizer is not None:
+        texts = [samples.shown(checkpoint.tokenizer.decode(row, skip_special_tokens=True)) for row in sequences]
+    return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
+
+
+def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
+    """Inputs that suit a model.
+
+    Parameters
+    ----------
+    checkpoint
+        Its sizes, tokenizer and feature extractor decide.
+    texts
+        Texts to take the longest fitting beginnings of.
+
+    Returns
+    -------
+    Samples
+        Synthetic audio for a speech model; else beginnings of ``texts``; random token ids where there is no tokenizer
+        or no beginning fits.
+    """
+    return speech_samples(checkpoint) if checkpoint.family.source_files else _text_samples(checkpoint, texts)
+
+
+def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:
+    """The settings to compare, with a length that keeps the comparison short."""
+    beginning = longest_input if checkpoint.sizes.decoder_only else 1
+    longest = checkpoint.sizes.max_target - beginning
+    own = checkpoint.generation_config
+    least = max((own.get("min_length") or 0) + 1 - beginning, (own.get("min_new_tokens") or 0) + 1)
+    large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
+    wanted = MAX_NEW_TOKENS_OF_LARGE if large else MAX_NEW_TOKENS
+    length = min(longest, wanted, own.get("max_new_tokens") or longest)
+    for settings in SETTINGS:
+        limits = {"max_new_tokens": length}
+        if least > length:
+            limits["min_new_tokens"] = length // 2
+        alone = {"num_return_sequences": 1} if settings.get("num_beams") == 1 else {}
+        yield {**settings, **limits, **alone}
+
+
+def _without_padding(row: list[int], ends: int | list[int] | None, given: int) -> list[int]:
+    """A sequence up to its first end token after the ``given`` ones."""
+    ids = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    end = next((index for index, token in enumerate(row) if index >= given and token in ids), len(row) - 1)
+    return row[: end + 1]
+
+
+def _with_prompts(samples: Samples, sequences: list[list[int]]) -> list[list[int]]:
+    if not isinstance(samples, TextSamples) or samples.pad_left_with is None:
+        return sequences
+    return [[*prompt, *row] for prompt, row in zip(samples.rows, sequences, strict=True)]
+
+
+def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
+    limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
+    if checkpoint.sizes.decoder_only:  # new tokens need positions too
+        limit = min(limit, max(1, checkpoint.sizes.max_source // 2))
+    if checkpoint.tokenizer is not None:
+        with quiet_transformers():
+            found = [_longest_beginning(checkpoint.tokenizer, text, limit) for text in texts]
+        fitting = [(text, ids) for text, ids in found if ids is not None]
+        if fitting:
+            beginnings, rows = zip(*fitting, strict=True)
+            return TextSamples(beginnings, rows, False, _prompt_padding(checkpoint))
+    vocabulary = checkpoint.sizes.source_vocabulary
+    generator = np.random.default_rng(0)
+    random = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
+    return TextSamples(tuple(json.dumps(row) for row in random), tuple(random), True, _prompt_padding(checkpoint))
+
+
+def _prompt_padding(checkpoint: Checkpoint) -> int | None:
+    """The token that pads the prompts of a decoder-only model; None for a model with an encoder."""
+    if not checkpoint.sizes.decoder_only:
+        return None
+    config = checkpoint.model.generation_config
+    ends = config.eos_token_id
+    pad = (ends[0] if isinstance(ends, list) else ends) if config.pad_token_id is None else config.pad_token_id
+    return pad or 0
+
+
+def _longest_beginning(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
+    """The longest beginning of a text, in words, of at most ``limit`` tokens; None for ids where one word has more."""
+    words = text.split()[:limit]  # no word has less than a token
+    fits, beyond = 0, len(words) + 1
+    ids: list[int] | None = None
+    while beyond - fits > 1:
+        count = (fits + beyond) // 2
+        found = list(tokenizer(" ".join(words[:count]), verbose=False).input_ids)
+        if len(found) <= limit:
+            fits, ids = count, found
+        else:
+            beyond = count
+    return " ".join(words[:fits]), ids
+
+
+@contextmanager
+def _errors_as_ours() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise ExportError(
+            f"torch cannot generate with this checkpoint: {first_line(error)}; mend its generation_config.json, "
+            "or export with --no-check"
+        ) from error
