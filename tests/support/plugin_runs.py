@@ -27,7 +27,7 @@ def plugin_of(name: str, case: Case, launcher: Launcher | None = None) -> Any:
 def described(shape: Iterable[int], kind: str) -> Any:
     """A tensor as TensorRT describes it."""
     trt = load_tensorrt().trt
-    names = {"float32": "FLOAT", "float16": "BASELINE_PRECISION", "bfloat16": "BF16"}
+    names = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
     description = trt.PluginTensorDesc()
     description.dims = trt.Dims(list(shape))
     description.type = getattr(trt.DataType, names.get(kind, kind.upper()))
