@@ -1,4 +1,4 @@
-"""A GPU as the engines use it: memory, copies on one stream, and CUDA graphs of what is enqueued there."""
+"""A GPU: memory, copies on one stream, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tightbeam.plugins.tensorrt.distribution import gpu_capability
 __all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "StagedArrays", "open_device"]
 
 ALIGNMENT = 256
-"""Bytes; TensorRT takes no other address."""
-ELSEWHERE = "run on the CPU: --engine onnxruntime --device cpu"
+"""Bytes; TensorRT requires it of every address."""
+RUN_ON_CPU = "run on the CPU: --engine onnxruntime --device cpu"
 
 
 def open_device() -> CudaDevice:
-    """The GPU of this process, the first that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError where there is none."""
+    """Open the first GPU of this process (CUDA_VISIBLE_DEVICES). Raises DeviceError without one, RuntimeSetupError
+    without the package cuda-bindings."""
     if gpu_capability() is None:
-        raise DeviceError(f"this machine has no NVIDIA GPU, or no driver for it; {ELSEWHERE}")
+        raise DeviceError(f"this machine has no NVIDIA GPU, or no driver for it; {RUN_ON_CPU}")
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -37,7 +38,7 @@ def open_device() -> CudaDevice:
 
 
 class Memory:
-    """Bytes of the GPU, or page-locked bytes of the host; given back as soon as nothing refers to them."""
+    """Memory of the GPU, or page-locked memory of the host. It is freed with the last reference to this object."""
 
     def __init__(self, address: int, nbytes: int, free: Callable[[], None]) -> None:
         self.address = address
@@ -46,7 +47,7 @@ class Memory:
 
 
 class _HostMemory(Memory):
-    """Arrays over it keep it alive."""
+    """Page-locked memory with numpy's array interface: arrays over it hold a reference to it."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -54,44 +55,52 @@ class _HostMemory(Memory):
 
 
 class CudaGraph:
-    """What was enqueued once, to be enqueued again at once; destroyed as soon as nothing refers to it."""
+    """An executable CUDA graph. It is destroyed with the last reference to this object."""
 
     def __init__(self, launch: Callable[[], None], destroy: Callable[[], None]) -> None:
         self.launch = launch
         weakref.finalize(self, destroy)
 
 
-class _Waste:
-    """What goes back to CUDA: at once, but not while a stream is captured, which that would spoil. Objects go whenever
-    Python finds that nothing refers to them."""
+class _ReleaseQueue:
+    """Releases of CUDA objects: immediate, but deferred while a stream is captured, which a release would invalidate.
+    Python may finalize objects at any time."""
 
     def __init__(self) -> None:
         self.capturing = False
         self._waiting: list[Callable[[], Any]] = []
 
-    def give_back(self, function: Callable[[Any], Any], handle: Any) -> None:
+    def release(self, function: Callable[[Any], Any], handle: Any) -> None:
         self._waiting.append(partial(function, handle))
         if not self.capturing:
-            self.empty()
+            self.flush()
 
-    def empty(self) -> None:
+    def flush(self) -> None:
         while self._waiting:
             self._waiting.pop()()
 
 
 class CudaDevice:
-    """``runtime``: the module ``cuda.bindings.runtime``. Everything is enqueued on the one stream.
+    """A GPU with one stream, on which everything is enqueued. Every method raises DeviceError where CUDA fails.
 
-    Raises DeviceError where there is no GPU; as does every method where CUDA fails.
+    Parameters
+    ----------
+    runtime : module
+        ``cuda.bindings.runtime``.
+
+    Raises
+    ------
+    DeviceError
+        There is no GPU.
     """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        self._waste = _Waste()
+        self._releases = _ReleaseQueue()
         code, count = runtime.cudaGetDeviceCount()
         if code != runtime.cudaError_t.cudaSuccess or not count:
             reason = self._say(code) if count is None else "there is none"
-            raise DeviceError(f"CUDA finds no GPU on this machine ({reason}); {ELSEWHERE}")
+            raise DeviceError(f"CUDA finds no GPU on this machine ({reason}); {RUN_ON_CPU}")
         index = self._run(runtime.cudaGetDevice)
         attribute = runtime.cudaDeviceAttr
         major, minor = (
@@ -106,28 +115,28 @@ class CudaDevice:
         self.stream = int(stream)
 
     def allocate(self, nbytes: int) -> Memory:
-        """Bytes of the GPU, with anything in them, aligned; even none have an address."""
+        """Allocate uninitialized memory on the GPU, aligned; 0 bytes have an address too."""
         address = int(self._run(self._runtime.cudaMalloc, max(nbytes, 1)))
-        return Memory(address, nbytes, partial(self._waste.give_back, self._runtime.cudaFree, address))
+        return Memory(address, nbytes, partial(self._releases.release, self._runtime.cudaFree, address))
 
     def host_array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Zeros in page-locked memory of their own, which copies reach without detour; aligned."""
+        """Allocate an array of zeros in page-locked host memory, aligned."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         address = int(self._run(self._runtime.cudaHostAlloc, max(nbytes, 1), self._runtime.cudaHostAllocDefault))
         ctypes.memset(address, 0, nbytes)
-        memory = _HostMemory(address, nbytes, partial(self._waste.give_back, self._runtime.cudaFreeHost, address))
+        memory = _HostMemory(address, nbytes, partial(self._releases.release, self._runtime.cudaFreeHost, address))
         return np.asarray(memory).view(dtype).reshape(shape)
 
     def upload(self, target: int, source: int, nbytes: int) -> None:
-        """Copy from page-locked memory to the GPU: whoever calls keeps both until ``synchronize``."""
+        """Copy from page-locked memory to the GPU. The caller holds both until ``synchronize``."""
         self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def download(self, target: int, source: int, nbytes: int) -> None:
-        """As ``upload``, the other way."""
+        """Copy from the GPU to page-locked memory. The caller holds both until ``synchronize``."""
         self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def move(self, target: int, source: int, nbytes: int) -> None:
-        """Copy within the GPU, between places that do not overlap."""
+        """Copy within the GPU, between ranges that do not overlap."""
         self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
 
     def clear(self, target: int, nbytes: int) -> None:
@@ -135,14 +144,14 @@ class CudaDevice:
         self._run(self._runtime.cudaMemsetAsync, target, 0, nbytes, self._stream)
 
     def synchronize(self) -> None:
-        """Wait for all that was enqueued; its failures are raised here."""
+        """Wait for all enqueued work, and raise its failures."""
         self._run(self._runtime.cudaStreamSynchronize, self._stream)
 
     def capture(self, enqueue: Callable[[], None], *staged: StagedArrays) -> CudaGraph:
-        """What ``enqueue`` enqueues, which is not run by that.
+        """Capture the work that ``enqueue`` enqueues as a CUDA graph, without running it.
 
-        Raises DeviceError too for what may not be repeated: work of the host, and copies from or to memory of the host
-        other than that of ``staged``, which may have gone by then.
+        Raises DeviceError also for work that cannot be repeated: host functions, and copies from or to host memory
+        other than that of ``staged``, which may be freed before the graph is launched.
         """
         runtime = self._runtime
         graph = self._record(enqueue)
@@ -153,14 +162,14 @@ class CudaDevice:
             runtime.cudaGraphDestroy(graph)
         return CudaGraph(
             partial(self._run, runtime.cudaGraphLaunch, executable, self._stream),
-            partial(self._waste.give_back, runtime.cudaGraphExecDestroy, executable),
+            partial(self._releases.release, runtime.cudaGraphExecDestroy, executable),
         )
 
     def _record(self, enqueue: Callable[[], None]) -> Any:
         runtime = self._runtime
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._run(runtime.cudaStreamBeginCapture, self._stream, mode)
-        self._waste.capturing = True
+        self._releases.capturing = True
         try:
             enqueue()
         except BaseException:
@@ -172,8 +181,8 @@ class CudaDevice:
         else:
             return self._run(runtime.cudaStreamEndCapture, self._stream)
         finally:
-            self._waste.capturing = False
-            self._waste.empty()
+            self._releases.capturing = False
+            self._releases.flush()
 
     def _check_nodes(self, graph: Any, places: Sequence[range]) -> None:
         runtime = self._runtime
@@ -208,7 +217,7 @@ class CudaDevice:
             self._run(self._runtime.cudaMemcpyAsync, target, source, nbytes, kind, self._stream)
 
     def _run(self, function: Any, *arguments: Any) -> Any:
-        """The function's only result, if it has one."""
+        """Call a CUDA function, and return its only result, or None."""
         results = self._call(function, *arguments)
         return results[0] if results else None
 
@@ -217,13 +226,13 @@ class CudaDevice:
         code, *results = function(*arguments)
         error = self._runtime.cudaError_t
         if code != error.cudaSuccess:
-            self._runtime.cudaGetLastError()  # else whoever asks CUDA next takes it for its own
+            self._runtime.cudaGetLastError()  # else the next caller of CUDA would get this error
             if code == error.cudaErrorMemoryAllocation:
                 name = function.__name__
                 wanted = f" for {arguments[0]} bytes" if name in ("cudaMalloc", "cudaHostAlloc") else f" ({name})"
                 where = "of the host, page-locked," if name == "cudaHostAlloc" else "on the GPU"
                 raise DeviceError(f"no memory {where}{wanted}; run fewer rows together")
-            raise DeviceError(f"CUDA: {function.__name__} failed ({self._say(code)}); {ELSEWHERE} to compare")
+            raise DeviceError(f"CUDA: {function.__name__} failed ({self._say(code)}); {RUN_ON_CPU} to compare")
         return results
 
     def _say(self, code: Any) -> str:
@@ -232,11 +241,15 @@ class CudaDevice:
 
 
 class StagedArrays:
-    """Arrays of the host, zero at first, with a place for each on the GPU. Both stand in one block, so that one copy
-    brings all of them over."""
+    """Page-locked host arrays, zero at first, each with a copy on the GPU. All are in one block, moved by one copy.
+
+    Parameters
+    ----------
+    device : CudaDevice
+    described : mapping of str to (dtype, shape)
+    """
 
     def __init__(self, device: CudaDevice, described: Mapping[str, tuple[npt.DTypeLike, Sequence[int]]]) -> None:
-        """``described``: types and shapes by name."""
         self._device = device
         nbytes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in described.items()}
         self._starts, self._nbytes = lay_out(nbytes, ALIGNMENT)
@@ -248,17 +261,17 @@ class StagedArrays:
             self.arrays[name] = block[place].view(dtype).reshape(shape)
 
     def address(self, name: str) -> int:
-        """On the GPU."""
+        """Return the address of an array's copy on the GPU."""
         return self._memory.address + self._starts[name]
 
     @property
     def on_host(self) -> range:
-        """The addresses of the arrays."""
+        """Addresses of the host arrays."""
         return range(self._host, self._host + max(self._nbytes, 1))
 
     def upload(self) -> None:
         self._device.upload(self._memory.address, self._host, self._nbytes)
 
     def download(self, name: str, nbytes: int) -> None:
-        """The first bytes of one array."""
+        """Download the first bytes of one array."""
         self._device.download(self._host + self._starts[name], self.address(name), nbytes)

@@ -1,7 +1,7 @@
-"""What all engines on a GPU share: everything stays there but [B, C] candidates for each step.
+"""Base of the runtimes on a GPU: a step moves only the small inputs and [B, C] candidates.
 
-An engine is two graphs of some runtime (`Graph`) that are told shapes and addresses. The memory, the copies, the order
-of them on one stream and the CUDA graphs are here.
+A runtime adds two loaded graphs (`Graph`), which take shapes and addresses. The memory, the copies, their order on one
+stream and the CUDA graphs are here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tightbeam.deploy.search.compaction import Compaction
 __all__ = ["BYTES", "DeviceDecoding", "DeviceRuntime", "DeviceTensor", "Graph", "Interface"]
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
-"""Of one number of each type that a tensor may have."""
+"""Bytes of one number of each tensor type."""
 CAPTURES = 3
-"""How often it is tried to capture a step."""
+"""Attempts to capture a step."""
 log = logging.getLogger(__name__)
 
 
@@ -43,23 +43,23 @@ class Graph(Protocol):
     """A loaded graph, ready to run. It raises the exceptions that its runtime names (`DeviceRuntime.failures`)."""
 
     def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
-        """Where an input is: on the GPU, or on the host where the interface says so."""
+        """Set the address of an input, on the GPU, or on the host for the inputs ``Interface.on_host``."""
         ...
 
     def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
-        """Where an output goes, on the GPU, and the room there: ``execute`` refuses another shape."""
+        """Set the address of an output on the GPU. ``execute`` refuses an output of another shape."""
         ...
 
     def can_be_captured(self, stream: int) -> bool: ...
 
     def execute(self, stream: int) -> None:
-        """Enqueue it. Values of inputs on the host are taken as they are now."""
+        """Enqueue a run. Inputs on the host are read now."""
         ...
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of a graph; ``on_host``: the inputs whose values the runtime reads in host memory."""
+    """Inputs and outputs of a graph. ``on_host`` names the inputs that the runtime reads in host memory."""
 
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
@@ -68,7 +68,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class DeviceTensor:
-    """A tensor in some memory, from ``start`` on. ``width``: bytes of a number."""
+    """A tensor in a block of memory, at the offset ``start`` in bytes. ``width`` is the bytes of a number."""
 
     memory: Memory
     shape: tuple[int, ...]
@@ -88,13 +88,13 @@ class DeviceTensor:
         return math.prod(self.shape) * self.width
 
     def samples(self, which: slice, B: int) -> DeviceTensor:
-        """What belongs to some of its B samples, each of which has as many rows."""
+        """Slice of some of its B samples, each of which has the same number of rows."""
         rows, row = self.shape[0] // B, self.nbytes // self.shape[0]
         shape = ((which.stop - which.start) * rows, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + which.start * rows * row)
 
     def compact(self, device: CudaDevice, compaction: Compaction, rows_per_sample: int) -> DeviceTensor:
-        """As ``Compaction.apply``. Whoever moves comes from beyond the places that are left, so nothing overlaps."""
+        """Compact as `Compaction.apply` does. Samples move from behind the remaining places, so no copies overlap."""
         n = rows_per_sample
         row = math.prod(self.shape[1:]) * self.width
         for source, hole in compaction.moves:
@@ -108,14 +108,23 @@ def _set(function: Callable[[str, Sequence[int], int], None], name: str, tensor:
 
 
 class DeviceRuntime:
-    """Two graphs on a GPU. What is a runtime's own stands in a subclass: what it refuses, and how its errors read.
+    """Two graphs on a GPU. A subclass adds its limits and the text of its errors.
 
-    ``states``: the caches. ``encoded_together``: source positions that the encoder takes at a time, at most, but for
-    samples that are longer.
+    Parameters
+    ----------
+    device : CudaDevice
+    interfaces : (Interface, Interface)
+        Of the encoder and of the decoder.
+    graphs : (Graph, Graph)
+        Likewise.
+    states : sequence of CacheStateEntry
+        The caches.
+    encoded_together : int
+        Source positions encoded at a time, at most, but one sample at least.
     """
 
     failures: type[Exception]
-    """What the graphs raise."""
+    """The exception that the graphs raise."""
 
     def __init__(
         self,
@@ -127,18 +136,18 @@ class DeviceRuntime:
     ) -> None:
         self.encoder_interface, self.decoder_interface = interfaces
         self.encoder, self.decoder = graphs
-        self.device = device  # after them, so that its stream goes after what computes there
+        self.device = device  # last, so that its stream is destroyed after the graphs that use it
         self.states = tuple(states)
         self.inputs = {tensor.name: tensor for tensor in self.decoder_interface.inputs}
         self.makes_cuda_graphs = not any(state.kind == "append" for state in self.states)
-        """Whether steps are captured. A cache that grows makes every step another one."""
+        """True while steps are captured as CUDA graphs. A cache that grows changes the shapes of every step."""
         self.bound: object = None
-        """What the decoder is bound to: a decoding's token."""
+        """Token of the decoding that the decoder is bound to."""
         self._encoded_together = encoded_together
-        self._spare: dict[str, tuple[Memory, ...]] = {}
+        self._pool: dict[str, tuple[Memory, ...]] = {}
 
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
-        """Raise BundleError for a run larger than the graphs are made for."""
+        """Raise BundleError for a batch larger than the graphs were built for."""
 
     def failure_message(self, graph: str, error: Exception) -> str:
         """Error message for a failure of ``graph``, "encoder" or "decoder"."""
@@ -166,11 +175,11 @@ class DeviceRuntime:
         sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         given = {"input_ids": source, "input_features": source, "attention_mask": attention_mask}
         given["num_beams"] = np.array([num_beams], np.int64)
-        caches = self.caches(sizes)  # before the encoder runs: it may need what those of another size held
+        caches = self.take_caches(sizes)  # first: the encoder may need the memory of pooled caches of another size
         return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
 
     def _encode(self, given: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
-        """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
+        """Run the encoder over a few samples at a time, and return the decoder's source inputs by name."""
         device, interface = self.device, self.encoder_interface
         mask = [self.inputs[name] for name in ("attention_mask",) if name in self.inputs]
         wanted = {tensor.name: tensor for tensor in (*mask, *interface.inputs)}
@@ -199,32 +208,32 @@ class DeviceRuntime:
                 for name, output in encoded.items():
                     _set(self.encoder.set_output, name, output.samples(samples, sizes["B"]))
                 self.encoder.execute(device.stream)
-            device.synchronize()  # its failures are told as its own, and what is staged may go
+            device.synchronize()  # raises failures of the encoder here, and the staged arrays may be freed
         return encoded | {tensor.name: sent[tensor.name] for tensor in mask}
 
     def _parts(self, sizes: Mapping[str, int], tensors: Sequence[DeviceTensor]) -> Iterator[slice]:
-        """Samples to encode together, so that each part of ``tensors`` is aligned as a whole one is."""
+        """Slices of samples to encode together, such that each slice of ``tensors`` is aligned."""
         B = sizes["B"]
         aligned = math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, tensor.nbytes // B) for tensor in tensors))
         count = max(1, self._encoded_together // sizes["N"] // aligned) * aligned
         for start in range(0, B, count):
             yield slice(start, min(start + count, B))
 
-    def caches(self, sizes: Mapping[str, int]) -> dict[str, tuple[Memory, ...]]:
-        """Memory of each state by its input: what the last decoding of this size gave back, else new. A state that is
-        updated in place has one, one that grows has two, which take turns.
+    def take_caches(self, sizes: Mapping[str, int]) -> dict[str, tuple[Memory, ...]]:
+        """Take the memory of each state by its input from the pool, or allocate it where the pool has none of this
+        size. A state that is updated in place has one block, one that grows has two, used alternately.
 
-        New memory is zero, so that what is read past the written positions, under a mask, is finite.
+        New memory is zero: the decoder reads past the written positions under a mask, which needs finite numbers.
         """
         full = {**sizes, "T": sizes["T_max"]}
         wanted = {
             state.input: (math.prod(resolve(state.shape, full)) * BYTES[self.inputs[state.input].dtype], state.kind)
             for state in self.states
         }
-        spare, self._spare = self._spare, {}
-        if {name: memories[0].nbytes for name, memories in spare.items()} == {n: w[0] for n, w in wanted.items()}:
-            return spare
-        del spare  # the old ones go before the new ones come
+        pooled, self._pool = self._pool, {}
+        if {name: memories[0].nbytes for name, memories in pooled.items()} == {n: w[0] for n, w in wanted.items()}:
+            return pooled
+        del pooled  # freed before the new ones are allocated
         caches = {}
         for name, (nbytes, kind) in wanted.items():
             caches[name] = tuple(self.device.allocate(nbytes) for _ in range(1 if kind == "in_place" else 2))
@@ -232,49 +241,49 @@ class DeviceRuntime:
                 self.device.clear(memory.address, memory.nbytes)
         return caches
 
-    def keep(self, caches: dict[str, tuple[Memory, ...]]) -> None:
-        """Take memory back from a decoding that is over."""
-        self._spare = caches
+    def return_caches(self, caches: dict[str, tuple[Memory, ...]]) -> None:
+        """Return the memory of a finished decoding to the pool."""
+        self._pool = caches
 
 
 class DeviceDecoding:
     """One batch on a GPU.
 
-    A step copies the small inputs over, runs the decoder, and copies the candidates back. The first step after each
-    binding is enqueued as it is, which lets the runtime and our kernels prepare what they need; the second is captured
-    as a CUDA graph, which runs nothing, and from then on that is launched. So no step runs twice. A capture that fails,
-    as where a runtime still takes memory, is tried again with the next step, a few times.
+    A step uploads the small inputs, runs the decoder, and downloads the candidates. The first step after a binding is
+    enqueued directly, which lets the runtime and our kernels initialize. The second is captured as a CUDA graph, which
+    is launched from then on; capturing runs nothing, so no step runs twice. A capture that fails, for instance while a
+    runtime still allocates memory, is repeated with the next step, up to `CAPTURES` times.
 
-    A graph is of one shape. While more than half of the samples that it was made for are left, it goes on, over what
-    the others left behind too, which nobody reads: to make one anew takes about as long as several launches.
+    A CUDA graph is of one shape. It is reused while more than half of its samples remain, and then computes unused rows
+    too: a new capture takes as long as several launches.
     """
 
     def __init__(
         self,
-        engine: DeviceRuntime,
+        runtime: DeviceRuntime,
         source: dict[str, DeviceTensor],
         caches: dict[str, tuple[Memory, ...]],
         sizes: Mapping[str, int],
         candidates: int,
     ) -> None:
-        self._engine, self._device, self._graph = engine, engine.device, engine.decoder
+        self._runtime, self._device, self._graph = runtime, runtime.device, runtime.decoder
         self._sizes = dict(sizes)
         self._source = source
-        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in engine.encoder_interface.outputs)
+        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in runtime.encoder_interface.outputs)
         self._caches = caches
         self._in_place: dict[str, DeviceTensor] = {}
         self._grown: dict[str, DeviceTensor] = {}
-        self._outputs = {state.input: state.output for state in engine.states}
-        for state in engine.states:
+        self._outputs = {state.input: state.output for state in runtime.states}
+        for state in runtime.states:
             tensors = self._in_place if state.kind == "in_place" else self._grown
-            width = BYTES[engine.inputs[state.input].dtype]
+            width = BYTES[runtime.inputs[state.input].dtype]
             tensors[state.input] = DeviceTensor(self._caches[state.input][0], resolve(state.shape, sizes), width)
         self._inputs = small_inputs(sizes)
-        self._on_host = [name for name in sorted(engine.decoder_interface.on_host) if name in SMALL_INPUTS]
+        self._on_host = [name for name in sorted(runtime.decoder_interface.on_host) if name in SMALL_INPUTS]
         for name in self._on_host:
             self._inputs[name] = self._device.host_array(self._inputs[name].shape, self._inputs[name].dtype)
         self._inputs["candidates"][...] = candidates
-        sent = [name for name in SMALL_INPUTS if name in engine.inputs and name not in self._on_host]
+        sent = [name for name in SMALL_INPUTS if name in runtime.inputs and name not in self._on_host]
         self._small = self._stage(*(name for name in sent if name != "banned"))
         self._banned = self._stage(*(name for name in sent if name == "banned"))
         results = {name: (dtype, (sizes["B"], candidates)) for name, dtype in CANDIDATE_OUTPUTS.items()}
@@ -291,8 +300,8 @@ class DeviceDecoding:
         return self._inputs
 
     def step(self) -> StepOutputs:
-        with self._engine.running("decoder"):
-            if self._binding is None or self._binding is not self._engine.bound or self._host_values() != self._taken:
+        with self._runtime.running("decoder"):
+            if self._binding is None or self._binding is not self._runtime.bound or self._host_values() != self._taken:
                 self._bind()
             if self._grown:
                 self._bind_grown()
@@ -317,24 +326,24 @@ class DeviceDecoding:
             self._results.download(name, array.nbytes)
 
     def _capture(self) -> CudaGraph | None:
-        """None where a step cannot be captured: it is then enqueued piece by piece, which is slower."""
-        engine = self._engine
-        if not engine.makes_cuda_graphs:
+        """Capture a step. Returns None where that fails; the step is then enqueued directly, which is slower."""
+        runtime = self._runtime
+        if not runtime.makes_cuda_graphs:
             return None
         try:
             if not self._graph.can_be_captured(self._device.stream):
-                raise DeviceError("the runtime says that it cannot be captured")
+                raise DeviceError("the runtime cannot be captured")
             return self._device.capture(self._enqueue, self._small, self._banned, self._results)
-        except (DeviceError, engine.failures) as error:
+        except (DeviceError, runtime.failures) as error:
             if self._steps == CAPTURES:
-                engine.makes_cuda_graphs = False
+                runtime.makes_cuda_graphs = False
                 log.warning("steps run without a CUDA graph, slower: %s", error)
             return None
 
     def _bind(self) -> None:
         graph = self._graph
         self._captured, self._steps = None, 0
-        binding = self._engine.bound = object()
+        binding = self._runtime.bound = object()
         self._taken, self._made_for = self._host_values(), self._sizes["B"]
         for staged in (self._small, self._banned):
             for name in staged.arrays:
@@ -347,7 +356,7 @@ class DeviceDecoding:
             _set(graph.set_output, self._outputs[name], tensor)
         for name, array in self._candidates.items():
             graph.set_output(name, array.shape, self._results.address(name))
-        self._binding = binding  # not before everything is: what is refused on the way is bound anew
+        self._binding = binding  # last: a binding that failed halfway is repeated
 
     def _bind_grown(self) -> None:
         for name, tensor in self._grown.items():
@@ -355,13 +364,13 @@ class DeviceDecoding:
             _set(self._graph.set_output, self._outputs[name], self._next(name, tensor))
 
     def _host_values(self) -> tuple[bytes, ...]:
-        """What a captured step would not see change."""
+        """Values of the inputs on the host. A captured step does not see them change."""
         return tuple(self._inputs[name].tobytes() for name in self._on_host)
 
     def _next(self, name: str, tensor: DeviceTensor) -> DeviceTensor:
-        """The state after a step: one position longer, in the other memory."""
+        """Return the state after a step: one position longer, in the other block."""
         first, second = self._caches[name]
-        T = self._engine.inputs[name].shape.index("T")
+        T = self._runtime.inputs[name].shape.index("T")
         shape = (*tensor.shape[:T], tensor.shape[T] + 1, *tensor.shape[T + 1 :])
         return replace(tensor, memory=second if tensor.memory is first else first, shape=shape)
 
@@ -373,7 +382,7 @@ class DeviceDecoding:
         self._candidates = {name: compaction.apply(array) for name, array in self._candidates.items()}
         for tensors in (self._source, self._in_place, self._grown):
             for name, tensor in tensors.items():
-                rows = M if self._engine.inputs[name].shape[0] == "R" else 1
+                rows = M if self._runtime.inputs[name].shape[0] == "R" else 1
                 tensors[name] = tensor.compact(self._device, compaction, rows)
         self._sizes |= {"B": compaction.remaining, "R": compaction.remaining * M}
         if self._captured is None or 2 * compaction.remaining <= self._made_for:
@@ -388,7 +397,7 @@ class DeviceDecoding:
             self._binding = None
 
     def _stage(self, *names: str) -> StagedArrays:
-        """These inputs, with what is in them, in memory that copies reach; ``inputs`` has them there from now on."""
+        """Move these inputs to page-locked memory with a place on the GPU, and make ``inputs`` refer to it."""
         staged = StagedArrays(
             self._device, {name: (self._inputs[name].dtype, self._inputs[name].shape) for name in names}
         )
@@ -398,7 +407,7 @@ class DeviceDecoding:
         return staged
 
     def close(self) -> None:
-        self._engine.keep(self._caches)
+        self._runtime.return_caches(self._caches)
 
     @property
     def cache_bytes(self) -> tuple[int, int]:

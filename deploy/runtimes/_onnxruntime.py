@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime, on whichever device: how they are opened, and what they say when they fail."""
+"""Sessions of ONNX Runtime on any device: opening them, checking their tensors, and the text of their errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS, SOURCE_DIMENSIONS
+from tightbeam.deploy.errors import first_line
+from tightbeam.deploy.runtimes.base import letters_of, unexpected_names
 from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.library import ENVIRONMENT
 
 __all__ = ["check_names", "dtypes_of", "open_session", "reason_of", "register_library", "session_options"]
 
 QUIET = 4
-"""Log severity: fatal only, since every error is raised and told in one line."""
+"""Log severity: fatal only, since every error is raised, as one line."""
 CACHE_DIMENSIONS = frozenset({"R", "T_max", "T"})
 TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -30,8 +31,8 @@ TYPES: dict[str, type[np.generic]] = {
 
 
 def session_options(threads: int | None) -> ort.SessionOptions:
-    """Options of every session. A session's threads stop spinning when its run is over: else they take the cores from
-    the next session's run (a step took twice as long beside a second session, on 2 cores)."""
+    """Return the options of a session. Its threads stop spinning after a run: else they take the cores from another
+    session's run (a step took twice as long beside a second session, on 2 cores)."""
     options = ort.SessionOptions()
     options.log_severity_level = QUIET
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -48,8 +49,18 @@ def open_session(
     providers: Sequence[str | tuple[str, dict[str, str]]],
     weights: Mapping[str, ort.OrtValue],
 ) -> ort.InferenceSession:
-    """A session of a graph of the bundle. ``weights``: initializers by name in place of the file's; they must live as
-    long. Raises BundleError where ONNX Runtime refuses it, or the manifest does not describe it."""
+    """Open a session of a graph of the bundle.
+
+    Parameters
+    ----------
+    weights : mapping of str to OrtValue
+        Initializers that replace those of the file. They must outlive the session.
+
+    Raises
+    ------
+    BundleError
+        ONNX Runtime refuses the graph, or the graph differs from the manifest.
+    """
     path = bundle.file(graph)
     try:
         for name, value in weights.items():
@@ -71,17 +82,17 @@ def open_session(
 
 
 def reason_of(error: Exception) -> str:
-    """What ONNX Runtime says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rpartition("Status Message: ")[2]
+    """Return the message of an ONNX Runtime exception as one line."""
+    return first_line(error).rpartition("Status Message: ")[2]
 
 
 def dtypes_of(session: ort.InferenceSession) -> dict[str, type[np.generic] | None]:
-    """Of the inputs and outputs, by name; None for a type without numbers in numpy."""
+    """Return the types of inputs and outputs by name; None for a type that numpy lacks."""
     return {tensor.name: TYPES.get(tensor.type) for tensor in (*session.get_inputs(), *session.get_outputs())}
 
 
 def register_library(options: ort.SessionOptions, library: Path | None) -> None:
-    """Run its kernels in place of the functions inside a model. Raises RuntimeSetupError."""
+    """Register the operators' kernels, which run in place of the functions inside a model. Raises RuntimeSetupError."""
     if library is None:
         return
     try:
@@ -95,20 +106,12 @@ def register_library(options: ort.SessionOptions, library: Path | None) -> None:
 
 
 def check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:
-    """Raise BundleError for inputs that nothing fills, dimensions without a size, types without numbers in numpy
-    (``dtypes``, of the decoder's inputs), or missing candidates."""
+    """Raise BundleError for graphs that cannot be run. ``dtypes``: of the decoder's inputs; None for unsupported."""
     manifest = bundle.manifest
-    unknown = {tensor.name for tensor in manifest.encoder.inputs} - ENCODER_INPUTS
-    source, states = manifest.encoder.outputs, manifest.cache_states
-    unknown |= {name for name, dtype in dtypes.items() if dtype is None}
-    shapes = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
-    produced = {tensor.name for tensor in source}
-    unknown |= shapes.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)} ^ produced
-    for name in produced & shapes.keys():
-        unknown |= {size for size in shapes[name] if isinstance(size, str)} - SOURCE_DIMENSIONS
-    for state in states:
-        unknown |= {size for size in state.shape if isinstance(size, str)} - CACHE_DIMENSIONS
-    missing = set(CANDIDATE_OUTPUTS) - {tensor.name for tensor in manifest.decoder.outputs}
-    if unknown or missing:
-        names = ", ".join(sorted(map(repr, unknown | missing)))
-        raise BundleError(f"{bundle.path}: unknown or missing in its graphs: {names}; export the model again")
+    names = unexpected_names(manifest.encoder, manifest.decoder, manifest.cache_states)
+    names |= {name for name, dtype in dtypes.items() if dtype is None}
+    for state in manifest.cache_states:
+        names |= letters_of(state.shape) - CACHE_DIMENSIONS
+    if names:
+        shown = ", ".join(sorted(map(repr, names)))
+        raise BundleError(f"{bundle.path}: unknown or missing in its graphs: {shown}; export the model again")

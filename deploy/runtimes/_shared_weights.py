@@ -1,8 +1,7 @@
-"""The weights that both graphs of a bundle read, mapped into memory once for both; a tied embedding above all.
+"""Weights that both graphs of a bundle read, such as a tied embedding, mapped into memory once for both.
 
-A runtime packs the weights of a product into memory of its own, and unmaps them. A tied embedding stays mapped, since
-tokens are looked up in it: once by each graph, beside the packed copy. Here it is mapped once, and its pages can be
-let go.
+ONNX Runtime packs the weights of a product into memory of its own, and unmaps the file. An embedding stays mapped for
+its lookups: once for each graph, beside the packed copy. Here it is mapped once, and its pages can be released.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ MODEL_GRAPH, GRAPH_INITIALIZER = 7, 5
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 TYPES: dict[int, type[np.generic]] = {1: np.float32, 10: np.float16, 7: np.int64, 6: np.int32}
-"""Of onnx.proto: the numbers of the fields read here, and of the element types."""
+"""Numbers of onnx.proto: of the fields read here, and of the element types."""
 
 
 class TiedWeights:
-    """Tied weights by graph file and name, arrays over the mapped weights file. A graph that cannot be read has none:
-    the runtime says better what is wrong with it."""
+    """Tied weights by graph file and name, as arrays over the mapped weights file.
+
+    An unreadable graph has none here; ONNX Runtime reports it when it opens the session.
+    """
 
     def __init__(self, bundle: Bundle) -> None:
         manifest = bundle.manifest
@@ -48,7 +49,7 @@ class TiedWeights:
         return np.frombuffer(self._file, weight.dtype, weight.size, weight.offset).reshape(weight.shape)
 
     def release_pages(self) -> None:
-        """Take the pages that were read out of this process; the system's file cache brings back what is read again."""
+        """Remove the mapped pages from this process. They are read again from the system's file cache."""
         if self._file is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._file.madvise(mmap.MADV_DONTNEED)
 
@@ -64,13 +65,13 @@ class _Weight:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def lies_within(self, file_bytes: int) -> bool:
+    def is_within(self, file_bytes: int) -> bool:
         itemsize = np.dtype(self.dtype).itemsize
         return 0 <= self.offset <= file_bytes - self.size * itemsize and self.offset % itemsize == 0
 
 
 def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
-    """The initializers of a graph that lie in the bundle's weights file."""
+    """Return the initializers of a graph whose data is in the bundle's weights file."""
     entry = bundle.manifest.weights
     try:
         model = memoryview(bundle.file(graph).read_bytes())
@@ -83,7 +84,7 @@ def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
         ]
     except (IndexError, KeyError, TypeError, ValueError):
         return []
-    return [weight for weight in tensors if weight is not None and weight.lies_within(entry.bytes)]
+    return [weight for weight in tensors if weight is not None and weight.is_within(entry.bytes)]
 
 
 def _weight(tensor: memoryview, file: str) -> _Weight | None:
@@ -107,7 +108,7 @@ def _text(value: int | memoryview) -> str:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message: number, and an integer or the bytes."""
+    """Iterate over the fields of a protobuf message: number, and an integer or the bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -124,7 +125,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """An integer in protobuf's seven bits a byte, and where the next thing begins."""
+    """Read an integer in protobuf's seven bits a byte. Returns it, and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]

@@ -1,4 +1,7 @@
-"""What the runner asks of an engine, whatever runs the graphs underneath."""
+"""The protocol of a runtime, and the tables of graph inputs and outputs that all runtimes share.
+
+docs/design.md, Graph inputs and outputs, has the meaning of every tensor and the letters of the shapes.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,24 @@ from typing import Protocol
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints
+from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.search.compaction import Compaction
 
 __all__ = [
     "CANDIDATE_OUTPUTS",
     "ENCODER_INPUTS",
     "SMALL_INPUTS",
-    "SOURCE_DIMENSIONS",
     "Decoding",
+    "GraphTensors",
     "Runtime",
     "StepOutputs",
     "banned_capacity",
     "lay_out",
+    "letters_of",
     "resolve",
     "sizes_of",
     "small_inputs",
+    "unexpected_names",
 ]
 
 StepOutputs = tuple[Floats, Ints, Ints]
@@ -44,59 +50,69 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "no_repeat_ngram_size": (np.int64, ()),
     "candidates": (np.int64, (1,)),
 }
-"""The decoder inputs that the host writes, with their types and shapes. ``ancestry`` and ``history`` have room for the
-whole run; ``lengths`` and ``history_lengths`` say how much of them counts, and the rest holds 0, which is a valid slot
-and a valid token. ``first_positions``: the position of the first token that the decoder is fed, the last one of a
-prompt; 0 where there is none."""
+"""Decoder inputs that the host writes, with types and shapes.
+
+``ancestry`` is called ``cache_indirection`` in FasterTransformer, ONNX Runtime and TensorRT-LLM. ``ancestry`` and
+``history`` have the capacity of the whole run; ``lengths`` and ``history_lengths`` are the used parts, and the rest is
+0, a valid slot and a valid token. ``first_positions`` is the position of the first token that the decoder is fed: the
+last one of a prompt, 0 without a prompt.
+"""
 
 CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
     "candidate_scores": np.float32,
     "candidate_beams": np.int64,
     "candidate_tokens": np.int64,
 }
-"""The decoder outputs that the host reads, each [B, C]."""
+"""Decoder outputs that the host reads, each [B, C]."""
 ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 LARGE_BANNED_CAPACITY = 1024
-"""Banned tokens of a row from which on room that is not needed is given back."""
+"""Banned tokens of a row above which unused capacity is released."""
 
 
 class Decoding(Protocol):
-    """One batch being decoded: its source and its caches stay on the device, in buffers bound once."""
+    """One batch being decoded. Its source and its caches are on the device, in buffers bound once."""
 
     @property
     def inputs(self) -> Mapping[str, Array]:
-        """The host's buffers of all ``SMALL_INPUTS``, whether the graph of this variant has them or not: write into
-        them and call ``step``. Other buffers stand here after ``leave`` and ``reserve_banned``."""
+        """Host buffers of all `SMALL_INPUTS`, also of those that the graph lacks. Write into them, then call ``step``.
+
+        ``compact`` and ``reserve_banned`` replace buffers.
+        """
         ...
 
     def step(self) -> StepOutputs:
-        """Run one decoder step over what ``inputs`` holds. The results are buffers too: the next step overwrites them.
+        """Run one decoder step over ``inputs``.
 
-        A token of -1 marks a sample whose scores are NaN."""
+        Returns
+        -------
+        scores : float32 [B, C]
+        beams : int64 [B, C]
+        tokens : int64 [B, C]
+            -1 for a sample whose scores are NaN. The next step overwrites all three.
+        """
         ...
 
     def compact(self, compaction: Compaction) -> None:
-        """Let samples go: moves what belongs to those that take their places, ``inputs`` too, and makes every buffer
-        a view of the samples that are left. Their rows alone are run from then on."""
+        """Remove samples: move the last ones into their places, in every buffer. Later steps run the remaining rows."""
         ...
 
     def reserve_banned(self, count: int) -> None:
-        """Make the buffer ``banned`` at least [R, count]; a new one holds -1."""
+        """Make the buffer ``banned`` at least [R, count]. A new buffer is filled with -1."""
         ...
 
     def close(self) -> None:
-        """Give the cache buffers back to the engine, for the next batch of this shape. No step may follow."""
+        """Return the cache buffers to the runtime, for the next batch of this shape. No step may follow."""
         ...
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
-        """Bytes allocated for the source and for the generated part."""
+        """Allocated bytes of the source cache and of the generated cache."""
         ...
 
 
 class Runtime(Protocol):
-    """Runs a bundle's two graphs on one device."""
+    """Runs the two graphs of a bundle on one device."""
 
     def begin(
         self,
@@ -107,17 +123,59 @@ class Runtime(Protocol):
         candidates: int,
         prompt_length: int = 1,
     ) -> Decoding:
-        """Encode a batch: token ids int64 [B, N], or a spectrogram's features float32 [B, mels, frames], with
-        ``attention_mask`` int64 [B, N] over the positions that the encoder makes of it. Make room for ``positions``
-        positions of the decoder and C ``candidates``.
+        """Encode a batch and allocate its caches.
 
-        ``prompt_length``: P, the tokens that each row's history begins with before the decoder is fed the last of them.
+        Parameters
+        ----------
+        source : int64 [B, N] or float32 [B, mels, frames]
+            Token ids, or log-mel features.
+        attention_mask : int64 [B, N]
+            0 at padding; over the positions that the encoder makes of the source.
+        num_beams : int
+            M.
+        positions : int
+            T_max, the capacity of the generated cache.
+        candidates : int
+            C, the continuations that a step returns for each sample.
+        prompt_length : int
+            P, the tokens that each row begins with. The decoder is fed the last of them first.
+
+        Raises
+        ------
+        BundleError
+            See ``deploy/runtimes/errors.py``.
         """
         ...
 
 
+class GraphTensors(Protocol):
+    """Inputs and outputs of a graph, as a manifest lists them."""
+
+    @property
+    def inputs(self) -> tuple[TensorEntry, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorEntry, ...]: ...
+
+
+def unexpected_names(encoder: GraphTensors, decoder: GraphTensors, states: Sequence[CacheStateEntry]) -> set[str]:
+    """Names that make two graphs unusable: inputs that nothing fills, missing outputs, dimensions without a size."""
+    inputs = {tensor.name: tensor for tensor in decoder.inputs}
+    produced = {tensor.name for tensor in encoder.outputs}
+    names = {tensor.name for tensor in encoder.inputs} - ENCODER_INPUTS
+    names |= (inputs.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)}) ^ produced
+    names |= CANDIDATE_OUTPUTS.keys() - {tensor.name for tensor in decoder.outputs}
+    for name in produced & inputs.keys():
+        names |= letters_of(inputs[name].shape) - SOURCE_DIMENSIONS
+    return names
+
+
+def letters_of(shape: Sequence[int | str]) -> set[str]:
+    """Return the dynamic dimensions of a shape."""
+    return {size for size in shape if isinstance(size, str)}
+
+
 def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int) -> dict[str, int]:
-    """What ``Runtime.begin`` is asked for, by the letters of shapes, before the first step."""
+    """Sizes of a new batch by the letters of shapes, before the first step; arguments as of ``Runtime.begin``."""
     return {
         **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0},
         "T_history": prompt_length - 1 + positions,
@@ -125,12 +183,20 @@ def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int)
 
 
 def resolve(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape by letters as numbers."""
+    """Replace the letters of a shape by their sizes."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
-    """Where each of some arrays begins in one block, aligned, and the bytes of the block."""
+    """Lay out arrays of ``nbytes`` in one block.
+
+    Returns
+    -------
+    starts : dict of str to int
+        Aligned offset of each array in bytes.
+    end : int
+        Bytes of the block.
+    """
     starts, end = {}, 0
     for name, size in nbytes.items():
         starts[name] = end
@@ -139,12 +205,12 @@ def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], 
 
 
 def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
-    """New buffers, all zero, of ``SMALL_INPUTS``; ``sizes`` gives B, M, R, T_max, T_history and P."""
+    """Allocate buffers of `SMALL_INPUTS`, all zero; ``sizes`` has B, M, R, T_max, T_history and P."""
     return {name: np.zeros(resolve(shape, sizes), dtype) for name, (dtype, shape) in SMALL_INPUTS.items()}
 
 
-def banned_capacity(count: int, room: int) -> int:
-    """For how many banned tokens of a row a buffer should have room where ``count`` are banned and it has ``room``."""
-    if count > room or room > max(4 * count, LARGE_BANNED_CAPACITY):  # a choice among a few bans all the others, once
+def banned_capacity(count: int, capacity: int) -> int:
+    """Return the capacity for ``count`` banned tokens of a row, in place of the present ``capacity``."""
+    if count > capacity or capacity > max(4 * count, LARGE_BANNED_CAPACITY):  # a choice bans almost all tokens, once
         return 1 << (count - 1).bit_length() if count else 0
-    return room
+    return capacity

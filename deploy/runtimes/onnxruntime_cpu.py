@@ -1,4 +1,4 @@
-"""The engine on ONNX Runtime's CPU provider, the default."""
+"""The runtime on ONNX Runtime's CPU provider, the default."""
 
 from __future__ import annotations
 
@@ -37,24 +37,31 @@ from tightbeam.plugins.library import cpu_library
 __all__ = ["OnnxRuntimeCpu"]
 
 ENCODED_TOGETHER = 1024
-"""Source positions that the encoder takes at a time. Its products are no faster with more, and the memory it works in
-grows with them."""
+"""Source positions encoded at a time. More make the products no faster, and the arena larger."""
 
 ALIGNMENT = 64
-"""Bytes; of a cache line and of the widest register."""
+"""Bytes of a cache line and of the widest register."""
 
 
 class OnnxRuntimeCpu:
-    """Two sessions, one for each graph of a bundle.
+    """Runtime over two sessions, one for each graph of a bundle.
 
-    ``threads``: how many each session uses within an operator; None leaves it to ONNX Runtime (all cores).
-    Raises BundleError where ONNX Runtime refuses a graph, or the manifest does not describe it.
+    Parameters
+    ----------
+    bundle : Bundle
+    threads : int, optional
+        Threads of one operator; all cores by default.
+
+    Raises
+    ------
+    BundleError
+        ONNX Runtime refuses a graph, or the graph differs from the manifest.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.manifest = bundle.manifest
         self._tied = TiedWeights(bundle)
-        self._values = {  # a session points to the values themselves, so they live as long
+        self._values = {  # a session refers to the values, so they live as long
             file: {name: _value(array) for name, array in arrays.items()}
             for file, arrays in self._tied.by_graph.items()
         }
@@ -65,7 +72,7 @@ class OnnxRuntimeCpu:
         self.dtypes = dtypes_of(self.decoder)
         check_names(bundle, self.dtypes)
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
-        self._spare: tuple[tuple[int, int], dict[str, Array]] | None = None
+        self._pool: tuple[tuple[int, int], dict[str, Array]] | None = None
 
     def _session(self, bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
         options = session_options(threads)
@@ -94,10 +101,10 @@ class OnnxRuntimeCpu:
             raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
     def _encode(self, source: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Run the encoder, over a few samples at a time; what the decoder needs of the source, by name."""
+        """Run the encoder over a few samples at a time, and return its outputs by name."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        encoded = self._together(names, sizes)
+        encoded = self._allocate(names, sizes)
         count = max(1, ENCODED_TOGETHER // N)
         for start in range(0, B, count):
             samples = slice(start, start + count)
@@ -116,24 +123,24 @@ class OnnxRuntimeCpu:
                 binding.bind_ortvalue_output(name, _value(part))
             _run(self.encoder, binding, "encoder")
             self._tied.release_pages()
-        encoded["attention_mask"] = attention_mask.copy()  # the caller's own stays as it is when samples move
+        encoded["attention_mask"] = attention_mask.copy()  # compaction must not change the caller's
         return encoded
 
-    def caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Cache buffers by decoder input: those that the last decoding of this shape gave back, else new ones.
+    def take_caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
+        """Take cache buffers by decoder input from the pool, or allocate them where it has none of this shape.
 
-        Fresh buffers are zero: the decoder reads past the written positions under a mask, which needs finite numbers.
+        New buffers are zero: the decoder reads past the written positions under a mask, which needs finite numbers.
         """
-        spare, self._spare = self._spare, None
-        if spare is not None and spare[0] == (sizes["R"], sizes["T_max"]):
-            return spare[1]
-        del spare  # the old ones go before the new ones come
+        pooled, self._pool = self._pool, None
+        if pooled is not None and pooled[0] == (sizes["R"], sizes["T_max"]):
+            return pooled[1]
+        del pooled  # freed before the new ones are allocated
         names = [state.input for state in self.manifest.cache_states]
-        return self._together(names, sizes)
+        return self._allocate(names, sizes)
 
-    def _together(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
-        """New arrays of zeros for decoder inputs, in one block: numpy asks for huge pages where a block is large, and
-        attention, which reads the caches from many places, then waits less for page tables."""
+    def _allocate(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
+        """Allocate arrays of zeros for decoder inputs in one block. numpy requests huge pages for a large block, which
+        saves page-table walks in attention."""
         shapes = {name: resolve(self.shapes[name], sizes) for name in names}
         dtypes = {name: np.dtype(self.dtypes[name]) for name in names}
         starts, end = lay_out({name: math.prod(shapes[name]) * dtypes[name].itemsize for name in names}, ALIGNMENT)
@@ -143,23 +150,23 @@ class OnnxRuntimeCpu:
             for name, shape in shapes.items()
         }
 
-    def keep(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:
-        """Take buffers back from a decoding that is over."""
-        self._spare = (sizes["R"], sizes["T_max"]), caches
+    def return_caches(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:
+        """Return the buffers of a finished decoding to the pool."""
+        self._pool = (sizes["R"], sizes["T_max"]), caches
 
 
 class CpuDecoding:
-    """One batch on ONNX Runtime. Everything is bound once, and again only when samples leave: a step writes into the
-    buffers and runs. An ``append`` cache alone is a new tensor after every step."""
+    """One batch on the CPU. Tensors are bound once, and again after a compaction: a step writes into the buffers and
+    runs. Only an ``append`` cache is a new tensor after every step."""
 
     def __init__(
-        self, engine: OnnxRuntimeCpu, source: dict[str, Array], sizes: Mapping[str, int], candidates: int
+        self, runtime: OnnxRuntimeCpu, source: dict[str, Array], sizes: Mapping[str, int], candidates: int
     ) -> None:
-        self._engine = engine
+        self._runtime = runtime
         self._sizes = sizes
-        self._caches = caches = engine.caches(sizes)
-        states = engine.manifest.cache_states
-        names = engine.shapes.keys()
+        self._caches = caches = runtime.take_caches(sizes)
+        states = runtime.manifest.cache_states
+        names = runtime.shapes.keys()
         self._inputs = small_inputs(sizes)
         self._source = {name: array for name, array in source.items() if name in names}
         self._in_place = {state.input: caches[state.input] for state in states if state.kind == "in_place"}
@@ -167,7 +174,7 @@ class CpuDecoding:
         self._outputs = {state.input: state.output for state in states}
         self._results = {name: np.zeros((sizes["B"], candidates), dtype) for name, dtype in CANDIDATE_OUTPUTS.items()}
         self._small = sorted(names & self._inputs.keys())
-        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in engine.manifest.encoder.outputs)
+        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in runtime.manifest.encoder.outputs)
         self._binding: ort.IOBinding | None = None
 
     @property
@@ -179,15 +186,15 @@ class CpuDecoding:
         for name, array in self._grown.items():
             binding.bind_ortvalue_input(name, _value(array))
             binding.bind_output(self._outputs[name], "cpu")
-        _run(self._engine.decoder, binding, "decoder")
+        _run(self._runtime.decoder, binding, "decoder")
         if self._grown:
-            grown = binding.get_outputs()[-len(self._grown) :]  # in the order of binding: these came last
+            grown = binding.get_outputs()[-len(self._grown) :]  # in the order of binding: these are the last
             self._grown = {name: value.numpy() for name, value in zip(self._grown, grown, strict=True)}
         scores, beams, tokens = self._results.values()
         return scores, beams, tokens
 
     def _bind(self) -> ort.IOBinding:
-        binding = self._engine.decoder.io_binding()
+        binding = self._runtime.decoder.io_binding()
         for name in self._small:
             binding.bind_ortvalue_input(name, _value(self._inputs[name]))
         for name, array in self._source.items():
@@ -202,7 +209,7 @@ class CpuDecoding:
 
     def compact(self, compaction: Compaction) -> None:
         M = self._sizes["M"]
-        shapes = self._engine.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
+        shapes = self._runtime.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
         shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
         for buffers in (self._inputs, self._source, self._in_place, self._grown, self._results):
             for name, array in buffers.items():
@@ -218,7 +225,7 @@ class CpuDecoding:
             self._binding = None
 
     def close(self) -> None:
-        self._engine.keep(self._sizes, self._caches)
+        self._runtime.return_caches(self._sizes, self._caches)
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
@@ -240,5 +247,5 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> N
 
 
 def _value(array: Array) -> ort.OrtValue:
-    """The array as ONNX Runtime takes it, in the same memory."""
+    """Wrap an array as an OrtValue over the same memory."""
     return ort.OrtValue.ortvalue_from_numpy(array)

@@ -1,4 +1,4 @@
-"""The engine on ONNX Runtime's CUDA provider."""
+"""The runtime on ONNX Runtime's CUDA provider (``--device cuda``)."""
 
 from __future__ import annotations
 
@@ -41,27 +41,32 @@ INSTALL_CUDA = "pip install 'onnxruntime-gpu[cuda,cudnn]'; or run on the CPU: --
 OPTIONS = {
     "use_tf32": "0",  # float32 is float32: its tokens are those of the CPU
     "cudnn_conv_algo_search": "HEURISTIC",
-    # Memory to work in grows by doubling: a step finds what it needs in what the step before took, which a CUDA graph
-    # needs. Taken as it is asked for, a step sometimes took one piece more, and batches that grew by degrees left five
-    # times what the largest needs, since what is too small for the next one is never given back.
+    # The arena grows by doubling, so that a step finds its memory in the arena of the step before, as a CUDA graph
+    # requires. With "kSameAsRequested" a step sometimes allocated one piece more, and batches of slowly growing size
+    # left an arena of five times the largest batch, since pieces that are too small are never freed.
     "arena_extend_strategy": "kNextPowerOfTwo",
 }
 SETTINGS = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
-"""Inputs that may be read on the host: a few numbers, the same for a whole batch."""
+"""Inputs that may be read in host memory: single numbers, constant for a batch."""
 ENCODED_TOGETHER = 16384
-"""Source positions that the encoder takes at a time: work for every multiprocessor. The memory that it works in grows
-with them."""
+"""Source positions encoded at a time: enough to occupy every multiprocessor. The arena grows with them."""
 
 
 class SessionError(RuntimeError):
-    """ONNX Runtime refused something; the message says what."""
+    """ONNX Runtime failed to bind or to run; the message is its reason."""
 
 
 def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCuda:
-    """The engine of ``bundle`` on this machine's GPU.
+    """Load a bundle on this machine's GPU.
 
-    Raises DeviceError without a GPU, RuntimeSetupError without ONNX Runtime's CUDA provider or our CUDA library, and
-    BundleError where ONNX Runtime refuses a graph.
+    Raises
+    ------
+    DeviceError
+        There is no GPU.
+    RuntimeSetupError
+        ONNX Runtime's CUDA provider, or the operators' CUDA library, is missing or cannot be loaded.
+    BundleError
+        ONNX Runtime refuses a graph.
     """
     if PROVIDER not in ort.get_available_providers():
         raise RuntimeSetupError(
@@ -70,7 +75,7 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCuda:
         )
     library = _library()
     device = open_device()
-    with redirect_stdout(io.StringIO()):  # what it does not find, it prints; a provider that lacks it is told below
+    with redirect_stdout(io.StringIO()):  # it prints the libraries that it does not find; the provider is checked below
         ort.preload_dlls()
     manifest = bundle.manifest
     encoder = _open(bundle, manifest.encoder, device, library)
@@ -95,7 +100,7 @@ def _library() -> Path | None:
 def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path | None) -> ort.InferenceSession:
     options = session_options(threads=1)
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # A step takes its memory in the same pieces each time, so that one that is captured needs no more.
+    # A step then allocates the same pieces each time, so that a captured one needs no more.
     options.enable_mem_pattern = False
     register_library(options, library)
     own = {**OPTIONS, "user_compute_stream": str(device.stream)}
@@ -109,8 +114,25 @@ def _open(bundle: Bundle, graph: GraphEntry, device: CudaDevice, library: Path |
 
 
 class OnnxRuntimeCuda(DeviceRuntime):
-    """Two sessions, which compute on the stream of ``device``. Raises BundleError where the manifest does not describe
-    them."""
+    """Runtime over two sessions, which compute on the stream of ``device``.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    device : CudaDevice
+    encoder, decoder : InferenceSession
+    where : str
+        ONNX Runtime's name for the memory of ``device``.
+    on_host : callable, optional
+        Used in place of `inputs_on_host`.
+    encoded_together : int
+        Source positions encoded at a time.
+
+    Raises
+    ------
+    BundleError
+        The graphs have tensors that nothing fills or reads.
+    """
 
     failures = SessionError
 
@@ -125,7 +147,6 @@ class OnnxRuntimeCuda(DeviceRuntime):
         on_host: Callable[[ort.InferenceSession], frozenset[str]] | None = None,
         encoded_together: int = ENCODED_TOGETHER,
     ) -> None:
-        """``where``: what ONNX Runtime calls the memory of ``device``; ``on_host``: in place of ``inputs_on_host``."""
         manifest = bundle.manifest
         host = on_host or inputs_on_host
         check_names(bundle, dtypes_of(decoder))
@@ -142,7 +163,7 @@ class OnnxRuntimeCuda(DeviceRuntime):
         super().__init__(device, interfaces, graphs, manifest.cache_states, encoded_together)
 
     def failure_message(self, graph: str, error: Exception) -> str:
-        if "cuDNN is unavailable" in str(error):  # it is looked for when the first operator needs it
+        if "cuDNN is unavailable" in str(error):  # ONNX Runtime loads cuDNN when the first operator needs it
             return f"ONNX Runtime {ort.__version__} cannot run the {graph} on the GPU: {error}; {INSTALL_CUDA}"
         return (
             f"ONNX Runtime {ort.__version__} cannot run the {graph} on the GPU: {error}; run fewer rows together if "
@@ -151,7 +172,7 @@ class OnnxRuntimeCuda(DeviceRuntime):
 
 
 def _check_on_host(encoder: Interface, decoder: Interface) -> None:
-    """Raise RuntimeSetupError for a session that reads in host memory what is on the GPU."""
+    """Raise RuntimeSetupError for a session that would read device inputs in host memory."""
     others = sorted((encoder.on_host - SETTINGS) | (decoder.on_host - SETTINGS))
     if others:
         raise RuntimeSetupError(
@@ -162,7 +183,7 @@ def _check_on_host(encoder: Interface, decoder: Interface) -> None:
 
 
 def inputs_on_host(session: ort.InferenceSession) -> frozenset[str]:
-    """The inputs that a session reads in host memory: sizes, and the settings of our operators."""
+    """Return the inputs that a session reads in host memory: sizes, and settings of our operators."""
     memory = session.get_input_memory_infos()
     return frozenset(
         tensor.name for tensor, info in zip(session.get_inputs(), memory, strict=True) if info.name != "Cuda"
@@ -170,7 +191,7 @@ def inputs_on_host(session: ort.InferenceSession) -> frozenset[str]:
 
 
 def placement(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
-    """How many nodes of each kind run on each provider: (provider, operator)."""
+    """Count the nodes by (provider, operator)."""
     return Counter(
         (part.ep_name, node.op_type)
         for part in session.get_provider_graph_assignment_info()
@@ -179,7 +200,7 @@ def placement(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
 
 
 class SessionGraph:
-    """A ``Graph`` of ONNX Runtime: a session with everything bound. What it refuses is a SessionError."""
+    """A ``Graph`` over a session, with all tensors bound. Its exceptions are SessionErrors."""
 
     def __init__(self, session: ort.InferenceSession, where: str, on_host: frozenset[str]) -> None:
         self._session = session
@@ -188,7 +209,7 @@ class SessionGraph:
         self._dtypes = dtypes_of(session)
         self._binding = session.io_binding()
         self._options = ort.RunOptions()
-        # The engine waits for its stream itself, once, when the candidates are on their way too.
+        # The runtime synchronizes the stream itself, once, after the copies of the candidates.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
@@ -202,7 +223,7 @@ class SessionGraph:
         return True
 
     def execute(self, stream: int) -> None:
-        """On the stream that the session was opened with."""
+        """Run on the stream that the session was opened with."""
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # classes of its own, without a common base

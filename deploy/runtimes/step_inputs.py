@@ -1,4 +1,4 @@
-"""From the search's view of a step to the decoder's small inputs; it keeps the beams' ancestry."""
+"""Conversion of the search's step inputs to the decoder's small inputs, with the ancestry of the beams."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ __all__ = ["BeamStepper"]
 
 
 class BeamStepper:
-    """The search's ``Step`` over a decoding in progress. A step changes numbers in the decoding's own buffers.
+    """The search's ``Step`` over a decoding in progress. A step writes into the decoding's buffers.
 
-    ``prompt``: what the rows begin with in place of a start token.
+    The buffer ``ancestry`` int32 [B, M, T_max] holds the beam slot that wrote position t of each beam's history. Beams
+    are reordered by reordering it; the caches are never moved. FasterTransformer, ONNX Runtime and TensorRT-LLM call it
+    ``cache_indirection``.
 
-    The buffer ``ancestry`` int32 [B, M, T_max] says which beam slot wrote position t of each beam's own history. It is
-    all that moves when beams are reordered.
+    Parameters
+    ----------
+    decoding : Decoding
+    options : GenerationOptions
+    prompt : Prompt, optional
+        The tokens that the rows of a decoder-only model begin with.
     """
 
     def __init__(self, decoding: Decoding, options: GenerationOptions, prompt: Prompt | None = None) -> None:
@@ -29,7 +35,7 @@ class BeamStepper:
         self._beams = options.num_beams
         self._prompt_length = 1 if prompt is None else prompt.tokens.shape[1]
         inputs = decoding.inputs
-        self._padding: Array | None = None  # [B] of the samples still there
+        self._padding: Array | None = None  # [B'], of the remaining samples
         self._padded: Array | None = None  # the search's history [B, M, T_history], where the decoder's has no padding
         self._ngram_size = options.no_repeat_ngram_size
         if prompt is not None:
@@ -40,14 +46,14 @@ class BeamStepper:
                 self._padded = np.zeros((*rows, inputs["history"].shape[1]), np.int64)
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
-        # A longer n-gram fits into no row.
+        # No row is longer than max_length, so a larger size bans nothing.
         inputs["no_repeat_ngram_size"][...] = min(options.no_repeat_ngram_size, options.max_length)
         inputs["candidates"][...] = options.candidates
-        self._samples = np.arange(len(inputs["lengths"]))  # [B], by place: which sample of the batch stands there
-        self._look()
+        self._samples = np.arange(len(inputs["lengths"]))  # [B']: sample of the batch by place
+        self._bind_buffers()
 
-    def _look(self) -> None:
-        """Take the decoding's buffers as they are now."""
+    def _bind_buffers(self) -> None:
+        """Refer to the decoding's present buffers."""
         inputs = self._decoding.inputs
         rows, M = len(inputs["tokens"]), self._beams
         self._first_rows = np.arange(0, rows, M)[:, None]  # [B, 1]
@@ -59,7 +65,7 @@ class BeamStepper:
 
     def __call__(self, inputs: StepInputs) -> Candidates:
         _, M, tokens_so_far = inputs.history.shape
-        T = tokens_so_far + 1 - self._prompt_length  # of which the decoder has been fed, or will be now
+        T = tokens_so_far + 1 - self._prompt_length  # tokens that the decoder has been fed, this step included
         if M > 1 and T > 1:
             past = self._ancestry[:, :, : T - 1]
             past[:] = np.take_along_axis(past, inputs.parents[:, :, None], axis=1)
@@ -72,15 +78,15 @@ class BeamStepper:
         buffers["history_lengths"].fill(tokens_so_far)
         banned = inputs.banned
         if self._padding is not None:
-            banned = self._leave_padding_out(inputs.history, banned)
+            banned = self._strip_padding(inputs.history, banned)
         buffers["beam_scores"][:] = inputs.beam_scores
         self._ban(banned)
         scores, beams, tokens = self._decoding.step()
         self._check(scores, tokens, tokens_so_far)
         return Candidates(scores=scores, beams=beams, tokens=tokens)
 
-    def _leave_padding_out(self, history: Array, banned: Array) -> Array:
-        """Write what counts of ``history`` [B, M, T] for the decoder; returns what may not follow, [B, M, X]."""
+    def _strip_padding(self, history: Array, banned: Array) -> Array:
+        """Write ``history`` [B, M, T] without its padding for the decoder; returns all banned tokens [B, M, X]."""
         assert self._padding is not None
         T = history.shape[2]
         for sample, padding in enumerate(self._padding):
@@ -89,7 +95,7 @@ class BeamStepper:
         return np.concatenate([banned, banned_by_padding(history, self._padding, self._ngram_size)], axis=2)
 
     def _ban(self, banned: Array) -> None:
-        """Write banned tokens [B, M, P] into their buffer, which has room for more."""
+        """Write banned tokens [B, M, P] into their buffer, filled up with -1."""
         P = banned.shape[2]
         self._decoding.reserve_banned(P)
         buffer = self._decoding.inputs["banned"]
@@ -109,4 +115,4 @@ class BeamStepper:
         if self._padding is not None and self._padded is not None:
             self._padding = compaction.apply(self._padding)
             self._padded = compaction.apply(self._padded)
-        self._look()
+        self._bind_buffers()

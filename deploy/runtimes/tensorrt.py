@@ -1,4 +1,4 @@
-"""The engine on TensorRT: everything stays on the GPU but [B, C] candidates for each step."""
+"""The runtime on TensorRT (``--engine tensorrt``): a step moves only the small inputs and [B, C] candidates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from tightbeam.deploy.bundle.engine_files import (
     find_engine,
     load_engine,
 )
-from tightbeam.deploy.bundle.manifest import TensorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import BYTES, DeviceRuntime, Graph, Interface
-from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS, SOURCE_DIMENSIONS
+from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, SMALL_INPUTS, letters_of, unexpected_names
 from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
@@ -35,7 +34,7 @@ SOURCE_TYPES = {
     "num_beams": ("int64",),
 }
 READ_ON_HOST = frozenset({"num_beams", "candidates"})
-"""Inputs that TensorRT may read on the host: they stay the same, so that a CUDA graph may hold what they were."""
+"""Inputs that TensorRT may read in host memory: they are constant, so a CUDA graph may hold their values."""
 LIMITS = {
     "max_batch_size": "samples",
     "max_num_beams": "beams",
@@ -46,7 +45,7 @@ LIMITS = {
 
 
 class LoadedGraph(Graph, Protocol):
-    """``plugins.tensorrt.runtime.LoadedGraph``. Whatever it refuses is a TensorRTError."""
+    """``plugins.tensorrt.runtime.LoadedGraph``. Its exceptions are TensorRTErrors."""
 
     @property
     def on_host(self) -> frozenset[str]: ...
@@ -55,12 +54,27 @@ class LoadedGraph(Graph, Protocol):
 
 
 def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bool = True) -> TensorRTRuntime:
-    """The engine of ``bundle`` that runs on this machine, or the one called ``name``.
+    """Load an engine of a bundle on this machine's GPU.
 
-    Raises DeviceError without a GPU, RuntimeSetupError without TensorRT, and EngineFileError where no engine fits.
+    Parameters
+    ----------
+    bundle : Bundle
+    name : str, optional
+        The engine's name; by default the only engine that fits this machine.
+    verify : bool
+        Compare the engine's files with their checksums first.
+
+    Raises
+    ------
+    DeviceError
+        There is no GPU.
+    RuntimeSetupError
+        TensorRT or its plugins cannot be loaded.
+    EngineFileError
+        No engine fits, or the engine is damaged.
     """
     if name is not None:
-        load_engine(bundle, name, verify=False)  # what is wrong with it is told before what this machine lacks
+        load_engine(bundle, name, verify=False)  # an unusable engine is reported before a missing GPU
     elif not engine_names(bundle.path):
         raise EngineFileError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
     device = open_device()
@@ -81,9 +95,20 @@ def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bo
 
 
 class TensorRTRuntime(DeviceRuntime):
-    """Two serialized graphs, ``load``-ed from their files.
+    """Runtime over two TensorRT engines.
 
-    Raises EngineFileError where one cannot be loaded, or is not what ``engine.json`` says.
+    Parameters
+    ----------
+    bundle : Bundle
+    built : BuiltEngine
+    device : CudaDevice
+    load : callable
+        Loads a graph from its file.
+
+    Raises
+    ------
+    EngineFileError
+        A file cannot be loaded, or differs from ``engine.json``.
     """
 
     failures = TensorRTError
@@ -97,7 +122,7 @@ class TensorRTRuntime(DeviceRuntime):
         _check_names(bundle, built)
         graphs = self._load(load, entry.encoder), self._load(load, entry.decoder)
         interfaces = _interface(entry.encoder), _interface(entry.decoder)
-        # One run, whatever is in the batch: its activations have their room in the engine.
+        # One run for the whole batch: the engine has reserved the memory of its activations.
         super().__init__(device, interfaces, graphs, entry.cache_states, encoded_together=UNLIMITED)
 
     def failure_message(self, graph: str, error: Exception) -> str:
@@ -143,38 +168,32 @@ def _interface(graph: EngineGraph) -> Interface:
 
 
 def _check_names(bundle: Bundle, built: BuiltEngine) -> None:
-    """Raise EngineFileError for inputs that nothing fills, dimensions without a size, types that do not fit, or missing
-    candidates."""
+    """Raise EngineFileError for graphs that cannot be run: tensors or dimensions that nothing fills, or other types."""
     entry = built.entry
     inputs = {tensor.name: tensor for tensor in entry.decoder.inputs}
     outputs = {tensor.name: tensor for tensor in entry.decoder.outputs}
     produced = {tensor.name: tensor for tensor in entry.encoder.outputs}
     states = {state.input: state for state in entry.cache_states}
     types = {name: (np.dtype(dtype).name,) for name, (dtype, _) in SMALL_INPUTS.items()} | SOURCE_TYPES
-    unknown = {tensor.name for tensor in entry.encoder.inputs} - ENCODER_INPUTS
-    unknown |= inputs.keys() - {*SMALL_INPUTS, "attention_mask", *states} ^ produced.keys()
-    unknown |= states.keys() - inputs.keys()
-    unknown |= {*entry.encoder.on_host, *entry.decoder.on_host} - READ_ON_HOST
+    names = unexpected_names(entry.encoder, entry.decoder, entry.cache_states)
+    names |= states.keys() - inputs.keys()
+    names |= {*entry.encoder.on_host, *entry.decoder.on_host} - READ_ON_HOST
     for tensor in (*entry.encoder.inputs, *entry.decoder.inputs):
         if tensor.dtype not in types.get(tensor.name, BYTES):
-            unknown.add(f"{tensor.name} {tensor.dtype}")
+            names.add(f"{tensor.name} {tensor.dtype}")
     for name in produced.keys() & inputs.keys():
-        unknown |= _sizes(inputs[name]) - SOURCE_DIMENSIONS
-        unknown |= {name} if produced[name].dtype != inputs[name].dtype else set()
+        names |= {name} if produced[name].dtype != inputs[name].dtype else set()
     for name in states.keys() & inputs.keys():
         state = states[name]
         letters = {"R"} if state.kind == "in_place" else {"R", "T"}
-        unknown |= {name} if state.shape != inputs[name].shape or _sizes(inputs[name]) != letters else set()
+        if state.shape != inputs[name].shape or letters_of(state.shape) != letters:
+            names.add(name)
         if state.output not in outputs or outputs[state.output].dtype != inputs[name].dtype:
-            unknown.add(state.output)
+            names.add(state.output)
     for name, dtype in CANDIDATE_OUTPUTS.items():
-        if name not in outputs or outputs[name].dtype != np.dtype(dtype).name:
-            unknown.add(name)
-    if unknown:
-        names = ", ".join(sorted(map(repr, unknown)))
+        if name in outputs and outputs[name].dtype != np.dtype(dtype).name:
+            names.add(name)
+    if names:
+        shown = ", ".join(sorted(map(repr, names)))
         again = build_command(bundle, entry, replaces=built.name)
-        raise EngineFileError(f"{built.path}: unknown or missing in its graphs: {names}; {again}")
-
-
-def _sizes(tensor: TensorEntry) -> set[str]:
-    return {size for size in tensor.shape if isinstance(size, str)}
+        raise EngineFileError(f"{built.path}: unknown or missing in its graphs: {shown}; {again}")

@@ -19,7 +19,7 @@ from support.generate_runs import batch
 from support.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
-from tightbeam.deploy.runtimes import onnxruntime_cpu as engine_module
+from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.base import small_inputs
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
@@ -185,12 +185,12 @@ def test_the_encoder_runs_a_few_samples_at_a_time(
     model = bundles.trace("bart")[0].model
     runner = Runner.load(bundles(variant, "bart"), threads=1)
     runs = []
-    run = engine_module._run
-    monkeypatch.setattr(engine_module, "_run", lambda *args: (runs.append(args[2]), run(*args)))
+    run = onnxruntime_cpu._run
+    monkeypatch.setattr(onnxruntime_cpu, "_run", lambda *args: (runs.append(args[2]), run(*args)))
     ids, mask = batch(runner.manifest.sizes.source_vocabulary, 5, LENGTHS[:5])
     asked = [(ids, mask, {"num_beams": beams, "max_new_tokens": 6}) for beams in (1, 3, 4)]
     for together, times in ((1, 5), (24, 3), (1024, 1)):  # 24: two samples of 11 positions, so 2 + 2 + 1
-        monkeypatch.setattr(engine_module, "ENCODED_TOGETHER", together)
+        monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", together)
         runs.clear()
         expect_equal(runner, model, asked)
         assert runs.count("encoder") == times * len(asked)
@@ -293,7 +293,7 @@ def test_too_many_rows_for_the_memory(bundles: BundleCache, monkeypatch: pytest.
     def zeros(*args: Any) -> Any:
         raise MemoryError("Unable to allocate 1 EiB")
 
-    monkeypatch.setattr(engine_module.np, "zeros", zeros)
+    monkeypatch.setattr(onnxruntime_cpu.np, "zeros", zeros)
     with pytest.raises(BundleError, match="no memory for 4 rows; run fewer rows together"):
         runner.generate(ids, num_beams=2, max_new_tokens=4)
     monkeypatch.undo()

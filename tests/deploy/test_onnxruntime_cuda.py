@@ -145,7 +145,7 @@ def test_a_setting_that_changes_while_it_runs_is_seen(bundles: BundleCache) -> N
     made = in_memory(bundles("dedup", "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
-    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
+    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.runtime, expected)]
     for step in range(8):
         found, wanted = feed(decodings, step, normalize=step < 5)
         for a, b in zip(found, wanted, strict=True):
@@ -158,7 +158,7 @@ def test_beams_counted_on_the_gpu(bundles: BundleCache) -> None:
     """As CUDA's provider has it."""
     path = bundles("baseline", "bart")
     made, expected = in_memory(path, on_host=ON_HOST - {"num_beams"}), Runner.load(path, threads=1)
-    assert "num_beams" in {tensor.name for tensor in made.engine.encoder_interface.inputs}
+    assert "num_beams" in {tensor.name for tensor in made.runtime.encoder_interface.inputs}
     expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary)[2:4])
 
 
@@ -169,8 +169,8 @@ def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
     made = in_memory(bundles(variant, "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     batches = [batch(made.runner.manifest.sizes.source_vocabulary, index, SOURCES[0]) for index in (0, 1)]
-    made.engine.begin(*batches[0], 1, 12, 4).close()
-    begun = [[engine.begin(ids, mask, 1, 12, 4) for engine in (made.engine, expected)] for ids, mask in batches]
+    made.runtime.begin(*batches[0], 1, 12, 4).close()
+    begun = [[engine.begin(ids, mask, 1, 12, 4) for engine in (made.runtime, expected)] for ids, mask in batches]
     turns = [0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1]
     for turn, which in enumerate(turns):
         found, wanted = feed(begun[which], turns[:turn].count(which), 7 + turn)
@@ -183,7 +183,7 @@ def test_a_step_that_was_bound_in_part_is_bound_anew(bundles: BundleCache) -> No
     made = in_memory(bundles("dedup", "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
-    first, *decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, made.engine, expected)]
+    first, *decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.runtime, made.runtime, expected)]
     feed([first], 0)
     set_input = made.decoder.set_input
 
@@ -206,16 +206,16 @@ def test_an_encoder_that_fails_late(bundles: BundleCache) -> None:
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     made.cuda.broken = True
     with pytest.raises(DeviceError, match=r"cudaStreamSynchronize failed \(cudaErrorIllegalAddress\)"):
-        made.engine.begin(ids, mask, 1, 9, 4)
+        made.runtime.begin(ids, mask, 1, 9, 4)
     made.cuda.broken = False
-    made.engine.begin(ids, mask, 1, 9, 4)
+    made.runtime.begin(ids, mask, 1, 9, 4)
 
 
 def test_caches_of_another_size_make_room_for_the_encoder(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     made.runner.generate(ids, mask, num_beams=8, max_new_tokens=60)
-    held = sum(memory.nbytes for memories in made.engine._spare.values() for memory in memories)
+    held = sum(memory.nbytes for memories in made.runtime._pool.values() for memory in memories)
     execute, taken = made.encoder.execute, []
 
     def measured(stream: int) -> None:
@@ -231,8 +231,8 @@ def test_what_new_memory_holds(bundles: BundleCache) -> None:
     """Caches are read past what was written, under a mask; banned tokens are written where there are some."""
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
-    decoding = made.engine.begin(ids, mask, 1, 9, 4)
-    made.engine.device.synchronize()
+    decoding = made.runtime.begin(ids, mask, 1, 9, 4)
+    made.runtime.device.synchronize()
     for memories in decoding._caches.values():
         for memory in memories:
             assert not made.cuda.array(memory.address, (memory.nbytes,), np.uint8).any()
@@ -246,7 +246,7 @@ def test_a_manifest_with_unknown_names(bundles: BundleCache) -> None:
     decoder = manifest.decoder.model_copy(update={"outputs": manifest.decoder.outputs[1:]})
     changed = replace(made.runner.bundle, manifest=manifest.model_copy(update={"decoder": decoder}))
     with pytest.raises(BundleError, match="unknown or missing in its graphs: 'candidate_scores'"):
-        OnnxRuntimeCuda(changed, made.engine.device, *made.engine.sessions, on_host=lambda session: ON_HOST)
+        OnnxRuntimeCuda(changed, made.runtime.device, *made.runtime.sessions, on_host=lambda session: ON_HOST)
 
 
 def test_sessions_go_before_their_stream(bundles: BundleCache) -> None:
@@ -286,7 +286,7 @@ def test_a_step_that_cannot_be_captured_yet_is_captured_later(
     made = in_memory(bundles("dedup", "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
-    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.engine, expected)]
+    decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.runtime, expected)]
     answers = iter([False, False])
     made.decoder.can_be_captured = lambda stream: next(answers, True)
     launches = []
@@ -296,7 +296,7 @@ def test_a_step_that_cannot_be_captured_yet_is_captured_later(
             np.testing.assert_array_equal(a, b)
         launches.append(made.cuda.launches)
     assert launches == [0, 0, 0, 1, 2]
-    assert made.engine.makes_cuda_graphs and not caplog.records
+    assert made.runtime.makes_cuda_graphs and not caplog.records
 
 
 def test_what_the_session_refuses(bundles: BundleCache) -> None:

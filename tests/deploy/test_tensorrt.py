@@ -131,7 +131,7 @@ def test_a_step_is_one_launch_and_brings_back_candidates_alone(bundles: BundleCa
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
     steps: list[list[Work]] = []
     allocations = []
-    begin_as_it_is = made.engine.begin
+    begin_as_it_is = made.runtime.begin
 
     def begin(*arguments: Any) -> Any:
         decoding = begin_as_it_is(*arguments)
@@ -149,7 +149,7 @@ def test_a_step_is_one_launch_and_brings_back_candidates_alone(bundles: BundleCa
         decoding.step = watched  # type: ignore[method-assign]
         return decoding
 
-    made.engine.begin = begin  # type: ignore[method-assign]
+    made.runtime.begin = begin  # type: ignore[method-assign]
     made.runner.generate(ids, mask, num_beams=3, max_new_tokens=12, min_new_tokens=12, suppress_tokens=[5, 6])
     assert len(steps) == 12 and not any(allocations)
     assert made.cuda.launches == 11, "the first step alone is enqueued piece by piece"
@@ -168,10 +168,10 @@ def test_caches_are_kept_for_the_next_batch_of_this_shape(bundles: BundleCache) 
         made, expected = in_memory(path), Runner.load(path, threads=1)
         ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
         asked = {"num_beams": 3, "max_new_tokens": 10}
-        names = [state.input for state in made.engine.entry.cache_states]
+        names = [state.input for state in made.runtime.entry.cache_states]
 
         def spare(made: InMemory = made, names: list[str] = names) -> list[int]:
-            return [memory.address for name in names for memory in made.engine._spare[name]]
+            return [memory.address for name in names for memory in made.runtime._pool[name]]
 
         expect_same(made.runner, expected, [(ids, mask, asked)])
         kept, cleared = spare(), made.cuda.kinds().count("clear")
@@ -204,7 +204,7 @@ def test_decodings_that_take_turns(bundles: BundleCache) -> None:
 
         return step
 
-    first, second = steps(made.engine, 6, 0), steps(made.engine, 4, 1)
+    first, second = steps(made.runtime, 6, 0), steps(made.runtime, 4, 1)
     alone = [steps(expected._runtime, 6, 0), steps(expected._engine, 4, 1)]
     for turn in (0, 1, 0, 0, 0, 1, 1, 1, 0, 0):
         for found, wanted in zip((first, second)[turn](), alone[turn](), strict=True):
@@ -368,13 +368,13 @@ def test_inputs_on_the_host(bundles: BundleCache) -> None:
     made = in_memory(path, entry)
     graph = replace(made.encoder, on_host=frozenset({"input_ids"}))
     with pytest.raises(EngineFileError, match=r"encoder\.engine reads other inputs on the host than engine\.json says"):
-        type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, lambda _: graph)
+        type(made.runtime)(made.runner.bundle, made.runtime.built, made.runtime.device, lambda _: graph)
 
 
 @pytest.mark.parametrize("change", [{"dtype": "float16"}, {"name": "another"}])
 def test_types_that_are_others_than_engine_json_says(bundles: BundleCache, change: dict[str, str]) -> None:
     made = in_memory(bundles("dedup", "bart"))
-    decoder = made.engine.entry.decoder
+    decoder = made.runtime.entry.decoder
     (first, *rest) = decoder.inputs
     other = decoder.model_copy(update={"inputs": (first.model_copy(update=change), *rest)})
 
@@ -383,7 +383,7 @@ def test_types_that_are_others_than_engine_json_says(bundles: BundleCache, chang
         return replace(graph, entry=other) if path.stem == "decoder" else graph
 
     with pytest.raises(EngineFileError, match=r"decoder\.engine has other inputs or outputs, or of other types, than"):
-        type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
+        type(made.runtime)(made.runner.bundle, made.runtime.built, made.runtime.device, load)
 
 
 def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
@@ -393,7 +393,7 @@ def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
         raise TensorRTError(f"cannot load {path}")
 
     with pytest.raises(EngineFileError, match=r"cannot load .*encoder\.engine; build one: build-engine "):
-        type(made.engine)(made.runner.bundle, made.engine.built, made.engine.device, load)
+        type(made.runtime)(made.runner.bundle, made.runtime.built, made.runtime.device, load)
 
 
 # Which engine

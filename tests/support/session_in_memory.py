@@ -80,17 +80,17 @@ class InMemory:
     """``owner``: of the weights that the sessions point into."""
 
     cuda: CudaInMemory
-    engine: OnnxRuntimeCuda
+    runtime: OnnxRuntimeCuda
     runner: Runner
     owner: OnnxRuntimeCpu
 
     @property
     def encoder(self) -> Any:
-        return self.engine.encoder
+        return self.runtime.encoder
 
     @property
     def decoder(self) -> Any:
-        return self.engine.decoder
+        return self.runtime.decoder
 
 
 def in_memory(path: Path, encoded_together: int = 1 << 20, on_host: frozenset[str] = ON_HOST) -> InMemory:

@@ -184,18 +184,18 @@ class InMemory:
     """A runner on ``TensorRTRuntime`` over plain memory, and what stands below it."""
 
     cuda: CudaInMemory
-    engine: TensorRTRuntime
+    runtime: TensorRTRuntime
     runner: Runner
 
     @property
     def encoder(self) -> GraphInMemory:
-        graph = self.engine.encoder
+        graph = self.runtime.encoder
         assert isinstance(graph, GraphInMemory)
         return graph
 
     @property
     def decoder(self) -> GraphInMemory:
-        graph = self.engine.decoder
+        graph = self.runtime.decoder
         assert isinstance(graph, GraphInMemory)
         return graph
 
