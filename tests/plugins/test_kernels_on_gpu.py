@@ -1,12 +1,11 @@
-"""The CUDA kernels on a real GPU, compiled by NVRTC and started by CUDA's driver as a plan says: `pytest -m gpu`.
+"""The CUDA kernels on a real GPU, compiled by NVRTC and launched by CUDA's driver as a plan says: `pytest -m gpu`.
 
 Neither TensorRT nor ONNX Runtime is needed, and no fixture of conftest.py: `--noconftest` leaves torch out too. The
-checks are those of the host shim, but for the order in which threads take turns.
+checks are those of the host shim, but for the order in which threads run.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,15 @@ from support.cuda_device import DeviceMemory, gpu_launcher
 from support.cuda_host import FLOATS
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import run_kernels, samples_of
-from support.operator_cases import MODULES
+from support.operator_cases import MODULES, wide_cases, with_inputs
 from support.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
 pytestmark = pytest.mark.gpu
-CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
+WIDE = wide_cases()
+CASES = [(name, case) for name, module in MODULES.items() for case in (*module.cases(), *WIDE.get(name, ()))]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
 FRESH = 12
 MOST = {"NGramBlock": 9000, "BeamTopK": 60000}
@@ -51,7 +51,7 @@ def test_cases(launcher: CudaLauncher, name: str, case: Case, dtype: str) -> Non
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("index", range(FRESH))
 @pytest.mark.parametrize("name", MODULES)
-def test_fresh_inputs(launcher: CudaLauncher, name: str, index: int, dtype: str) -> None:
+def test_random_cases(launcher: CudaLauncher, name: str, index: int, dtype: str) -> None:
     print(f"seed {SEED}")
     with repeatable():
         case = rounded(fresh_case(name, index, MOST.get(name, PRODUCTS)), dtype)
@@ -88,7 +88,7 @@ def test_a_source_is_split(launcher: CudaLauncher, name: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
-def test_no_position_counts(launcher: CudaLauncher, name: str, dtype: str) -> None:
+def test_a_sample_without_source_positions(launcher: CudaLauncher, name: str, dtype: str) -> None:
     sizes = {"V": 8} if name == "SourceAttention" else {}
     case = rounded(MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, N=300, **sizes), dtype)
     case.inputs["mask"][0] = False
@@ -99,7 +99,7 @@ def test_no_position_counts(launcher: CudaLauncher, name: str, dtype: str) -> No
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
-def test_what_stands_beyond_a_history_never_counts(launcher: CudaLauncher, name: str, dtype: str) -> None:
+def test_cache_beyond_the_history_is_not_read(launcher: CudaLauncher, name: str, dtype: str) -> None:
     """Each block reads the newest position while another one writes it."""
     sizes: dict[str, Any] = dict(B=64, M=4, H=8, G=8, K=64, T=12, T_max=15)
     sizes |= {"V": 64} if name == "BeamAttention" else {}
@@ -110,13 +110,13 @@ def test_what_stands_beyond_a_history_never_counts(launcher: CudaLauncher, name:
             cache[row, :, case.inputs["lengths"][row // 4] - 1 :] = np.nan
     clean = run(launcher, name, case, dtype)["output"]
     for _ in range(5):
-        again = run(launcher, name, replace(case, inputs={**case.inputs, **dirty}), dtype)["output"]
+        again = run(launcher, name, with_inputs(case, **dirty), dtype)["output"]
         np.testing.assert_array_equal(again, clean)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", MODULES)
-def test_the_same_bits_each_time(launcher: CudaLauncher, name: str, dtype: str) -> None:
+def test_repeated_runs_are_bitwise_equal(launcher: CudaLauncher, name: str, dtype: str) -> None:
     with repeatable():
         case = rounded(fresh_case(name, FRESH, MOST.get(name, PRODUCTS)), dtype)
         first = run(launcher, name, case, dtype)
@@ -127,7 +127,7 @@ def test_the_same_bits_each_time(launcher: CudaLauncher, name: str, dtype: str) 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("penalty", [0.0, np.inf, np.nan])
-def test_beam_top_k_with_a_wrong_scalar(launcher: CudaLauncher, penalty: float, dtype: str) -> None:
+def test_beam_top_k_with_an_invalid_scalar(launcher: CudaLauncher, penalty: float, dtype: str) -> None:
     case = rounded(MODULES["BeamTopK"].random_case(7, B=3, M=2, vocabulary=70, C=4, T=6, penalty=penalty), dtype)
     found = run(launcher, "BeamTopK", case, dtype)
     assert np.isnan(found["scores"]).all()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.cuda_host import kernels
-from support.kernel_results import FOLDERS
+from support.operator_cases import FOLDERS
 from tightbeam.plugins.tensorrt import compiler
 from tightbeam.plugins.tensorrt.compiler import CACHE, CompiledKernel, cache_folder, compile_kernel
 from tightbeam.plugins.tensorrt.errors import TensorRTError
@@ -50,7 +50,7 @@ def operators_of(name: str) -> list[str]:
 
 def all_kernels() -> list[tuple[str, str]]:
     """Operator and name of every kernel that any call of an operator starts."""
-    names = [*kernels("kernels").names, *kernels("attention").names]
+    names = [*kernels("search").names, *kernels("attention").names]
     return [(operator, name) for name in names for operator in operators_of(name)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ class DeviceMemory(GuardedMemory):
     """A copy of an array on the GPU, its guards with it."""
 
     def __init__(self, array: Array) -> None:
-        super().__init__(array, ctypes.CDLL(None))
+        super().__init__(array)
         self.host = self.buffer[self.inside.start - self.guard_bytes :]
         self.device = int(cuda("cudaMalloc", self.host.nbytes))
         self.address = self.device + self.guard_bytes

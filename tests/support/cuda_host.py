@@ -1,16 +1,16 @@
-"""The CUDA kernels, compiled for the host on the shim of ``cuda_shim/``, and called with numpy arrays.
+"""The CUDA kernels, compiled for the host on the shim of ``cuda_shim/``, and launched there by their names.
 
-``kernels("kernels")`` compiles ``cuda_shim/kernels.cpp``, once for each content of its sources and of ``plugins/``.
-The environment variable ``CUDA_SHIM_FLAGS`` adds flags, such as ``-fsanitize=address,undefined``.
+``kernels("search")`` compiles ``cuda_shim/search.cpp``, once for each content of its sources and of ``plugins/``. The
+environment variable ``CUDA_SHIM_FLAGS`` adds flags, such as ``-fsanitize=address,undefined``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -37,16 +37,14 @@ FLAGS = (
 
 FLOATS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ORDERS = (0, 1, 2, 3, 12345)
-"""How threads take turns, see block.h: forward, backward, first and last ones ahead, shuffled."""
+"""Orders in which threads run, see block.h: forward, backward, first and last ones ahead, shuffled."""
 
 GUARD_BYTES = 256
-TYPES = {"int": np.int32, "long long": np.int64, "float": np.float32, "bool": np.bool_}
-CTYPES = {"int": ctypes.c_int, "long long": ctypes.c_longlong, "float": ctypes.c_float, "bool": ctypes.c_bool}
 
 
 @functools.cache
 def kernels(name: str) -> HostKernels:
-    """Those of ``cuda_shim/<name>.cpp``; the test is skipped where there is no C++ compiler."""
+    """The kernels of ``cuda_shim/<name>.cpp``; the test is skipped where there is no C++ compiler."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler: neither CXX nor g++ nor clang++")
@@ -58,12 +56,14 @@ def kernels(name: str) -> HostKernels:
     for path in sorted(sources):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
     library = BUILD / f"{name}-{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
-        written = library.with_suffix(f".{os.getpid()}")
-        command = [*shlex.split(compiler), *flags, f"-I{PLUGINS}", f"-I{SHIM}", str(SHIM / f"{name}.cpp")]
-        subprocess.run([*command, "-o", str(written)], check=True)
-        written.replace(library)  # at once, so that another process never sees half a file
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be compiling it
+        if not library.exists():
+            written = library.with_suffix(f".{os.getpid()}")
+            command = [*shlex.split(compiler), *flags, f"-I{PLUGINS}", f"-I{SHIM}", str(SHIM / f"{name}.cpp")]
+            subprocess.run([*command, "-o", str(written)], check=True)
+            written.replace(library)
     return HostKernels(library)
 
 
@@ -73,52 +73,16 @@ class HostKernels:
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
 
-    def run(self, op: str, dtype: str, order: int, **arguments: Any) -> None:
-        """Run the kernels of ``op``; ``arguments`` by the fields of its ``arguments.h``, arrays for pointers.
-
-        Arrays are written in place. One that is given twice is one memory. Raises RuntimeError for what the shim finds
-        (deadlocks, writes beyond shared memory) and for writes beyond an array or to an array that is only read.
-        """
-        fields = fields_of(op)
-        structure = type(
-            "Arguments", (ctypes.Structure,), {"_fields_": [(name, kind[1]) for name, kind in fields.items()]}
-        )
-        size = self.library[f"{op}_arguments"]
-        size.restype = ctypes.c_size_t
-        assert size() == ctypes.sizeof(structure), f"{op}/arguments.h was read wrongly"
-        if fields.keys() != arguments.keys():
-            raise TypeError(f"{op}: arguments that differ from its fields: {fields.keys() ^ arguments.keys()}")
-
-        memory: dict[int, GuardedMemory] = {}
-        values: dict[str, Any] = {}
-        for name, (kind, ctype, _) in fields.items():
-            value = arguments[name]
-            if ctype is ctypes.c_void_p and value is not None:
-                expected = FLOATS[dtype] if kind == "Float" else np.dtype(TYPES[kind])
-                if value.dtype != expected or not value.flags.c_contiguous:
-                    raise TypeError(f"{op}: {name} is {value.dtype}, expected {expected}, contiguous")
-                if id(value) not in memory:
-                    memory[id(value)] = GuardedMemory(value, self.library)
-                values[name] = memory[id(value)].address
-            else:
-                values[name] = value
-        self.call(f"{op}_{dtype}", ctypes.byref(structure(**values)), order)
-        written = {
-            id(arguments[name]) for name, (_, ctype, const) in fields.items() if ctype is ctypes.c_void_p and not const
-        }
-        for key, guarded in memory.items():
-            guarded.check(op, key in written)
-
     @property
     def names(self) -> list[str]:
-        """Of the kernels that the operators of this file start."""
+        """Names of the kernels that the operators of this file launch."""
         function = self.library["kernel_names"]
         function.restype = ctypes.c_char_p
         names: bytes = function()
         return names.decode().split("\n")[:-1]
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function that returns an error text or null."""
+        """Call a function that returns an error text or null. Raises RuntimeError with that text."""
         function = self.library[name]
         function.restype = ctypes.c_char_p
         error = function(*arguments)
@@ -129,7 +93,7 @@ class HostKernels:
 class HostLauncher:
     """Starts the kernels of a plan on the host, as a ``Launcher`` of ``plugins/tensorrt/launcher.py``.
 
-    ``gpu``: what plans are made for. ``order``: how threads take turns. ``launched``: the names of the kernels.
+    ``gpu``: the GPU that plans are made for. ``order``: one of ``ORDERS``. ``launched``: the names of the kernels.
     """
 
     def __init__(self, gpu: Gpu, order: int = 0) -> None:
@@ -141,7 +105,7 @@ class HostLauncher:
         self.launched.append(kernel.name)
         grid, parameters = (ctypes.c_int * 3)(*kernel.grid), ctypes.c_void_p(kernel.parameters)
         launch = (grid, kernel.block, ctypes.c_uint(kernel.shared_bytes), parameters, self.order)
-        library = kernels("attention" if folder.endswith("attention") else "kernels")
+        library = kernels("attention" if folder.endswith("attention") else "search")
         library.call("launch_by_name", kernel.name.encode(), *launch)
 
 
@@ -150,7 +114,7 @@ class GuardedMemory:
 
     guard_bytes = GUARD_BYTES
 
-    def __init__(self, array: NDArray[Any], library: ctypes.CDLL) -> None:
+    def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
         self.buffer = np.full(array.nbytes + 3 * GUARD_BYTES, 0xFF, dtype=np.uint8)
         start = GUARD_BYTES + -(self.buffer.ctypes.data + GUARD_BYTES) % GUARD_BYTES
@@ -162,13 +126,12 @@ class GuardedMemory:
             (self.address - GUARD_BYTES, GUARD_BYTES),
             (self.address + array.nbytes, GUARD_BYTES),
         )
-        self.library = library
         self.set_access("poison")
 
     def set_access(self, access: str) -> None:
-        """Under AddressSanitizer even reads of the guards are found."""
+        """Poison or unpoison the guards: under AddressSanitizer even reads of them are found."""
         try:
-            function = self.library[f"__asan_{access}_memory_region"]
+            function = ctypes.CDLL(None)[f"__asan_{access}_memory_region"]
         except AttributeError:
             return
         for address, count in self.regions:
@@ -182,18 +145,3 @@ class GuardedMemory:
             self.array[...] = self.buffer[self.inside].view(self.array.dtype).reshape(self.array.shape)
         if changed.any():
             raise RuntimeError(f"{op}: a kernel wrote outside its outputs")
-
-
-@functools.cache
-def fields_of(op: str) -> dict[str, tuple[str, Any, bool]]:
-    """The struct of ``ops/<op>/arguments.h``: name -> type of C, ctypes type, True where its data is only read."""
-    text = re.sub(r"//.*", "", (PLUGINS / "ops" / op / "arguments.h").read_text())
-    (body,) = re.findall(r"struct \w+ \{(.*?)\};", text, re.DOTALL)
-    fields: dict[str, tuple[str, Any, bool]] = {}
-    for statement in filter(None, map(str.strip, body.split(";"))):
-        matched = re.fullmatch(r"(const )?(int|long long|float|bool|Float)(\*)? ([\w, ]+)", statement)
-        assert matched, f"{op}/arguments.h: {statement}"
-        const, kind, pointer, names = matched.groups()
-        for name in names.split(","):
-            fields[name.strip()] = kind, ctypes.c_void_p if pointer else CTYPES[kind], bool(const)
-    return fields

@@ -1,4 +1,4 @@
-"""Whether what the CUDA kernels gave is right, for the tests on the host shim and on a GPU."""
+"""Comparison of the CUDA kernels' outputs with the definitions, for the tests on the host shim and on a GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from tightbeam.plugins.ops.beam_attention import cases as beam_attention
 from tightbeam.plugins.ops.latent_attention import cases as latent_attention
 from tightbeam.plugins.ops.source_attention import cases as source_attention
 
-FOLDERS = {name: module.__name__.split(".")[-2] for name, module in MODULES.items()}
-BY_FOLDER = {FOLDERS[name]: module for name, module in MODULES.items()}
-
 
 def rounded(case: Case, dtype: str) -> Case:
     """The same case with numbers that ``dtype`` has."""
@@ -31,9 +28,9 @@ def rounded(case: Case, dtype: str) -> Case:
 
 
 @contextmanager
-def rounding(op: str, dtype: str) -> Iterator[None]:
-    """The definitions round where the kernels with matrix units have to: weights, and keys that were rotated."""
-    if op == "beam_attention" or dtype == "float32":
+def rounding(name: str, dtype: str) -> Iterator[None]:
+    """The definitions round where the kernels with matrix units have to: weights, and rotated keys."""
+    if name == "BeamAttention" or dtype == "float32":
         yield
         return
 
@@ -54,33 +51,36 @@ def rounding(op: str, dtype: str) -> Iterator[None]:
         yield
 
 
-def check_attention(op: str, case: Case, dtype: str, found: Mapping[str, Array], luck: float = 1) -> None:
-    """Raise AssertionError where ``found`` is further from the definition than a naive version may be.
-
-    ``op``: the folder. ``case``: of numbers that ``dtype`` has. ``found``: every output; the shape may be another.
-    ``luck``: how many times further, for a random case of few numbers (``tolerance.LUCK``).
-    """
-    exact = BY_FOLDER[op].exact(case)
-    with rounding(op, dtype):
-        naive = BY_FOLDER[op].exact(case, np.float32)
-    assert found.keys() == exact.keys()
-    for name, expected in exact.items():
-        result = found[name].reshape(expected.shape)
-        if name.endswith("cache_out"):
-            np.testing.assert_array_equal(result.astype(np.float32), naive[name], err_msg=name)
-            continue
-        in_precision = naive[name].astype(result.dtype).astype(np.float32)
-        finite = np.isfinite(expected)
-        np.testing.assert_array_equal(result.astype(np.float32)[~finite], expected[~finite], err_msg=name)
-        assert_close(result.astype(np.float32)[finite], expected[finite], in_precision[finite], luck)
-
-
 def check_result(name: str, case: Case, dtype: str, found: Mapping[str, Array], luck: float = 1) -> None:
-    """As check_attention, of any operator by its name."""
+    """Compare outputs with the operator's definition.
+
+    Parameters
+    ----------
+    case: numbers that ``dtype`` has.
+    found: every output; its shape may be another.
+    luck: times further than allowed, for a random case of few numbers (``tolerance.LUCK``).
+
+    Raises
+    ------
+    AssertionError: an output is further from the definition than a naive version may be.
+    """
     module = MODULES[name]
     if name == "NGramBlock":
         np.testing.assert_array_equal(found["blocked"].astype(np.float32), module.exact(case)["blocked"])
-    elif name == "BeamTopK":
+        return
+    if name == "BeamTopK":
         check_candidates(case, dict(found), module.exact(case), module.exact(case, np.float32), luck)
-    else:
-        check_attention(FOLDERS[name], case, dtype, found, luck)
+        return
+    exact = module.exact(case)
+    with rounding(name, dtype):
+        naive = module.exact(case, np.float32)
+    assert found.keys() == exact.keys()
+    for tensor, expected in exact.items():
+        result = found[tensor].reshape(expected.shape)
+        if tensor.endswith("cache_out"):
+            np.testing.assert_array_equal(result.astype(np.float32), naive[tensor], err_msg=tensor)
+            continue
+        in_precision = naive[tensor].astype(result.dtype).astype(np.float32)
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(result.astype(np.float32)[~finite], expected[~finite], err_msg=tensor)
+        assert_close(result.astype(np.float32)[finite], expected[finite], in_precision[finite], luck)

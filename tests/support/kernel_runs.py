@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from support.cuda_host import FLOATS
+from support.cuda_host import FLOATS, GuardedMemory, HostLauncher
 from support.operator_cases import outputs_of
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.launcher import Launcher
-from tightbeam.plugins.tensorrt.native import TensorAt, plan, tables
+from tightbeam.plugins.tensorrt.native import Gpu, TensorAt, plan, tables
 
-__all__ = ["Call", "Ints", "Memory", "Tensors", "launch_kernels", "run_kernels", "samples_of", "shapes_of", "types_of"]
+__all__ = [
+    "GPU",
+    "Call",
+    "Ints",
+    "Memory",
+    "Tensors",
+    "launch_kernels",
+    "run_kernels",
+    "run_on_host",
+    "samples_of",
+    "shapes_of",
+    "types_of",
+]
 
 Tensors = Mapping[str, TensorAt]
+GPU = Gpu(multiprocessors=16, shared_bytes=227 * 1024)
+"""The GPU that plans on the host are made for, where a test names no other."""
 
 
 class Memory(Protocol):
@@ -30,7 +45,7 @@ class Memory(Protocol):
 
 
 class Call(Protocol):
-    """Starts the kernels of a call; tensors by name, the last address that of the workspace."""
+    """Starts the kernels of a call; tensors by name, ``workspace`` an address."""
 
     def __call__(
         self, name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, launcher: Launcher
@@ -57,7 +72,7 @@ class Ints:
 
 
 def shapes_of(name: str, case: Case) -> dict[str, tuple[int, ...]]:
-    """Of the outputs, by the table."""
+    """Shapes of the outputs by the table."""
     table = tables()[name]
     given = {entry.gives: int(case.inputs[entry.name][0]) for entry in table.inputs if entry.gives is not None}
     found = table.output_shapes({tensor: array.shape for tensor, array in case.inputs.items()}, given, Ints())
@@ -65,16 +80,25 @@ def shapes_of(name: str, case: Case) -> dict[str, tuple[int, ...]]:
 
 
 def types_of(name: str, dtype: str) -> dict[str, str]:
-    """Of all tensors of an operator."""
+    """Types of all tensors of an operator, by name."""
     table = tables()[name]
     return {entry.name: dtype if entry.type == "Float" else entry.type for entry in (*table.inputs, *table.outputs)}
 
 
 def launch_kernels(
-    name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, launcher: Launcher
+    name: str,
+    case: Case,
+    dtype: str,
+    inputs: Tensors,
+    outputs: Tensors,
+    workspace: int,
+    launcher: Launcher,
+    *,
+    scalars_on_host: bool = False,
 ) -> None:
-    """Those of the plan, one after the other, on the default stream."""
-    found = plan(name, dtype, inputs, outputs, case.attributes, launcher.gpu, workspace)
+    """Start the kernels of the plan, one after the other, on the default stream."""
+    attributes, gpu = case.attributes, launcher.gpu
+    found = plan(name, dtype, inputs, outputs, attributes, gpu, workspace, scalars_on_host=scalars_on_host)
     for kernel in found.kernels:
         launcher.launch(tables()[name].folder, kernel, 0)
 
@@ -87,11 +111,28 @@ def run_kernels(
     memory: Callable[[Array], Memory],
     *,
     in_place: bool = False,
+    without: Collection[str] = (),
+    scalars_on_host: bool = False,
     call: Call = launch_kernels,
 ) -> dict[str, Array]:
-    """Outputs by name, which hold NaN or -1 before. ``in_place``: an output has its input's memory where it may.
+    """Run an operator on a case.
 
-    Caches always have. Raises RuntimeError for writes where none should be, and what ``call`` raises.
+    Parameters
+    ----------
+    memory: places an array where the kernels run, between guards.
+    in_place: NGramBlock's output has its input's memory; caches always have.
+    without: optional outputs that are not asked for.
+    scalars_on_host: the kernels get scalar inputs by value, as from ONNX Runtime; else they read them, as from
+        TensorRT.
+    call: starts the kernels, here those of the plan.
+
+    Returns
+    -------
+    Outputs by name, which hold NaN or -1 before the call.
+
+    Raises
+    ------
+    RuntimeError: a kernel wrote outside its outputs; and all that ``call`` raises.
     """
     table, types = tables()[name], types_of(name, dtype)
     inputs = {
@@ -105,10 +146,14 @@ def run_kernels(
     outputs = {
         tensor: inputs[shares[tensor]] if tensor in shares else _poisoned(shape, types[tensor])
         for tensor, shape in shapes_of(name, case).items()
+        if tensor not in without
     }
     placed = {id(array): memory(array) for array in (*inputs.values(), *outputs.values())}
     before, after = (_places(tensors, placed) for tensors in (inputs, outputs))
-    needed = plan(name, dtype, before, after, case.attributes, launcher.gpu, 0).workspace_bytes
+    if scalars_on_host:
+        call = functools.partial(launch_kernels, scalars_on_host=True)
+    attributes, gpu = case.attributes, launcher.gpu
+    needed = plan(name, dtype, before, after, attributes, gpu, 0, scalars_on_host=scalars_on_host).workspace_bytes
     workspace = memory(np.full(needed, 0xFF, np.uint8))
     call(name, case, dtype, before, after, workspace.address, launcher)
     written = {id(array) for array in outputs.values()}
@@ -118,13 +163,34 @@ def run_kernels(
     return outputs
 
 
+def run_on_host(
+    name: str,
+    case: Case,
+    dtype: str,
+    *,
+    gpu: Gpu = GPU,
+    order: int = 0,
+    in_place: bool = False,
+    without: Collection[str] = (),
+    scalars_on_host: bool = False,
+) -> dict[str, Array]:
+    """``run_kernels`` on the host shim, planned for ``gpu``, in one of ``cuda_host.ORDERS``."""
+    return run_kernels(
+        name,
+        case,
+        dtype,
+        HostLauncher(gpu, order),
+        GuardedMemory,
+        in_place=in_place,
+        without=without,
+        scalars_on_host=scalars_on_host,
+    )
+
+
 def samples_of(
     name: str, case: Case, found: Mapping[str, Array], samples: Iterable[int]
 ) -> tuple[Case, dict[str, Array]]:
-    """The same call, and what it gave, for some samples alone: a definition takes its time for each.
-
-    NGramBlock knows no samples: its rows.
-    """
+    """The call and its outputs for some samples alone (NGramBlock: rows), since a definition is slow."""
     table = tables()[name]
     wanted = list(samples)
     B = len(case.inputs["lengths" if "lengths" in case.inputs else "mask"])

@@ -1,9 +1,11 @@
-"""Every operator's cases, and whether candidates are right: what needs no runtime."""
+"""Every operator's cases, and the check of BeamTopK's candidates. Needs no runtime."""
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +25,50 @@ MODULES: dict[str, ModuleType] = {
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""
+FOLDERS = {name: module.__name__.split(".")[-2] for name, module in MODULES.items()}
+"""Operator -> its folder in ``plugins/ops``."""
+
+
+def wide_cases() -> dict[str, list[Case]]:
+    """Attention with widths beyond one pack a lane, one slice of a row and 64 columns a warp, and more queries than one
+    tile has."""
+    source, latent = MODULES["SourceAttention"].random_case, MODULES["LatentAttention"].random_case
+    beam, beam_latent = MODULES["BeamAttention"].random_case, MODULES["BeamLatentAttention"].random_case
+    return {
+        "SourceAttention": [
+            source(20, B=1, M=1, H=2, G=1, K=300, V=530, N=9),
+            source(21, B=1, M=5, H=8, G=1, K=128, V=72, N=40),
+            source(22, B=1, M=2, H=12, G=1, K=48, V=96, N=21, spread=20.0),
+        ],
+        "LatentAttention": [
+            latent(20, B=1, M=2, H=2, G=1, K=1040, N=18),
+            latent(21, B=1, M=3, H=12, G=12, K=24, N=40),
+            latent(22, B=1, M=1, H=2, G=1, K=2100, N=5),
+            latent(23, B=1, M=2, H=4, G=4, K=64, N=40, rotary=64),
+            latent(24, B=1, M=2, H=4, G=2, K=48, N=20, rotary=16),
+        ],
+        "BeamAttention": [
+            beam(20, B=1, M=2, H=2, G=1, K=260, V=530, T=9, T_max=9, rotary=16),
+            beam(21, B=1, M=3, H=5, G=1, K=64, V=72, T=12, T_max=12, rotary=64, prefix=True),
+        ],
+        "BeamLatentAttention": [
+            beam_latent(20, B=1, M=2, H=2, G=1, K=1040, T=18, T_max=18, rotary=32),
+            beam_latent(21, B=1, M=2, H=20, G=20, K=8, T=20, T_max=20, bias=True),
+            beam_latent(22, B=1, M=2, H=4, G=4, K=64, T=40, T_max=40, rotary=64, shifted=True),
+            beam_latent(23, B=1, M=2, H=4, G=2, K=48, T=20, T_max=20, rotary=16, prefix=True),
+            beam_latent(24, B=1, M=1, H=2, G=1, K=2100, T=5, T_max=5),
+        ],
+    }
+
+
+def with_inputs(case: Case, **inputs: Any) -> Case:
+    """The case with other values of some inputs; None leaves an optional one out."""
+    changed = {**case.inputs, **{name: value for name, value in inputs.items()}}
+    return replace(case, inputs={name: np.asarray(value) for name, value in changed.items() if value is not None})
 
 
 def outputs_of(name: str, case: Case) -> tuple[str, ...]:
-    """All that a node with the case's inputs can have: no cache goes out that did not come in."""
+    """Outputs that a node with the case's inputs can have: no cache goes out that did not come in."""
     caches = {f"{tensor}_out" for tensor in case.inputs}
     return tuple(tensor for tensor in OPERATORS[name].outputs if not tensor.endswith("_out") or tensor in caches)
 
@@ -34,7 +76,8 @@ def outputs_of(name: str, case: Case) -> tuple[str, ...]:
 def check_candidates(
     case: Case, found: dict[str, Array], exact: dict[str, Array], naive: dict[str, Array], luck: float = 1
 ) -> None:
-    """The scores are right, each candidate is worth its score, none is named twice; equal ones stand in order."""
+    """Assert that the scores are right, that each candidate has its score, that none occurs twice, and that equal ones
+    are in order."""
     B, C = found["scores"].shape
     M = case.inputs["beam_scores"].shape[1]
     finite = np.isfinite(exact["scores"])

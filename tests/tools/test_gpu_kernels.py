@@ -50,7 +50,7 @@ def test_rates(tmp_path: Path) -> None:
 
 
 def test_kernels(tmp_path: Path) -> None:
-    cuda_host.kernels("attention"), cuda_host.kernels("kernels")  # compiled here, or the test is skipped
+    cuda_host.kernels("attention"), cuda_host.kernels("search")  # compiled here, or the test is skipped
     found = rehearse("kernels", tmp_path)
     tables = found["tables"]
     assert tables.keys() == {"Checks", "Kernels", *MODULES}

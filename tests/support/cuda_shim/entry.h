@@ -1,5 +1,4 @@
-// What Python calls: one function of C an operator and float type, and one for any kernel by its name, which return an
-// error text or null.
+// Every kernel that the operators of a file can start, by its name, and how Python starts one.
 #pragma once
 
 #include <exception>
@@ -14,10 +13,7 @@
 
 namespace shim {
 
-// The GPU that plans are made for.
-inline tightbeam::Gpu gpu;
-
-// Every kernel that a launch_<op> of this file can start, by its name; `parameters` as cuLaunchKernel takes them.
+// `parameters` as cuLaunchKernel takes them.
 using LaunchByParameters = void (*)(const tightbeam::Launch& launch, void* const* parameters, int order);
 static std::map<std::string, LaunchByParameters>& kernels_by_name() {
   static std::map<std::string, LaunchByParameters> kernels;
@@ -35,43 +31,21 @@ void start(void (*kernel)(Parameters...), const tightbeam::Launch& launch, void*
 }
 
 template <auto FUNCTION>
-const bool registered =
-    kernels_by_name()
-        .emplace(tightbeam::kernel_name<FUNCTION>(),
-                 [](const tightbeam::Launch& launch, void* const* parameters, int order) {
-                   start(FUNCTION, launch, parameters, order);
-                 })
-        .second;
+const bool registered = [] {
+  const auto by_parameters = [](const tightbeam::Launch& launch, void* const* parameters, int order) {
+    start(FUNCTION, launch, parameters, order);
+  };
+  const std::string name = tightbeam::kernel_name<FUNCTION>();
+  if (!kernels_by_name().emplace(name, by_parameters).second) throw std::logic_error("two kernels are called " + name);
+  return true;
+}();
 
-// Starts a kernel on the host; the counterpart of LaunchOnStream.
-struct LaunchOnHost {
-  int order;
-
+// Registers the kernels that launch_<op> names, when the library is loaded; nothing calls it.
+struct RegisterKernel {
   template <auto FUNCTION, class... Arguments>
-  void operator()(tightbeam::Kernel<FUNCTION>, const tightbeam::Launch& launch, const Arguments&... arguments) const {
-    if (!registered<FUNCTION>) throw std::logic_error("two kernels are called " + tightbeam::kernel_name<FUNCTION>());
-    shim::launch(FUNCTION, launch, order, arguments...);
+  bool operator()(tightbeam::Kernel<FUNCTION>, const tightbeam::Launch&, const Arguments&...) const {
+    return registered<FUNCTION>;
   }
-};
-
-// Device memory of a call, filled with NaN; a write beyond it is an error.
-class Workspace {
- public:
-  explicit Workspace(size_t size) : size_(size), bytes_(size + GUARD_BYTES, 0xff) {
-    std::memset(bytes_.data() + size, GUARD, GUARD_BYTES);
-  }
-  ~Workspace() noexcept(false) {
-    for (size_t i = size_; i < bytes_.size(); ++i)
-      if (bytes_[i] != GUARD && !std::uncaught_exceptions())
-        throw std::runtime_error("a kernel wrote beyond its " + std::to_string(size_) + " bytes of workspace");
-  }
-  void* bytes() const { return const_cast<unsigned char*>(bytes_.data()); }
-
- private:
-  static constexpr unsigned char GUARD = 0xa5;
-  static constexpr size_t GUARD_BYTES = 256;
-  size_t size_;
-  std::vector<unsigned char> bytes_;
 };
 
 template <class Run>
@@ -106,16 +80,11 @@ extern "C" const char* launch_by_name(const char* name, const int* grid, int blo
   });
 }
 
-#define TIGHTBEAM_SHIM_ENTRY(op, Arguments, Float, name)                                      \
-  extern "C" const char* op##_##name(const tightbeam::Arguments<Float>* arguments, int order) { \
-    return shim::guarded([&] {                                                                \
-      const shim::Workspace workspace(tightbeam::op##_workspace(*arguments, shim::gpu));      \
-      tightbeam::launch_##op(*arguments, shim::gpu, workspace.bytes(), shim::LaunchOnHost{order}); \
-    });                                                                                       \
-  }
-// <op>_float32, <op>_float16 and <op>_bfloat16, which run its kernels; and the size of the arguments.
-#define TIGHTBEAM_SHIM_ENTRIES(op, Arguments)                    \
-  TIGHTBEAM_SHIM_ENTRY(op, Arguments, float, float32)            \
-  TIGHTBEAM_SHIM_ENTRY(op, Arguments, __half, float16)           \
-  TIGHTBEAM_SHIM_ENTRY(op, Arguments, __nv_bfloat16, bfloat16)   \
-  extern "C" size_t op##_arguments() { return sizeof(tightbeam::Arguments<float>); }
+#define TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, Float)                                                      \
+  template void tightbeam::launch_##op(const tightbeam::Arguments<Float>&, const tightbeam::Gpu&, void*, \
+                                      const shim::RegisterKernel&);
+// The kernels of an operator, in every float type.
+#define TIGHTBEAM_SHIM_KERNELS(op, Arguments)               \
+  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, float)           \
+  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, __half)          \
+  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, __nv_bfloat16)

@@ -1,12 +1,8 @@
-// NGramBlock and BeamTopK on the host shim, for tests; and kernels with faults that the shim has to find.
-#include "ops/beam_top_k/cuda.cuh"
+// Kernels that show how faithful the host shim is: right ones, and ones with faults that it has to find.
+#include "kernels/cuda/device.cuh"
 #include "entry.h"
-#include "ops/ngram_block/cuda.cuh"
 
 using namespace tightbeam;
-
-TIGHTBEAM_SHIM_ENTRIES(ngram_block, NGramBlockArguments)
-TIGHTBEAM_SHIM_ENTRIES(beam_top_k, BeamTopKArguments)
 
 namespace {
 

@@ -1,0 +1,7 @@
+// The kernels of NGramBlock and BeamTopK on the host shim, for tests.
+#include "ops/beam_top_k/cuda.cuh"
+#include "entry.h"
+#include "ops/ngram_block/cuda.cuh"
+
+TIGHTBEAM_SHIM_KERNELS(ngram_block, NGramBlockArguments)
+TIGHTBEAM_SHIM_KERNELS(beam_top_k, BeamTopKArguments)
