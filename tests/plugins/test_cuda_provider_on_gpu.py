@@ -61,7 +61,7 @@ def test_float16(name: str, case: Case, library: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
-def test_a_cache_on_the_device_is_written_in_place(name: str, library: Any) -> None:
+def test_device_cache_is_written_in_place(name: str, library: Any) -> None:
     sizes = {"V": 8} if name == "BeamAttention" else {}
     case = MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, T=3, T_max=6, lengths=[3, 2], **sizes)
     expected = MODULES[name].exact(case, np.float32)
