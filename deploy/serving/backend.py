@@ -1,7 +1,7 @@
-"""The backend: Triton's requests go to a worker, and what comes of them goes into Triton's responses.
+"""The backend: sends Triton's requests to a worker, and the worker's events as Triton's responses.
 
-Runs in the process that Triton's Python backend starts. What it needs of Triton, the module that is there called
-``triton_python_backend_utils``, it is given.
+It runs in the process that Triton's Python backend starts, and takes Triton's module ``triton_python_backend_utils`` as
+an argument.
 """
 
 from __future__ import annotations
@@ -27,21 +27,33 @@ __all__ = ["BUNDLE", "ENGINE", "MAX_ROWS", "URL", "URL_VARIABLE", "Backend"]
 BUNDLE = "bundle"
 """The bundle's folder, beside model.py."""
 ENGINE, MAX_ROWS, URL = "engine", "max_rows", "url"
-"""Parameters of the model's configuration."""
+"""Parameters in the model's configuration."""
 URL_VARIABLE = "TIGHTBEAM_TRITON_URL"
-"""Where the server takes HTTP, if elsewhere than the configuration says."""
+"""Environment variable with the server's HTTP address, in place of the one in the configuration."""
 WARM_UP = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
-"""Parameters of the request that warms a model up. Triton sends it without any, and a checkpoint's own may make
-thousands of tokens."""
+"""Parameters of the warm-up request. Triton sends it without any, and a checkpoint's defaults may generate thousands of
+tokens."""
 REGION = "triton_python_backend_shm_region"
-"""What the name of the shared memory begins with that the backend's process is started with."""
+"""Prefix of the name of the shared memory, which is among the arguments of the backend's process."""
 
 
 class Backend:
-    """One instance of a model. Raises Triton's own exception where the model cannot be loaded."""
+    """One instance of a model.
+
+    Parameters
+    ----------
+    arguments
+        Triton's arguments of ``initialize``.
+    triton
+        The module ``triton_python_backend_utils``.
+
+    Raises
+    ------
+    TritonModelException
+        Triton's own class; the model cannot be loaded.
+    """
 
     def __init__(self, arguments: dict[str, str], triton: Any) -> None:
-        """``arguments``: what Triton gives ``initialize``. ``triton``: the module ``triton_python_backend_utils``."""
         config = json.loads(arguments["model_config"])
         self._triton = triton
         self._stream = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
@@ -54,43 +66,45 @@ class Backend:
         self._metrics = Metrics(triton, labels, int(config["max_batch_size"]))
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Responder all of them, each with its own error if need be."""
-        answers = [Responder(request, self._triton, stream=self._stream) for request in requests]
+        """Run requests together, and send the responses of each, errors included."""
+        responders = [Responder(request, self._triton, stream=self._stream) for request in requests]
         stats = Stats()
         ran = False
         try:
-            batch = [read for number, answer in enumerate(answers) if (read := answer.read(number)) is not None]
-            if self._cold:  # Triton warms a model up before it sends any user's request
+            batch = [
+                read for number, responder in enumerate(responders) if (read := responder.read(number)) is not None
+            ]
+            if self._cold:  # the warm-up request comes before any client's
                 self._cold, batch = False, [replace(request, parameters=WARM_UP) for request in batch]
-            if not self._worker.alive:  # it ended while it had nothing to do, or could not be started again
-                self._start_again()
+            if not self._worker.alive:  # it ended while idle, or could not be restarted
+                self._restart()
             ran = True
             if batch:
-                self._run(batch, answers, stats)
+                self._run(batch, responders, stats)
         except WorkerError as error:
-            _fail(answers, f"{error}; send the request again")
-        except Exception as error:  # the server goes on, whatever we did wrong
+            _fail(responders, f"{error}; send the request again")
+        except Exception as error:  # a defect must not end the server
             traceback.print_exc()
-            _fail(answers, f"{type(error).__name__}: {error}; this is a fault of Tightbeam")
-        self._metrics.add(stats, [answer.outcome for answer in answers])
-        if ran and not self._worker.alive:  # what waits in Triton's queue is not lost
+            _fail(responders, f"{type(error).__name__}: {error}; this is a defect of Tightbeam")
+        self._metrics.add(stats, [responder.outcome for responder in responders])
+        if ran and not self._worker.alive:  # the requests in Triton's queue can still be run
             try:
-                self._start_again()
-            except WorkerError as error:  # it is tried again for the next requests
+                self._restart()
+            except WorkerError as error:  # the next requests try it again
                 print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
 
-    def _run(self, batch: Sequence[Request], answers: Sequence[Responder], stats: Stats) -> None:
-        with closing(self._worker.run(batch, lambda: _gone(answers), stats)) as events:
+    def _run(self, batch: Sequence[Request], responders: Sequence[Responder], stats: Stats) -> None:
+        with closing(self._worker.run(batch, lambda: _gone(responders), stats)) as events:
             for event in events:
-                answers[event.number].take(event)
-        _fail(answers, "the request was not answered; this is a fault of Tightbeam")
+                responders[event.number].add(event)
+        _fail(responders, "the request got no response; this is a defect of Tightbeam")
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         self._metrics.restarted()
         self._worker.start()
 
     def close(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         self._worker.stop()
 
 
@@ -115,15 +129,15 @@ def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool
 
 
 def _region() -> str:
-    """The name of the memory that this process shares with the server, which is among its arguments."""
+    """The name of the memory that this process shares with the server; empty where its arguments lack one."""
     arguments = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     return next((argument for argument in arguments if argument.startswith(REGION)), "")
 
 
-def _gone(answers: Sequence[Responder]) -> list[int]:
-    return [number for number, answer in enumerate(answers) if answer.was_cancelled()]
+def _gone(responders: Sequence[Responder]) -> list[int]:
+    return [number for number, responder in enumerate(responders) if responder.was_cancelled()]
 
 
-def _fail(answers: Sequence[Responder], reason: str) -> None:
-    for answer in answers:
-        answer.fail(reason, own=False)
+def _fail(responders: Sequence[Responder], reason: str) -> None:
+    for responder in responders:
+        responder.fail(reason, client_error=False)

@@ -1,4 +1,9 @@
-"""What Triton's Python backend and the worker say to each other, pickled, over a pipe that only these two hold."""
+"""Messages between Triton's Python backend and the worker, pickled, over a pipe that only these two processes hold.
+
+backend -> worker    Batch, Cancel, Shutdown
+worker -> backend    Ready or Failed, once the model is loaded or cannot be; for each Batch its events (Token, Row,
+                     Refused), then Done or Failed
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,25 @@ __all__ = [
 
 
 class WorkerSettings(BaseModel):
-    """What a worker is started with. ``device``: the GPU, by number; None for the CPU. ``stream``: tell of tokens."""
+    """Settings that a worker is started with.
+
+    Attributes
+    ----------
+    bundle : str
+        The bundle's folder.
+    engine : str
+        As `Runner.load` takes it.
+    threads : int or None
+        Threads on the CPU; None for all cores.
+    device : int or None
+        The GPU's number; None for the CPU.
+    max_rows : int
+        The most rows (samples x beams) that are run together.
+    stream : bool
+        Send the tokens of greedy search.
+    server : Server
+        The server to ask for a reload when the backend is killed.
+    """
 
     bundle: str
     engine: str
@@ -41,7 +64,7 @@ class WorkerSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Request:
-    """One user's. ``inputs``: arrays by Triton's names, [b, ...] each; ``parameters``: a JSON object."""
+    """One client's request. ``inputs``: arrays [b, ...] by Triton's input names; ``parameters``: a JSON object."""
 
     number: int
     inputs: dict[str, Array]
@@ -50,21 +73,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Batch:
-    """To the worker: run these; it ends with `Done`."""
+    """Requests to run together."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """To the worker: nobody waits for this request of the batch any more."""
+    """Cancellation of a request of the current batch."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Shutdown:
-    """To the worker: end."""
+    """End of the worker."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +97,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The model cannot be loaded, or a batch could not be run by a fault of ours."""
+    """The model cannot be loaded, or a batch failed through a defect of Tightbeam."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Token:
-    """A row of a request goes on with this token, which adds this text."""
+    """The next token of a row, and the text that it adds."""
 
     number: int
     row: int
@@ -91,7 +114,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Row:
-    """All that a row of a request gave. ``fill``: the token that pads rows."""
+    """The whole result of a row. ``fill``: the token that pads its sequences."""
 
     number: int
     row: int
@@ -101,18 +124,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Refused:
-    """A request cannot be run. ``own``: by a fault of its own."""
+    """A request that cannot be run. ``client_error``: the request is at fault, rather than the model."""
 
     number: int
     message: str
-    own: bool = True
+    client_error: bool = True
 
 
 @dataclass
 class Stats:
-    """Of what was run: how much, and in how many seconds.
-
-    ``prefill_seconds``: up to the end of each batch's first step."""
+    """Work that was done. ``prefill_seconds``: up to the end of each batch's first step."""
 
     batches: int = 0
     samples: int = 0
@@ -124,7 +145,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Done:
-    """The batch is over."""
+    """End of a batch."""
 
     stats: Stats = field(default_factory=Stats)
 

@@ -1,5 +1,4 @@
-"""Metrics of a model, beside those that Triton has of every model (queue, requests, failures). Counters, for Prometheus
-to take rates of."""
+"""Metrics of a model for Prometheus, beside Triton's own (queue, requests, failures). Rates are taken of counters."""
 
 from __future__ import annotations
 
@@ -30,20 +29,30 @@ GAUGES = {
 
 
 class Metrics:
-    """``triton``: the module ``triton_python_backend_utils``; ``labels``: of every metric."""
+    """The metrics of one model.
+
+    Parameters
+    ----------
+    triton
+        The module ``triton_python_backend_utils``.
+    labels
+        Labels of every metric.
+    max_batch_size
+        The largest batch that Triton makes.
+    """
 
     def __init__(self, triton: Any, labels: dict[str, str], max_batch_size: int) -> None:
         self._largest = max(1, max_batch_size)
         kinds = {name: triton.MetricFamily.COUNTER for name in COUNTERS}
         kinds |= {name: triton.MetricFamily.GAUGE for name in GAUGES}
-        self._families = {  # a family has to live as long as its metrics
+        self._families = {  # kept, since a metric needs its family
             name: triton.MetricFamily(name=name, description=text, kind=kinds[name])
             for name, text in (COUNTERS | GAUGES).items()
         }
         self._metrics = {name: family.Metric(labels=labels) for name, family in self._families.items()}
 
     def add(self, stats: Stats, outcomes: Sequence[Outcome | None]) -> None:
-        """What a call has done, and what became of its requests."""
+        """Add the work of one call, and the outcomes of its requests."""
         seconds = stats.prefill_seconds + stats.step_seconds
         self._count("tokens", stats.tokens)
         self._count("batches", stats.batches)
@@ -58,9 +67,9 @@ class Metrics:
             self._metrics["tightbeam_batch_fill"].set(stats.samples / stats.batches / self._largest)
 
     def restarted(self) -> None:
-        """The worker was started again."""
+        """Count a restart of the worker."""
         self._count("restarts", 1)
 
     def _count(self, name: str, amount: float) -> None:
-        if amount:  # each is a message to the server
+        if amount:  # each increment is a message to the server
             self._metrics[f"tightbeam_{name}_total"].increment(amount)

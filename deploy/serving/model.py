@@ -1,5 +1,7 @@
-"""The model as Triton's Python backend loads it: everything stands in the package tightbeam, which has to be installed
-for the Python that Triton runs."""
+"""The model file that Triton's Python backend loads.
+
+The package tightbeam has to be installed for the Python that Triton runs.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ class TritonPythonModel:
         self._backend = Backend(args, pb_utils)
 
     def execute(self, requests: list[Any]) -> None:
-        """Responder requests, through their response senders."""
+        """Run requests, and send the responses of each through its response sender."""
         self._backend.execute(requests)
 
     def finalize(self) -> None:
-        """End the process that generates."""
+        """Stop the worker process."""
         self._backend.close()

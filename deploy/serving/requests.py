@@ -1,4 +1,4 @@
-"""One request -> the samples to run, and the settings to run them with. All that can be wrong with it is told here."""
+"""Parsing of a request: its samples, and the settings to run them with. Every error of a request is raised here."""
 
 from __future__ import annotations
 
@@ -21,111 +21,165 @@ __all__ = ["AUDIO", "INPUT_IDS", "LENGTHS", "TEXT", "ParsedRequest", "Sample", "
 
 TEXT, INPUT_IDS, AUDIO, LENGTHS = "TEXT", "INPUT_IDS", "AUDIO", "LENGTHS"
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
-"""Of a text; a tokenizer takes a second for the most, in which nobody else is served."""
+"""Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
 MAX_PARAMETER_BYTES = 1 << 16
 MAX_WINDOWS = 120
-"""Of a recording, an hour at Whisper's 30 seconds."""
-WORDS = frozenset({"language", "task"})
+"""Windows of one audio file: an hour at Whisper's 30 seconds."""
+TEXT_PARAMETERS = frozenset({"language", "task"})
 """Parameters whose text is not read as JSON."""
-OWN = "triton_"
-"""What parameters of Triton itself begin with."""
+TRITON_PREFIX = "triton_"
+"""Prefix of the parameters that are Triton's own."""
 
 
 @dataclass(eq=False)
 class Sample:
-    """One sample: a source's token ids, or the features [mels, frames] of a window. ``row``: which of the request's."""
+    """One input of the model: a source, or a window of an audio file.
 
-    job: ParsedRequest
+    Attributes
+    ----------
+    request : ParsedRequest
+        The request that it is part of.
+    row : int
+        Its row in the request.
+    length : int
+        Its tokens; 0 for audio.
+    batch_key : tuple of int
+        As `Runner.batch_key` gives it: samples of one batch have equal keys.
+    tokens : list of int
+        Token ids; empty for audio.
+    features : float32 [mels, frames] or None
+        Features of a window; None for token ids.
+    output : Output or None
+        The result; None until it is there.
+    streamed : int
+        Steps whose tokens have been sent.
+    """
+
+    request: ParsedRequest
     row: int
     length: int
     batch_key: tuple[int, ...] = ()
-    """what it must have in common with those it is run with (``Runner.batch_key``)"""
     tokens: list[int] = field(default_factory=list)
     features: Array | None = None
     output: Output | None = None
-    said: int = 0
-    """tokens that were told while it ran"""
+    streamed: int = 0
 
 
 @dataclass(eq=False)
 class ParsedRequest:
-    """A request that can be run. ``parts``: of each row one, but of a recording as many as it has windows."""
+    """A request that can be run.
+
+    Attributes
+    ----------
+    number : int
+        Its number in the batch of requests.
+    settings : dict
+        Settings of ``model.generate``.
+    options : GenerationOptions
+        The same, resolved.
+    rows : list of list of Sample
+        The samples of each row: one, or the windows of an audio file.
+    closed : bool
+        True once it was refused or cancelled.
+    """
 
     number: int
     settings: dict[str, Any]
     options: GenerationOptions
-    parts: list[list[Sample]] = field(default_factory=list)
-    over: bool = False
-    """refused or cancelled"""
+    rows: list[list[Sample]] = field(default_factory=list)
+    closed: bool = False
 
 
 def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequest:
-    """Raises InputError and GenerationError, which name what is wrong with the request.
+    """Parse and check a request.
 
-    ``max_rows``: samples x beams that are run together at most.
+    Parameters
+    ----------
+    runner
+        The model that will run it.
+    request
+        The request, as the backend sends it.
+    max_rows
+        The most rows (samples x beams) that are run together.
+
+    Raises
+    ------
+    InputError, GenerationError
+        The request cannot be run; the message names its row where it has several.
     """
     settings = _settings(request.parameters)
     truncate = settings.pop("truncate", False)
     if not isinstance(truncate, bool):
-        raise InputError(f"truncate={truncate!r} is neither true nor false")
+        raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
     options = runner.options_for(1, settings)  # not as keywords: a parameter may have any name
     if options.num_beams > max_rows:
         raise InputError(
             f"num_beams={options.num_beams} is more than the {max_rows} rows that this server runs together; "
             f"pass {max_rows} or less"
         )
-    job = ParsedRequest(request.number, settings, options)
-    given = [name for name in (TEXT, INPUT_IDS, AUDIO) if name in request.inputs]
-    takes = AUDIO if runner.log_mel else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
-    if len(given) != 1 or (given == [AUDIO]) != (runner.log_mel is not None):
-        raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {takes}")
-    if truncate and given != [TEXT]:
-        raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {given[0]} that fits")
-    source = request.inputs[given[0]]
+    name = _source_name(runner, request)
+    if truncate and name != TEXT:
+        raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {name} that fits")
+    source = request.inputs[name]
     if not len(source):
-        raise InputError(f"{given[0]} has no row; expected one at least")
-    lengths = _lengths(request.inputs, given[0], source)
+        raise InputError(f"{name} has no row; expected at least one")
+    lengths = _lengths(request.inputs, name, source)
+    parsed = ParsedRequest(request.number, settings, options)
     for row, value in enumerate(source):
         try:
-            if given == [TEXT]:
-                tokens, _ = runner.encode(_text(value, runner.manifest.sizes.max_source), truncate=truncate, **settings)
-                job.parts.append([Sample(job, row, len(tokens), tokens=tokens)])
-            elif given == [INPUT_IDS]:
+            if name == TEXT:
+                text = _text(value, runner.manifest.sizes.max_source)
+                tokens, _ = runner.encode(text, truncate=truncate, **settings)
+                samples = [Sample(parsed, row, len(tokens), tokens=tokens)]
+            elif name == INPUT_IDS:
                 ids = value[: lengths[row]].tolist()
                 runner.check_ids(ids)
-                job.parts.append([Sample(job, row, len(ids), tokens=ids)])
+                samples = [Sample(parsed, row, len(ids), tokens=ids)]
             else:
-                features = _features(runner, value[: lengths[row]])
-                job.parts.append([Sample(job, row, 0, features=window) for window in features])
-            for part in job.parts[row]:
-                part.batch_key = runner.batch_key(
-                    part.length, settings
-                )  # refuses a prompt that is too long for the settings
+                found = _features(runner, value[: lengths[row]])
+                samples = [Sample(parsed, row, 0, features=features) for features in found]
+            for sample in samples:  # refuses a prompt that is too long for the settings
+                sample.batch_key = runner.batch_key(sample.length, settings)
         except (InputError, GenerationError) as error:
             raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
-    return job
+        parsed.rows.append(samples)
+    return parsed
+
+
+def _source_name(runner: Runner, request: Request) -> str:
+    """The name of the one input that holds the source."""
+    given = [name for name in (TEXT, INPUT_IDS, AUDIO) if name in request.inputs]
+    if len(given) != 1 or (given == [AUDIO]) != runner.is_speech:
+        expected = AUDIO if runner.is_speech else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
+        raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {expected}")
+    return given[0]
 
 
 def _settings(parameters: str) -> dict[str, Any]:
-    """Triton's parameters are numbers, words, true and false; whatever else a setting takes comes as JSON in a text."""
+    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text."""
     if len(parameters) > MAX_PARAMETER_BYTES:
-        raise InputError(f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most")
-    settings = {name: value for name, value in json.loads(parameters or "{}").items() if not name.startswith(OWN)}
+        raise InputError(
+            f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most; leave some out"
+        )
+    settings = {
+        name: value for name, value in json.loads(parameters or "{}").items() if not name.startswith(TRITON_PREFIX)
+    }
     for name, value in settings.items():
-        if isinstance(value, str) and name not in WORDS:
+        if isinstance(value, str) and name not in TEXT_PARAMETERS:
             try:
                 settings[name] = json.loads(value)
             except (ValueError, RecursionError):
-                continue  # never, of early_stopping; or it is refused by name
+                continue  # a text, such as early_stopping="never"; or the setting is refused by its name
     return settings
 
 
 def _text(value: Array, positions: int) -> str:
+    """The text of a row, for a model of so many ``positions``."""
     (text,) = value.reshape(-1).tolist()
     data = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
-    most = min(max(MIN_BYTES, positions * BYTES_PER_POSITION), MAX_BYTES)
-    if len(data) > most:
-        raise InputError(f"the text has {len(data):,} bytes, expected {most:,} at most; shorten it")
+    limit = min(max(MIN_BYTES, positions * BYTES_PER_POSITION), MAX_BYTES)
+    if len(data) > limit:
+        raise InputError(f"the text has {len(data):,} bytes, expected {limit:,} at most; shorten it")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -133,27 +187,31 @@ def _text(value: Array, positions: int) -> str:
 
 
 def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]:
-    """How much of each row of ``source`` [b, n] counts."""
+    """Lengths of the rows of ``source`` [b, n], without what pads them."""
     if LENGTHS not in inputs:
         return [source.shape[1]] * len(source)
     if name == TEXT:
         raise InputError(f"{LENGTHS} is for {INPUT_IDS} and {AUDIO}; leave it out")
     lengths: list[int] = inputs[LENGTHS].reshape(-1).tolist()
     if len(lengths) != len(source):
-        raise InputError(f"{LENGTHS} has {len(lengths)} numbers, expected {len(source)}, one for each row of {name}")
+        raise InputError(
+            f"{LENGTHS} has {len(lengths)} numbers, expected {len(source)}; pass one for each row of {name}"
+        )
     wrong = next((length for length in lengths if not 1 <= length <= source.shape[1]), None)
     if wrong is not None:
-        raise InputError(f"{LENGTHS} holds {wrong}, expected 1 to {source.shape[1]}, the width of {name}")
+        raise InputError(
+            f"{LENGTHS} holds {wrong}, expected 1 to {source.shape[1]}, the width of {name}; pass that at most"
+        )
     return lengths
 
 
 def _features(runner: Runner, samples: Array) -> list[Array]:
-    """Of each window of a sound, float32 [n]."""
+    """Features [mels, frames] of each window of an audio file's samples, float32 [n]."""
     assert runner.log_mel is not None
     if fault := audio_fault(samples):
         raise InputError(f"{AUDIO} {fault}")
     if len(samples) > MAX_WINDOWS * runner.log_mel.samples:
         seconds = MAX_WINDOWS * runner.log_mel.samples / runner.log_mel.sampling_rate_hz
         raise InputError(f"{AUDIO} is longer than {seconds:,.0f} seconds; cut it into pieces")
-    sound = np.ascontiguousarray(samples, dtype=np.float32)
-    return [runner.log_mel.features(window) for window in windows(sound, runner.log_mel.samples)]
+    whole = np.ascontiguousarray(samples, dtype=np.float32)
+    return [runner.log_mel.features(window) for window in windows(whole, runner.log_mel.samples)]

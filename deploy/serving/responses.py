@@ -1,4 +1,4 @@
-"""One request of Triton's, from its inputs to its last response."""
+"""Responses: a request of Triton's is read, and the worker's events become its responses."""
 
 from __future__ import annotations
 
@@ -16,20 +16,30 @@ __all__ = ["FINISHED", "INDEX", "OUTPUT_IDS", "OUTPUT_LENGTHS", "SCORES", "TEXT"
 
 TEXT, SCORES, OUTPUT_IDS, OUTPUT_LENGTHS = "TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS"
 INDEX, FINISHED = "INDEX", "FINISHED"
-"""Of a model that streams: which row of the request a response is about, and whether it is the row's last."""
+"""Outputs of a streaming model: the row that a response belongs to, and True in the row's last response."""
 Outcome = Literal["answered", "refused", "failed", "cancelled"]
-"""Refused by a fault of its own, failed by one of ours."""
+"""Refused: the client is at fault. Failed: the server is."""
 NUMPY = (
     f"this Triton's Python backend cannot read numpy {np.__version__}; pip install 'numpy<2' for the Python that it "
     "runs, or take Triton 24.11 or newer"
 )
-"""Before 24.11 numpy 2 is read as if it were numpy 1: every element of an array is the first one. The first request,
-which warms a model up, has to have numbers, since a text ends the process then."""
+"""Triton before 24.11 reads numpy 2 as if it were numpy 1: every element of an array is the first one. So the warm-up
+request holds numbers; a text would crash the process there."""
 
 
 class Responder:
-    """``request``: Triton's. ``triton``: the module ``triton_python_backend_utils``. ``stream``: each row, and each
-    token of greedy search, is a response of its own; otherwise there is one, when all rows are there."""
+    """The responses of one request.
+
+    Parameters
+    ----------
+    request
+        Triton's request.
+    triton
+        The module ``triton_python_backend_utils``.
+    stream
+        Send each row, and each token of greedy search, as a response of its own. Otherwise there is one response, when
+        all rows are finished.
+    """
 
     def __init__(self, request: Any, triton: Any, *, stream: bool) -> None:
         self._request = request
@@ -40,61 +50,63 @@ class Responder:
         self._rows: dict[int, Row] = {}
         self._size = 1
         self.outcome: Outcome | None = None
-        """None while nothing final was sent"""
+        """None until the last response was sent"""
 
     @property
     def open(self) -> bool:
         return self.outcome is None
 
     def read(self, number: int) -> Request | None:
-        """The request as the worker takes it; None where it cannot be read, which its user is told."""
+        """Read the request for the worker. Where it cannot be read, send the error and return None."""
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
             if any(0 in array.strides and array.size > 1 for array in inputs.values()):
-                self.fail(NUMPY, own=False)
+                self.fail(NUMPY, client_error=False)
                 return None
             self._size = max((len(array) for array in inputs.values()), default=1)
             return Request(number, inputs, self._request.parameters())
-        except Exception as error:  # of Triton's decoding
-            self.fail(f"the inputs cannot be read ({error})", own=True)
+        except Exception as error:  # from Triton's decoding
+            self.fail(f"the inputs cannot be read ({error})", client_error=True)
             return None
 
     def was_cancelled(self) -> bool:
-        """Whether it was cancelled since this was asked last."""
+        """Return True, once, if the client has cancelled the request, and send the last response."""
         if not self.open or not self._request.is_cancelled():
             return False
         self._end("cancelled", "the request was cancelled", self._triton.TritonError.CANCELLED)
         return True
 
-    def take(self, event: Event) -> None:
-        """Send what the worker found, or keep it until all is there. Where Triton cannot take it, the user is told."""
+    def add(self, event: Event) -> None:
+        """Send the worker's event, or keep it until all rows are finished. If Triton cannot take it, send an error."""
         if not self.open:
             return  # cancelled
         try:
-            self._take(event)
-        except Exception as error:  # of Triton's encoding, such as shared memory that is full
-            self.fail(f"the answer cannot be sent ({error})", own=False)
+            self._add(event)
+        except Exception as error:  # from Triton's encoding, such as full shared memory
+            self.fail(f"the response cannot be sent ({error})", client_error=False)
 
-    def _take(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         if isinstance(event, Refused):
-            self.fail(event.message, own=event.own)
+            self.fail(event.message, client_error=event.client_error)
         elif isinstance(event, Token):
             output = Output([[event.token]], None, [event.text])
-            self._send({**tensors_of([output], 0), **_place(event.row, finished=False)}, last=False)
+            self._send({**tensors_of([output], 0), **_stream_outputs(event.row, finished=False)}, last=False)
         else:
             self._rows[event.row] = event
             last = len(self._rows) == self._size
             if self._stream:
-                self._send({**tensors_of([event.output], event.fill), **_place(event.row, finished=True)}, last=last)
+                self._send(
+                    {**tensors_of([event.output], event.fill), **_stream_outputs(event.row, finished=True)}, last=last
+                )
             elif last:
                 outputs = [self._rows[row].output for row in range(self._size)]
                 self._send(tensors_of(outputs, event.fill), last=True)
 
-    def fail(self, reason: str, *, own: bool) -> None:
-        """Send an error as the last response. ``own``: the request is at fault."""
+    def fail(self, reason: str, *, client_error: bool) -> None:
+        """Send an error as the last response. ``client_error``: the request is at fault, rather than the server."""
         if not self.open:
             return
-        if own:
+        if client_error:
             self._end("refused", reason, self._triton.TritonError.INVALID_ARG)
         else:
             self._end("failed", reason, self._triton.TritonError.UNAVAILABLE)
@@ -111,13 +123,26 @@ class Responder:
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
-        except Exception:  # nothing can be told any more; the other requests go on
+        except Exception:  # no response can be sent any more; the other requests go on
             traceback.print_exc()
 
 
 def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
-    """The outputs of b rows, S sequences each: TEXT bytes [b, S], SCORES float32 [b, S], of greedy search [b, 0],
-    OUTPUT_IDS int64 [b, S, T], padded with ``fill``, and their OUTPUT_LENGTHS int32 [b, S]."""
+    """Convert outputs to Triton's arrays.
+
+    Parameters
+    ----------
+    outputs
+        The outputs of b rows, S sequences each.
+    fill
+        The token that pads sequences.
+
+    Returns
+    -------
+    dict
+        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search; OUTPUT_IDS int64 [b, S, T]; and
+        OUTPUT_LENGTHS int32 [b, S], their lengths without padding.
+    """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
     ids = np.full((b, S, int(lengths.max())), fill, np.int64)
@@ -129,5 +154,5 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     return {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
 
 
-def _place(row: int, *, finished: bool) -> dict[str, Array]:
+def _stream_outputs(row: int, *, finished: bool) -> dict[str, Array]:
     return {INDEX: np.array([[row]], np.int32), FINISHED: np.array([[finished]], np.bool_)}

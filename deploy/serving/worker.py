@@ -63,7 +63,7 @@ class _Worker:
             raise
         except Exception as error:  # the server goes on, whatever we did wrong
             traceback.print_exc()
-            return Failed(f"generation failed ({type(error).__name__}: {error}); this is a fault of Tightbeam")
+            return Failed(f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam")
 
 
 def main() -> None:

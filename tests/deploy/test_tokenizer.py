@@ -390,7 +390,7 @@ def test_panic_when_the_tokenizer_decodes(bundle: Path, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     log = run_requests(runner, [text_request(0, "a town", max_new_tokens=2)], stream=True)
     assert "the tokenizer cannot decode these tokens" in log.refusals()[0].message
-    assert not log.refusals()[0].own
+    assert not log.refusals()[0].client_error
     code, errors = run_model(broken, "--max-new-tokens", 2)
     assert code == 1 and len(errors) == 1 and "cannot decode these tokens" in errors[0]
 

@@ -308,13 +308,13 @@ FAULTS: list[tuple[Request, str]] = [
     (with_lengths(0, 3), "LENGTHS holds 0, expected 1 to 3, the width of INPUT_IDS"),
     (with_lengths(3, 4), "LENGTHS holds 4, expected 1 to 3"),
     (with_lengths(3, -(2**31)), "LENGTHS holds -2147483648, expected 1 to 3"),
-    (with_lengths(3, 3, 3), "LENGTHS has 3 numbers, expected 2, one for each row of INPUT_IDS"),
+    (with_lengths(3, 3, 3), "LENGTHS has 3 numbers, expected 2; pass one for each row of INPUT_IDS"),
     (ids_request(1, [5, 101]), "token id 101 is outside the vocabulary; expected 0 to 100"),
     (ids_request(1, [5, 6], [-1, 6]), "row 1: token id -1 is outside the vocabulary"),
     (ids_request(1, [5, 2**62]), "token id 4611686018427387904 is outside"),
     (ids_request(1, []), "no token ids; expected at least one"),
     (ids_request(1, [5] * 65), "65 token ids are more than the model's 64 positions; shorten them"),
-    (Request(1, {"INPUT_IDS": np.zeros((0, 3), np.int64)}, ""), "INPUT_IDS has no row; expected one at least"),
+    (Request(1, {"INPUT_IDS": np.zeros((0, 3), np.int64)}, ""), "INPUT_IDS has no row; expected at least one"),
 ]
 
 
@@ -328,7 +328,7 @@ def test_a_fault_is_its_own_requests(bart: Runner, neighbours: list[Output], fau
     requests = [text_request(0, "a small town"), faulty, text_request(2, "the tram line")]
     log = run(bart, requests, max_rows=40)
     (refused,) = log.refusals().values()
-    assert refused.number == 1 and refused.own
+    assert refused.number == 1 and refused.client_error
     assert log.outputs(1) == []
     assert re.search(expected, refused.message) and len(refused.message.splitlines()) == 1, refused.message
     assert log.stats.batches == 1
@@ -428,7 +428,7 @@ def test_a_fault_of_the_model_hits_only_its_request(bart: Runner, monkeypatch: p
     log = run(bart, requests, stream=True)
     assert list(log.refusals()) == [1]
     assert log.refusals()[1].message == "the model's scores are NaN or infinite; export it again"
-    assert not log.refusals()[1].own
+    assert not log.refusals()[1].client_error
     assert log.outputs(1) == []
     for number, row, place in ((0, 0, 0), (2, 0, 2), (2, 1, 3)):
         assert_same(log.outputs(number)[row], expected[place])

@@ -54,7 +54,7 @@ def test_tensors_of_greedy_search_without_a_tokenizer() -> None:
     assert arrays["OUTPUT_LENGTHS"].tolist() == [[2], [0]]
 
 
-# ---- one answer ----
+# ---- one responder ----
 
 
 def row(number: int, place: int, *sequences: list[int]) -> Row:
@@ -67,9 +67,9 @@ def triton() -> FakeTriton:
 
 
 def read(request: FakeRequest, triton: FakeTriton, *, stream: bool = False) -> Responder:
-    answer = Responder(request, triton, stream=stream)
-    assert answer.read(3) is not None
-    return answer
+    responder = Responder(request, triton, stream=stream)
+    assert responder.read(3) is not None
+    return responder
 
 
 def test_a_request_is_read_as_it_is(triton: FakeTriton) -> None:
@@ -83,24 +83,24 @@ def test_a_request_is_read_as_it_is(triton: FakeTriton) -> None:
 
 def test_rows_that_come_in_any_order_are_one_response(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS})
-    answer = read(request, triton)
-    answer.take(row(3, 1, [2, 9, 9]))
-    assert answer.open and request.responses == []
-    answer.take(row(3, 0, [2, 8]))
-    assert not answer.open and request.over
+    responder = read(request, triton)
+    responder.add(row(3, 1, [2, 9, 9]))
+    assert responder.open and request.responses == []
+    responder.add(row(3, 0, [2, 8]))
+    assert not responder.open and request.over
     (response,) = request.responses
     assert response.outputs["OUTPUT_IDS"].tolist() == [[[2, 8, 1]], [[2, 9, 9]]]
 
 
 def test_only_what_was_asked_for_is_sent(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS[:1]}, outputs=("OUTPUT_LENGTHS", "TEXT"))
-    read(request, triton).take(row(3, 0, [2, 8]))
+    read(request, triton).add(row(3, 0, [2, 8]))
     assert set(request.responses[0].outputs) == {"OUTPUT_LENGTHS", "TEXT"}
 
 
 def test_a_stream_of_several_rows_ends_with_the_last_row(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS})
-    answer = read(request, triton, stream=True)
+    responder = read(request, triton, stream=True)
     events: list[Event] = [
         Token(3, 0, 9, "a"),
         Token(3, 1, 8, "b"),
@@ -109,7 +109,7 @@ def test_a_stream_of_several_rows_ends_with_the_last_row(triton: FakeTriton) -> 
         row(3, 0, [2, 9, 7]),
     ]
     for event in events:
-        answer.take(event)
+        responder.add(event)
     assert request.flags == [0, 0, 0, 0, 1]
     told = [
         (response.outputs["INDEX"].tolist(), response.outputs["FINISHED"].tolist(), response.outputs["OUTPUT_IDS"])
@@ -127,15 +127,15 @@ def test_a_stream_of_several_rows_ends_with_the_last_row(triton: FakeTriton) -> 
     assert {response.outputs["FINISHED"].dtype for response in request.responses} == {np.dtype(np.bool_)}
 
 
-@pytest.mark.parametrize(("own", "code"), [(True, "INVALID_ARG"), (False, "UNAVAILABLE")])
+@pytest.mark.parametrize(("client_error", "code"), [(True, "INVALID_ARG"), (False, "UNAVAILABLE")])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_is_the_last_response(triton: FakeTriton, own: bool, code: str, stream: bool) -> None:
+def test_a_refusal_is_the_last_response(triton: FakeTriton, client_error: bool, code: str, stream: bool) -> None:
     request = FakeRequest({"INPUT_IDS": IDS})
-    answer = read(request, triton, stream=stream)
-    answer.take(row(3, 0, [2, 8]))
-    answer.take(Refused(3, "too long; cut it", own=own))
-    answer.take(row(3, 1, [2, 8]))
-    answer.fail("later", own=True)
+    responder = read(request, triton, stream=stream)
+    responder.add(row(3, 0, [2, 8]))
+    responder.add(Refused(3, "too long; cut it", client_error=client_error))
+    responder.add(row(3, 1, [2, 8]))
+    responder.fail("later", client_error=True)
     assert request.over and len(request.responses) == 1 + stream
     assert request.error is not None
     assert (request.error.message, request.error.code) == ("too long; cut it", code)
@@ -143,22 +143,22 @@ def test_a_refusal_is_the_last_response(triton: FakeTriton, own: bool, code: str
 
 def test_who_cancelled_is_told_once_and_hears_no_more(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS}, cancelled_at=1)
-    answer = read(request, triton, stream=True)
-    assert not answer.was_cancelled()
-    assert answer.open
-    assert answer.was_cancelled() and answer.outcome == "cancelled"
-    assert not answer.was_cancelled()
-    answer.take(row(3, 0, [2, 8]))
-    answer.fail("later", own=False)
+    responder = read(request, triton, stream=True)
+    assert not responder.was_cancelled()
+    assert responder.open
+    assert responder.was_cancelled() and responder.outcome == "cancelled"
+    assert not responder.was_cancelled()
+    responder.add(row(3, 0, [2, 8]))
+    responder.fail("later", client_error=False)
     assert request.over and request.error is not None
     assert request.error.code == "CANCELLED"
 
 
 def test_a_request_that_was_answered_cannot_be_cancelled(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS[:1]}, cancelled_at=0)
-    answer = read(request, triton)
-    answer.take(row(3, 0, [2, 8]))
-    assert not answer.was_cancelled()
+    responder = read(request, triton)
+    responder.add(row(3, 0, [2, 8]))
+    assert not responder.was_cancelled()
     assert request.over and request.error is None
 
 
@@ -183,13 +183,13 @@ def test_what_triton_cannot_take_is_an_error_of_its_request(
     triton: FakeTriton, failing: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = FakeRequest({"INPUT_IDS": IDS}, failing=failing)
-    answer = read(request, triton, stream=True)
-    answer.take(row(3, 0, [2, 8]))
-    answer.take(row(3, 1, [2, 9]))
-    assert not answer.open
+    responder = read(request, triton, stream=True)
+    responder.add(row(3, 0, [2, 8]))
+    responder.add(row(3, 1, [2, 9]))
+    assert not responder.open
     if len(failing) == 1:
         assert request.over and request.error is not None
-        assert "the answer cannot be sent (No space left on device)" in request.error.message
+        assert "the response cannot be sent (No space left on device)" in request.error.message
         assert request.error.code == "UNAVAILABLE"
     else:  # not even that can be sent
         assert "No space left on device" in capsys.readouterr().err
@@ -370,7 +370,7 @@ def test_a_request_that_nobody_answered_is_told_so(scripted: tuple[Backend, Scri
     requests = [ids(), ids()]
     backend.execute(requests)
     assert requests[0].error is None and requests[0].over
-    assert requests[1].error and "was not answered; this is a fault of Tightbeam" in requests[1].error.message
+    assert requests[1].error and "got no response; this is a defect of Tightbeam" in requests[1].error.message
 
 
 def test_a_fault_of_ours_answers_everybody(

@@ -103,7 +103,7 @@ def test_who_cancels_gets_no_row(worker: WorkerProcess, expected: list[str]) -> 
 
 def test_a_fault_of_ours_ends_a_batch_and_no_more(worker: WorkerProcess, expected: list[str]) -> None:
     broken = Request(0, None, "")  # type: ignore[arg-type]
-    with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a fault of Tightbeam"):
+    with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a defect of Tightbeam"):
         list(worker.run([broken], nobody, Stats()))
     assert worker.alive
     assert texts_of(worker) == expected
