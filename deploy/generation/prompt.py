@@ -1,4 +1,4 @@
-"""Prompts of a decoder-only model, in the two forms that a generation needs: rows of tokens, and a source."""
+"""Prompts of a decoder-only model as rows of tokens, and as the source that is cached once a sample."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ __all__ = ["Prompt", "banned_by_padding"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompts of a batch.
+    """The prompts of a batch. The decoder is fed a prompt's last token first; the tokens before it are the source.
 
-    The decoder is fed a prompt's last token first; all before it is the source, kept once a sample.
-
-    Attributes:
-        tokens: int64 [B, P], padded on the left: what the sequences of each sample begin with.
-        padding: int64 [B], how many of them are padding.
-        source_ids: int64 [B, N], all but the last token of each, padded on the right; N is 1 at least.
-        source_mask: int64 [B, N]; all 0 for a prompt of one token.
-        first_positions: int32 [B], the position of each prompt's last token; padding has no position.
+    Attributes
+    ----------
+    tokens : int64 [B, P]
+        The beginning of each sample's sequences, padded on the left.
+    padding : int64 [B]
+        Number of padding tokens in ``tokens``.
+    source_ids : int64 [B, N]
+        All but the last token of each prompt, padded on the right; N is at least 1.
+    source_mask : int64 [B, N]
+        0 at padding; all 0 for a prompt of one token.
+    first_positions : int32 [B]
+        The position of each prompt's last token. Padding has no position.
     """
 
     tokens: Ints
@@ -33,8 +37,8 @@ class Prompt:
 
     @classmethod
     def of(cls, input_ids: Array, attention_mask: Array) -> Prompt:
-        """From ids and mask, both int64 [B, N]; what counts in a row, one token at least, stands together."""
-        last = np.argsort(attention_mask, axis=1, kind="stable")  # what counts comes last
+        """Make prompts from ids and mask, int64 [B, N]. The ones of each mask row are contiguous, at least one."""
+        last = np.argsort(attention_mask, axis=1, kind="stable")  # padding first
         first = np.argsort(-attention_mask, axis=1, kind="stable")
         counts = attention_mask.sum(axis=1)  # [B]
         N = max(1, int(counts.max()) - 1)
@@ -49,10 +53,22 @@ class Prompt:
 
 
 def banned_by_padding(history: Array, padding: Array, size: int) -> Ints:
-    """Tokens int64 [B, M, X] that may not follow ``history`` [B, M, T], since an n-gram of ``size`` that begins in a
-    row's ``padding`` [B] would come again; -1 marks an unused entry.
+    """Return the tokens that would repeat an n-gram that begins in the padding of a row.
 
-    `NoRepeatNGramLogitsProcessor` of transformers takes padding for text. The graph sees none of it.
+    `NoRepeatNGramLogitsProcessor` of transformers treats padding as text. The graph gets rows without padding.
+
+    Parameters
+    ----------
+    history : int64 [B, M, T]
+    padding : int64 [B]
+        Number of padding tokens at the beginning of each row.
+    size : int
+        n; 0 is off.
+
+    Returns
+    -------
+    int64 [B, M, X]
+        -1 marks an unused entry.
     """
     B, M, T = history.shape
     starts = np.arange(min(int(padding.max()), T + 1 - size))

@@ -1,4 +1,4 @@
-"""Greedy and beam search in plain numpy, equal to transformers' `generate` token for token; one file per search."""
+"""Greedy and beam search in numpy, equal to transformers' `generate` token for token: one file a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that may not come next, and tokens that must: the processors that need no logits, so the host does them.
+"""Banned and forced tokens: the logits processors that need no logits, and run on the host.
 
 Source: the processors of transformers 5.23 `generation/logits_process.py` for min_length, min_new_tokens,
 bad_words_ids, suppress_tokens, begin_suppress_tokens, forced_bos_token_id and forced_eos_token_id.
@@ -14,7 +14,7 @@ from tightbeam.deploy.search.step import Candidates, best
 
 
 class Bans:
-    """The banned tokens of every step of one run."""
+    """Banned tokens of every step of one run."""
 
     def __init__(self, options: GenerationOptions) -> None:
         single = [word[0] for word in options.bad_words_ids if len(word) == 1]
@@ -28,7 +28,7 @@ class Bans:
         self.words = [np.array([word for word in options.bad_words_ids if len(word) == n], np.int64) for n in longer]
 
     def banned(self, history: Ints) -> Ints:
-        """The tokens int64 [B, M, P] that may not follow ``history`` int64 [B, M, T]; -1 marks an unused entry."""
+        """Return the tokens int64 [B, M, P] that must not follow ``history`` int64 [B, M, T]; -1 is an unused entry."""
         B, M, T = history.shape
         fixed = self.while_short if self.min_length > T else self.always
         fixed = np.union1d(fixed, self.first) if self.begin == T else fixed
@@ -43,7 +43,7 @@ class Bans:
 
 
 def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
-    """The only tokens that may follow ``length`` tokens, ascending; empty when nothing is forced there."""
+    """Return the only tokens that may follow ``length`` tokens, ascending; empty where none is forced."""
     forced: tuple[int, ...] = ()
     if length == 1 and options.forced_bos_token_id is not None:
         forced = (options.forced_bos_token_id,)
@@ -54,10 +54,10 @@ def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
 
 
 def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_scores: Floats) -> Candidates:
-    """The candidates [B, C] when only ``tokens`` may follow, each with score 0 whatever the model says.
+    """Return the candidates [B, C] where only ``tokens`` may follow, each with the token score 0.
 
-    Every other token scores -inf. Those fill the places that are left, lowest (beam, token) first, so only the first
-    C of them can matter.
+    All other tokens score -inf. They fill the remaining places, lowest (beam, token) first, so that only the first C
+    of them matter.
     """
     M = options.num_beams
     C, vocabulary = options.candidates, options.vocab_size

@@ -1,7 +1,7 @@
 """Beam search: the M best sequences of each sample side by side.
 
-Source: transformers 5.23 `GenerationMixin._beam_search`, whose results these are, in float32 and in its order of
-operations. Scores that are out of the race are not removed but lowered by 1e9, as there.
+Source: transformers 5.23 `GenerationMixin._beam_search`. The results are the same, in float32 and in its order of
+operations. Scores of excluded candidates are lowered by 1e9, as there.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ IN = np.float32(0)
 
 
 def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callback: SearchCallback) -> SearchResult:
-    """The ``num_return_sequences`` best sequences of each sample, int64 [B * num_return_sequences, T], and the scores.
-    They continue ``beginnings`` int64 [B, P].
+    """Continue ``beginnings`` int64 [B, P] by the ``num_return_sequences`` best sequences of each sample.
 
     Each step takes the C best continuations of a sample. Those that end (by an end-of-sequence token, or all of them
     at ``max_length``) are offered to the finished pool if they are among the first M; the M best of the others run on.
-    A sample leaves when its pool is final, which `_beam_search`, whose batch stops as a whole, would keep running.
-    Rows shorter than the longest returned one end in ``options.fill_token_id``.
+    A sample is removed when its pool is final; the batch of `_beam_search` stops as a whole. Rows shorter than the
+    longest returned one are filled with ``options.fill_token_id``. Arguments as of `search`.
     """
     (B, P), M = beginnings.shape, options.num_beams
     eos = np.array(options.eos_token_ids, np.int64)
@@ -38,36 +37,36 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callba
     finished = Finished(beginnings, options)
 
     for length in range(P, options.max_length):
-        running = step.history  # [B', M, T_max], the samples still there
+        running = step.history  # [B', M, T_max], the remaining samples
         samples = np.arange(len(running))[:, None]
         history = running[:, :, :length]
         candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
         if forced := forced_tokens(options, length):
             candidates = forced_candidates(options, forced, scores)
-        gone = callback.on_step(finished.running, None)
+        cancelled = callback.on_step(finished.running, None)
 
         ends = (candidates.tokens[:, :, None] == eos).any(axis=2)  # [B', C]
         if length + 1 == options.max_length:
             ends[:] = True
         finished.offer(candidates, ends, history)
         if length + 1 == options.max_length:
-            finished.report(callback, ~gone)
+            finished.report(callback, ~cancelled)
             break
 
-        going_on = candidates.scores + np.where(ends, OUT, IN)  # [B', C]
-        chosen = best(going_on, M)  # [B', M]
-        scores = going_on[samples, chosen]
+        open_scores = candidates.scores + np.where(ends, OUT, IN)  # [B', C]
+        chosen = best(open_scores, M)  # [B', M]
+        scores = open_scores[samples, chosen]
         parents = candidates.beams[samples, chosen]
         history[:] = history[samples, parents]
         running[:, :, length] = candidates.tokens[samples, chosen]
 
         final = finished.final(scores, length + 1 - P)
-        finished.report(callback, final & ~gone)
-        leaving = final | gone
-        if leaving.all():
+        finished.report(callback, final & ~cancelled)
+        removed = final | cancelled
+        if removed.all():
             break
-        if leaving.any():
-            compaction = Compaction.of(leaving)
+        if removed.any():
+            compaction = Compaction.of(removed)
             step.compact(compaction)
             finished.running = compaction.apply(finished.running)
             scores, parents = compaction.apply(scores), compaction.apply(parents)
@@ -75,17 +74,18 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callba
 
 
 class Finished:
-    """The M best finished sequences of each sample so far, best first. A place not taken yet holds the score -1e9.
+    """Pools of the M best finished sequences of each sample, best first. An empty place has the score -1e9.
 
-    The pools of all samples stay here, in the order of the batch. ``running`` int64 [B'] names the samples still in it,
+    The pools of all samples are in the order of the batch. ``running`` int64 [B'] lists the samples still in the batch,
     by place; ``offer`` and ``final`` are about these.
 
-    When a pool is final. `_beam_search` lowers by 1e9 what is offered to a sample that has given up hope (for good), or
-    whose pool is full under early_stopping=True. Scores are sums of log-probabilities, never above 0, so what comes
-    then is at most -1e9 in float32. No pool holds less, as it begins with -1e9 and only gets better, and of equal
-    scores the older wins: nothing comes in. The batch of `_beam_search` ends when every sample has given up hope, or
-    when all pools are full under early_stopping=True, thus never before each of them is final by the same rule; how
-    long it runs on after that changes nothing, not even the padding, which the returned sequences alone decide.
+    Finality of a pool. A sample is hopeless when its best running beam cannot beat its worst finished sequence; it
+    stays hopeless. `_beam_search` lowers by 1e9 the offers to a hopeless sample, and those to a full pool under
+    early_stopping=True. Scores are sums of log-probabilities, at most 0, so such an offer is at most -1e9 in float32.
+    A pool holds nothing lower, since it begins with -1e9 and only improves, and of equal scores the older wins: the
+    offer is rejected. The batch of `_beam_search` ends when every sample is hopeless, or all pools are full under
+    early_stopping=True, hence not before each pool is final by the same rule. Later steps change nothing, not even the
+    padding, which depends on the returned sequences alone.
     """
 
     def __init__(self, beginnings: Ints, options: GenerationOptions) -> None:
@@ -99,7 +99,7 @@ class Finished:
         self.running = np.arange(B)
 
     def offer(self, candidates: Candidates, ends: Bools, history: Ints) -> None:
-        """Take in what has just ended [B', C], continuing ``history`` [B', M, length]."""
+        """Offer the candidates that end, bool [B', C], to the pools. They continue ``history`` [B', M, length]."""
         M, length = self.options.num_beams, history.shape[2]
         taken = ends.copy()
         taken[:, M:] = False  # the candidates after the first M are only there to keep M beams running
@@ -110,7 +110,7 @@ class Finished:
         merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', M + C]
         chosen = best(merged, M)  # [B', M]
         if (chosen == np.arange(M)).all():
-            return  # nothing came in
+            return  # no offer was accepted
         places = np.arange(len(chosen))[:, None]
         samples = self.running[:, None]
         kept, old, came = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [B', M]
@@ -124,10 +124,11 @@ class Finished:
         self.taken[self.running] = merged_taken[places, chosen]
 
     def final(self, running_scores: Floats, length: int) -> Bools:
-        """Which samples [B'] are through: their best running beam, of ``length`` new tokens, cannot beat the worst
-        finished one, or early stopping wants no more than a full pool.
+        """Return bool [B'], True for a sample whose pool is final.
 
-        The bound is exact only for "never"; else it takes the present length for the final one.
+        That is so when its best running beam, of ``length`` new tokens, cannot beat its worst finished sequence, or
+        when its pool is full under early_stopping=True. The bound is exact only for "never"; otherwise it takes the
+        present length for the final one, as `_beam_search` does.
         """
         options = self.options
         if options.early_stopping == "never" and options.length_penalty > 0:
@@ -146,7 +147,7 @@ class Finished:
             callback.on_finished(sample, self.result(slice(sample, sample + 1)))
 
     def result(self, samples: slice = slice(None)) -> SearchResult:
-        """The first ``num_return_sequences`` of each of those samples, cut to the longest of them."""
+        """Return the first ``num_return_sequences`` sequences of ``samples``, cut to the longest of them."""
         count = self.options.num_return_sequences
         longest = self.P + int(self.lengths[samples, :count].max())
         sequences = self.sequences[samples, :count, :longest].reshape(-1, longest)

@@ -1,4 +1,4 @@
-"""Greedy search: always the best next token.
+"""Greedy search: the best next token at every position.
 
 Source: transformers 5.23 `GenerationMixin._sample` with do_sample=False.
 """
@@ -16,18 +16,18 @@ from tightbeam.deploy.search.step import SearchResult, Step, StepInputs
 
 
 def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, callback: SearchCallback) -> SearchResult:
-    """The sequences int64 [B, T] that continue ``beginnings`` [B, P] by the best token at each position; no scores.
+    """Continue ``beginnings`` int64 [B, P] by the best token at each position; arguments as of `search`.
 
-    A sample leaves with its end-of-sequence token: all that `_sample` adds to it later is padding. The sequences are as
-    long as the longest of them, at most ``max_length``.
+    A sample is removed with its end-of-sequence token: `_sample` only pads it after that. The sequences int64 [B, T]
+    are as long as the longest of them, at most ``max_length``. There are no scores.
     """
     batch_size, P = beginnings.shape
     eos = np.array(options.eos_token_ids, np.int64)
     bans = Bans(options)
-    # Without a pad token there is no end-of-sequence token, and every row runs to the end.
+    # Without a pad token there is no end-of-sequence token, and every row runs to max_length.
     sequences = np.full((batch_size, options.max_length), options.pad_token_id or 0, np.int64)  # [B, T]
     sequences[:, :P] = beginnings
-    samples = np.arange(batch_size)  # [B'], those still running, by place
+    samples = np.arange(batch_size)  # [B'], the running ones, by place
     step.history[:, 0, :P] = beginnings
 
     for length in range(P, options.max_length):
@@ -39,18 +39,18 @@ def greedy_search(step: Step, options: GenerationOptions, beginnings: Ints, call
             candidates = forced_candidates(options, forced, scores)
         tokens = candidates.tokens[:, 0]  # [B']
         sequences[samples, length] = tokens
-        gone = callback.on_step(samples, tokens)
+        cancelled = callback.on_step(samples, tokens)
         ends = (tokens[:, None] == eos).any(axis=1)
         if length + 1 == options.max_length:
             ends[:] = True
-        for sample in samples[ends & ~gone]:
+        for sample in samples[ends & ~cancelled]:
             callback.on_finished(int(sample), SearchResult(sequences[sample : sample + 1, : length + 1], None))
-        leaving = ends | gone
-        if leaving.all():
+        removed = ends | cancelled
+        if removed.all():
             break
         step.history[:, 0, length] = tokens
-        if leaving.any():
-            compaction = Compaction.of(leaving)
+        if removed.any():
+            compaction = Compaction.of(removed)
             step.compact(compaction)
             samples = compaction.apply(samples)
     return SearchResult(sequences[:, : length + 1], None)

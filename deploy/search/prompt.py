@@ -1,7 +1,7 @@
-"""The tokens that every row begins with, before the search chooses any.
+"""The decoder's prompt: tokens that every row begins with, before the search chooses any.
 
-Source: transformers 5.23, where `generate` takes them as decoder_input_ids, and, for the one that the model may choose
-itself, `WhisperGenerationMixin.detect_language`.
+Source: transformers 5.23, `generate` with decoder_input_ids, and `WhisperGenerationMixin.detect_language` for a token
+that the model chooses.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from tightbeam.deploy.search.step import Step, StepInputs
 
 
 def begin(step: Step, options: GenerationOptions, batch_size: int) -> Ints:
-    """Write the prompt to the beginning of ``step.history``, and run the decoder over all of it but the last token.
+    """Write ``options.prompt`` to the beginning of ``step.history``, and run the decoder over all but its last token.
 
-    For the entry `CHOSEN`, each sample takes the best of ``options.choices``. Returns what each begins with, [B, P].
+    Returns
+    -------
+    int64 [B, P]
+        The beginning of each sample. For the entry `CHOSEN`, each sample has the best of ``options.choices``.
     """
     B, M, prompt = batch_size, options.num_beams, options.prompt
     history = step.history
