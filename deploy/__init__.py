@@ -13,7 +13,8 @@ Errors, each a ValueError with a one-line message:
 
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
+from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
 

@@ -18,7 +18,7 @@ from tightbeam.deploy.audio.transcribe import transcribe_files
 from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.console import command_line, console, say
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.options import GenerationError
+from tightbeam.deploy.generation.fields import GenerationError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
 

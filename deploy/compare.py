@@ -16,9 +16,9 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.generation.for_bundle import options_for
-from tightbeam.deploy.generation.options import GenerationError
+from tightbeam.deploy.generation.fields import GenerationError
 from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.errors import NonFiniteError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu

@@ -30,9 +30,9 @@ from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.for_bundle import options_for
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper

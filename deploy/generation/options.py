@@ -1,112 +1,28 @@
 """The settings of one generation: checkpoint defaults and the caller's arguments, merged, checked and resolved.
 
-Source: transformers 5.23 `GenerationConfig` and the preparation in `GenerationMixin.generate`; the field names and
-their meaning are the same. Every field of that class stands in exactly one of the four tables below, so none is
-ignored unseen.
+Source: transformers 5.23 `GenerationConfig` and the preparation in `GenerationMixin.generate`. Field names and their
+meaning are the same.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from tightbeam.deploy.generation.fields import LIMITS, Fields, GenerationError
+
+__all__ = ["CHOSEN", "GenerationOptions", "resolve_options"]
+
 EarlyStopping: TypeAlias = bool | Literal["never"]
-
-SUPPORTED = frozenset(
-    """num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
-    no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
-    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens""".split()
-)
-
-INERT = frozenset(
-    """use_cache cache_config max_cache_len prefill_chunk_size compile_config disable_compile continuous_batching_config
-    output_attentions output_hidden_states output_scores output_logits return_dict_in_generate
-    _from_model_config _commit_hash transformers_version""".split()
-)
-"""Fields that cannot change a token: accepted with any value."""
-
-DORMANT: dict[str, tuple[object, ...]] = {
-    "temperature": (1.0,),
-    "top_k": (50, 0),
-    "top_p": (1.0,),
-    "top_h": (),
-    "min_p": (),
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "num_assistant_tokens": (20,),
-    "num_assistant_tokens_schedule": ("constant",),
-    "assistant_confidence_threshold": (0.4,),
-    "assistant_lookbehind": (10,),
-    "target_lookbehind": (10,),
-    "assistant_ensemble_weight": (),
-    "max_matching_ngram_size": (),
-    "speculation_type": (),
-}
-"""Fields that transformers reads only while sampling or with an assistant model, and their neutral values. Both modes
-are refused here, so a checkpoint may carry any value (many do); a caller who sets one means the mode, and is told."""
-
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "do_sample": (False,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "penalty_alpha": (0.0,),
-    "dola_layers": (),
-    "constraints": (),
-    "force_words_ids": (),
-    "low_memory": (False,),
-    "use_mtp": (False,),
-    "is_assistant": (False,),
-    "prompt_lookup_num_tokens": (),
-    "assistant_early_exit": (),
-    "max_time": (),
-    "stop_strings": (),
-    "encoder_repetition_penalty": (1.0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "renormalize_logits": (False,),
-    "remove_invalid_values": (False,),
-    "exponential_decay_length_penalty": (),
-    "sequence_bias": (),
-    "token_healing": (False,),
-    "guidance_scale": (1.0,),
-    "watermarking_config": (),
-    # All but "quantized" (other numbers) and "paged" (another scheduler) hold the same cache in other places.
-    "cache_implementation": (
-        *("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
-        *("offloaded", "offloaded_static", "offloaded_hybrid", "offloaded_hybrid_chunked"),
-    ),
-}
-"""Fields that would change the tokens and are not supported, and their neutral values (besides None)."""
-
-NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
-"""Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
-
-HEARING = frozenset({"language", "task"})
-"""Fields of models that take sound alone (``speech``)."""
-
-LIMITS = ("max_new_tokens", "max_length")
-"""Fields that say how long rows may be; the first one given does."""
 DEFAULT_NEW_TOKENS = 20
-"""Of transformers, where none of them is given."""
-
+"""New tokens of transformers where no length is set."""
 FLOAT32 = np.finfo(np.float32)
-LONG_NAME = 60
-"""Characters of an unknown name that an error quotes."""
 CHOSEN = -1
-"""In a prompt: the token that the model itself finds best, among some."""
-CHECKPOINT = "the checkpoint's generation config"
-CALL = "the call"
-
-
-class GenerationError(ValueError):
-    """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
+"""Entry of a prompt that stands for a token chosen by the model among some."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +115,8 @@ def resolve_options(
     ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
     without any maximum, 20 new tokens are made. Raises `GenerationError`.
     """
-    fields = _Fields(defaults, overrides, vocab_size)
-    fields.refuse_what_is_not_supported()
+    fields = Fields(defaults, overrides, vocab_size)
+    fields.check_supported()
     num_beams = fields.integer("num_beams", 1, minimum=1)
     eos = fields.tokens("eos_token_id", may_be_one=True)
     bos, pad, start = (fields.token(name) for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"))
@@ -238,7 +154,7 @@ def resolve_options(
     return options
 
 
-def _max_length(fields: _Fields, max_positions: int, beginning: int) -> int:
+def _max_length(fields: Fields, max_positions: int, beginning: int) -> int:
     """The total length of rows that begin with so many tokens, from max_new_tokens, else max_length, else 20 new tokens
     as far as the positions go."""
     if beginning > 1 and beginning >= max_positions:
@@ -265,7 +181,7 @@ def _max_length(fields: _Fields, max_positions: int, beginning: int) -> int:
     return length
 
 
-def _min_length(fields: _Fields, beginning: int) -> int:
+def _min_length(fields: Fields, beginning: int) -> int:
     length = fields.integer("min_length", 0, minimum=0)
     if "min_new_tokens" not in fields:
         return length
@@ -276,14 +192,14 @@ def _min_length(fields: _Fields, beginning: int) -> int:
     return beginning + least
 
 
-def _early_stopping(fields: _Fields) -> EarlyStopping:
+def _early_stopping(fields: Fields) -> EarlyStopping:
     value: EarlyStopping = fields.get("early_stopping", False)
     if not (isinstance(value, bool) or (isinstance(value, str) and value == "never")):
         raise fields.error("early_stopping", "is not a choice", "pass True, False or 'never'")
     return value
 
 
-def _bad_words(fields: _Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _bad_words(fields: Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The banned sequences; an end-of-sequence token alone is dropped from them, as transformers does."""
     words = fields.get("bad_words_ids", None)
     if words is None:
@@ -295,7 +211,7 @@ def _bad_words(fields: _Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], 
     return kept
 
 
-def _check_together(fields: _Fields, options: GenerationOptions) -> None:
+def _check_together(fields: Fields, options: GenerationOptions) -> None:
     """The rules that join several fields."""
     beams, count = options.num_beams, options.num_return_sequences
     if count > beams:
@@ -317,96 +233,3 @@ def _check_together(fields: _Fields, options: GenerationOptions) -> None:
     for name, forced in (("forced_bos_token_id", forced_bos), ("forced_eos_token_id", options.forced_eos_token_ids)):
         if forced and set(forced) <= set(options.suppress_tokens):
             raise fields.error(name, "is also in suppress_tokens, so nothing could follow", "drop one of the two")
-
-
-class _Fields:
-    """The merged values by field name, where each came from, and typed access to them."""
-
-    def __init__(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any], vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.values: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
-        known = SUPPORTED | INERT | DORMANT.keys() | UNSUPPORTED.keys()
-        for source, given in ((CHECKPOINT, defaults), (CALL, overrides)):
-            for name, value in given.items():
-                if name not in known:
-                    close = difflib.get_close_matches(name[:LONG_NAME], sorted(known), 1)
-                    fix = f"did you mean {close[0]}?" if close else "remove it"
-                    if name in HEARING:
-                        fix = "it is for speech models; remove it"
-                    shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
-                    raise GenerationError(
-                        f"{shown}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
-                    )
-                if value is None and name not in NEEDED:
-                    self.values.pop(name, None)
-                elif value is not None:
-                    self.values[name] = value
-                    self.sources[name] = source
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def get(self, name: str, default: Any) -> Any:
-        return self.values.get(name, default)
-
-    def error(self, name: str, problem: str, fix: object) -> GenerationError:
-        value, source = reprlib.repr(self.values.get(name)), self.sources.get(name, "transformers' default")
-        return GenerationError(f"{name}={value} (from {source}) {problem}; {fix}")
-
-    def refuse_what_is_not_supported(self) -> None:
-        for name, value in self.values.items():
-            source = self.sources[name]
-            if name in UNSUPPORTED:
-                neutral = UNSUPPORTED[name]
-            elif name in DORMANT and source == CALL:
-                neutral = DORMANT[name]
-            else:
-                continue
-            if isinstance(value, np.ndarray) or value not in neutral:
-                where = "leave it out" if source == CALL else "remove it there"
-                fix = f"{where} or pass {name}={neutral[0]!r}" if neutral else where
-                raise self.error(name, "is not supported", fix)
-
-    def integer(self, name: str, default: int, *, minimum: int) -> int:
-        value = self.get(name, default)
-        if name in self and not (_is_number(value, Integral) and value >= minimum):
-            raise self.error(name, f"is not an integer of at least {minimum}", f"pass {minimum} or more")
-        return int(value)
-
-    def real(self, name: str, default: float) -> float:
-        value = self.get(name, default)
-        try:
-            number = float(value) if _is_number(value, Real) else math.nan
-        except OverflowError:  # an integer beyond float64
-            number = math.inf
-        if not math.isfinite(number):
-            raise self.error(name, "is not a finite number", f"pass a number such as {default}")
-        return number
-
-    def check_token(self, name: str, value: Any) -> int:
-        if not _is_number(value, Integral):
-            raise self.error(name, f"holds {reprlib.repr(value)}, which is not a token id", "pass integers")
-        if not 0 <= value < self.vocab_size:
-            last = self.vocab_size - 1
-            raise self.error(name, f"holds {value}, which is outside the vocabulary", f"pass ids from 0 to {last}")
-        return int(value)
-
-    def token(self, name: str) -> int | None:
-        value = self.get(name, None)
-        return None if value is None else self.check_token(name, value)
-
-    def tokens(self, name: str, *, may_be_one: bool = False, may_be_empty: bool = False) -> tuple[int, ...]:
-        if name not in self:
-            return ()
-        value = self.values[name]
-        if isinstance(value, list | tuple) and (value or may_be_empty):
-            return tuple(self.check_token(name, token) for token in value)
-        if not may_be_one or isinstance(value, list | tuple):
-            raise self.error(name, "is not a list of token ids", "pass a list such as [17, 4]")
-        return (self.check_token(name, value),)
-
-
-def _is_number(value: object, kind: type) -> bool:
-    """Whether it is a number of that kind, numpy's included; True and False are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)

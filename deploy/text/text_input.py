@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.options import GenerationError, GenerationOptions
+from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.batching import batches
 from tightbeam.deploy.text.output import Output, output_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tightbeam.deploy.generation.for_bundle import options_for
-from tightbeam.deploy.generation.options import UNSUPPORTED, GenerationError
+from tightbeam.deploy.generation.fields import UNSUPPORTED, GenerationError
+from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.export.checkpoint.config import settings_file
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError

@@ -25,7 +25,7 @@ from tightbeam.deploy.audio.files import read_audio
 from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.options import GenerationError
+from tightbeam.deploy.generation.fields import GenerationError
 from tightbeam.deploy.generation.whisper import speech_options
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import Checkpoint
