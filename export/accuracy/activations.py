@@ -48,7 +48,7 @@ def decoder_activations(
     """
     model, sizes = checkpoint.model, checkpoint.sizes
     target, target_mask = _pad([list(row)[: sizes.max_target] for row in targets])
-    with torch.no_grad(), quiet_transformers(), checkpoint.family.measurable(model):
+    with torch.no_grad(), quiet_transformers(), checkpoint.family.attention_interface(model):
         if sizes.decoder_only:
             with _recorded(model) as seen:
                 model(input_ids=target, attention_mask=target_mask, use_cache=False)

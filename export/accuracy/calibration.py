@@ -41,7 +41,7 @@ def calibrate(
     """
     if texts is not None and checkpoint.tokenizer is None:
         raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
-    if texts is not None and checkpoint.family.source_files:
+    if texts is not None and checkpoint.family.is_speech:
         raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
     if texts is None and reference is not None:
         samples, targets = reference.samples, reference.greedy

@@ -168,7 +168,7 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
         Synthetic audio for a speech model; else beginnings of ``texts``; random token ids where there is no tokenizer
         or no beginning fits.
     """
-    return speech_samples(checkpoint) if checkpoint.family.source_files else _text_samples(checkpoint, texts)
+    return speech_samples(checkpoint) if checkpoint.family.is_speech else _text_samples(checkpoint, texts)
 
 
 def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:

@@ -28,22 +28,23 @@ PCM_STEPS = 1 << 15
 
 def check_speech(checkpoint: Checkpoint) -> None:
     """Raise ExportError where the file that says how features are made does not fit a speech model."""
-    if checkpoint.family.source_files:
+    if checkpoint.family.is_speech:
         _window(checkpoint)
 
 
 def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
     """Copy the file that says how features are made; None for a text model."""
-    if not checkpoint.family.source_files:
+    name = checkpoint.family.feature_config
+    if name is None:
         return None
-    (name,) = checkpoint.family.source_files
     shutil.copyfile(checkpoint.path / name, folder / name)
     return file_entry(folder, name)
 
 
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:
     """Samples of a whole window, and of a second, by the checkpoint's file."""
-    path, config = checkpoint.path / checkpoint.family.source_files[0], checkpoint.config
+    assert checkpoint.family.feature_config is not None
+    path, config = checkpoint.path / checkpoint.family.feature_config, checkpoint.config
     try:
         log_mel = LogMel.read(path)
     except BundleError as error:

@@ -12,7 +12,8 @@ import transformers
 from transformers.generation.configuration_utils import METADATA_FIELDS
 
 from tightbeam.export.errors import ExportError, causes, first_line
-from tightbeam.export.families import FAMILIES, Family
+from tightbeam.export.families.base import Family
+from tightbeam.export.families.table import FAMILIES
 
 __all__ = [
     "CONFIG_FILE",
@@ -94,8 +95,8 @@ def load_config(family: Family, config_json: dict[str, Any], folder: Path) -> An
             reason = f"{' or '.join(zeros)} is 0, by which transformers divides"
         raise ExportError(f"{path}: {reason}; correct the value") from error
 
-    for fault in family.config_faults(config):
-        raise ExportError(f"{path}: {fault}")
+    for reason in family.config_errors(config):
+        raise ExportError(f"{path}: {reason}")
     _check_special_ids(path, vars(config), family.sizes(config).vocabulary)
     return config
 
@@ -128,8 +129,8 @@ def generation_settings(family: Family, model: Any, folder: Path, vocabulary: in
         for name, value in read_json(source).items():  # transformers drops unknown names, which the runner must refuse
             if value is not None and name not in METADATA_FIELDS:
                 settings.setdefault(name, value)
-    for fault in family.generation_faults(model.generation_config):
-        raise ExportError(f"{source}: {fault}")
+    for reason in family.generation_errors(model.generation_config):
+        raise ExportError(f"{source}: {reason}")
     if getattr(model.config, "forced_decoder_ids", None):  # Whisper's prompt, where old checkpoints have it
         settings.setdefault("forced_decoder_ids", model.config.forced_decoder_ids)
     _check_special_ids(source, settings, vocabulary)

@@ -39,6 +39,6 @@ def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
     if not supported:
         settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
     try:
-        options_for(settings, {}, checkpoint.sizes, speech=bool(checkpoint.family.source_files))
+        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.is_speech)
     except GenerationError as error:
         raise ExportError(f"{settings_file(checkpoint.path)}: {error}") from None

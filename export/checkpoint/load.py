@@ -22,7 +22,7 @@ from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.resolve import checkpoint_name, resolve
 from tightbeam.export.checkpoint.tokenizer import load_tokenizer
 from tightbeam.export.checkpoint.weight_files import check_weight_files, load_model
-from tightbeam.export.families import Family
+from tightbeam.export.families.base import Family
 from tightbeam.graph_passes import Sizes
 
 __all__ = ["Checkpoint", "load_checkpoint"]
@@ -68,8 +68,8 @@ def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
     config_json = read_json(folder / CONFIG_FILE)
     family = family_of(config_json, folder)
     check_weight_files(folder)
-    for name in family.source_files:
-        read_json(folder / name)
+    if family.feature_config is not None:
+        read_json(folder / family.feature_config)
     if (folder / GENERATION_FILE).exists():  # transformers ignores a broken one
         read_json(folder / GENERATION_FILE)
     with quiet_transformers():

@@ -10,7 +10,7 @@ from pathlib import Path
 from tightbeam.export.checkpoint.config import CONFIG_FILE
 from tightbeam.export.checkpoint.weight_files import WEIGHTS_FILE
 from tightbeam.export.errors import ExportError, causes, first_line
-from tightbeam.export.families import FAMILIES
+from tightbeam.export.families.table import FAMILIES
 
 __all__ = ["ALIASES", "checkpoint_name", "resolve"]
 

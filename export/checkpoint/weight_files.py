@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from tightbeam.export.checkpoint.config import CONFIG_FILE, read_json
 from tightbeam.export.errors import ExportError, first_line
-from tightbeam.export.families import Family
+from tightbeam.export.families.base import Family
 
 __all__ = ["WEIGHTS_FILE", "check_weight_files", "load_model"]
 

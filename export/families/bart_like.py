@@ -1,4 +1,4 @@
-"""BART's architecture, which Pegasus, mBART and Marian share: learned or computed positions in a table."""
+"""BART's architecture, shared by Pegasus, mBART and Marian: learned or sinusoidal positions in a table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from tightbeam.export.families.base import (
     Family,
-    activation_faults,
-    half_faults,
-    head_faults,
-    size_faults,
+    activation_errors,
+    encoder_decoder_errors,
+    head_errors,
+    size_errors,
     square_sizes,
 )
 from tightbeam.export.tracing.encoder_decoder import DecoderStep, EncoderStep, PositionTable, trace_encoder_decoder
@@ -20,7 +20,7 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 SIDES = ("encoder", "decoder")
 SIDE_SIZES = tuple(f"{side}_{part}" for part in ("layers", "ffn_dim", "attention_heads") for side in SIDES)
 SINUSOIDAL_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
-"""Position tables that the model computes; checkpoints may leave them out."""
+"""Position tables that the model computes; checkpoints may omit them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class BartLike(Family):
     with `model.final_logits_bias` [1, vocabulary] added to its output."""
 
     position_offset: int
-    """Row of the position table that holds position 0."""
+    """row of the position table that holds position 0"""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        yield from bart_faults(config, ("d_model", "vocab_size", "max_position_embeddings"), self.architecture)
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from bart_errors(config, ("d_model", "vocab_size", "max_position_embeddings"), self.architecture)
 
     def sizes(self, config: Any) -> Sizes:
         return square_sizes(config, config.max_position_embeddings, config.max_position_embeddings)
@@ -43,11 +43,11 @@ class BartLike(Family):
             return trace_encoder_decoder(EncoderStep(model.get_encoder()), DecoderStep(model, positions), sizes)
 
 
-def bart_faults(config: Any, sizes: tuple[str, ...], architecture: str) -> Iterator[str]:
-    """The faults of a config with BART's names: ``sizes`` and ``SIDE_SIZES`` are what must be whole numbers."""
-    faults = list(size_faults(config, (*sizes, *SIDE_SIZES)))
-    yield from faults
-    for side in () if faults else SIDES:
-        yield from head_faults(config, "d_model", f"{side}_attention_heads")
-    yield from activation_faults(config, "activation_function")
-    yield from half_faults(config, architecture)
+def bart_errors(config: Any, sizes: tuple[str, ...], architecture: str) -> Iterator[str]:
+    """Errors of a config with BART's names; its fields ``sizes`` and ``SIDE_SIZES`` must be positive integers."""
+    errors = list(size_errors(config, (*sizes, *SIDE_SIZES)))
+    yield from errors
+    for side in () if errors else SIDES:
+        yield from head_errors(config, "d_model", f"{side}_attention_heads")
+    yield from activation_errors(config, "activation_function")
+    yield from encoder_decoder_errors(config, architecture)

@@ -1,4 +1,4 @@
-"""What one model family says about itself: everything an export must know and cannot read off any config alike."""
+"""A model family: everything that an export must know and cannot read off any config alike."""
 
 from __future__ import annotations
 
@@ -13,85 +13,104 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 
 __all__ = [
     "Family",
-    "activation_faults",
-    "half_faults",
-    "head_faults",
-    "size_faults",
+    "activation_errors",
+    "encoder_decoder_errors",
+    "head_errors",
+    "size_errors",
     "square_sizes",
 ]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family as transformers implements it, under its config's ``model_type``. A kind of architecture is a subclass,
-    a family an instance."""
+    """A family as transformers implements it. A kind of architecture is a subclass, a family an instance of it."""
 
     model_type: str
+    """``model_type`` of config.json"""
     architecture: str
-    """The transformers class with the language-model head; no other class of the family generates."""
+    """the transformers class with the language-model head; no other class of the family generates"""
     computed_weights: tuple[str, ...] = ()
-    """Tensors that a checkpoint may leave out because the model computes them."""
-    source_files: tuple[str, ...] = ()
-    """Files that say how a source is made ready for the encoder, where it is not a text."""
+    """tensors that a checkpoint may omit because the model computes them"""
+    feature_config: str | None = None
+    """of a speech model: the file that says how features are computed from audio"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Short name -> hub id."""
+    """short name -> hub id"""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        """What in a config contradicts itself or the family, one clause each, with what was expected."""
+    @property
+    def is_speech(self) -> bool:
+        """True for a model whose source is audio."""
+        return self.feature_config is not None
+
+    def config_errors(self, config: Any) -> Iterator[str]:
+        """Contradictions in a transformers config, or between it and the family.
+
+        Yields
+        ------
+        str
+            One clause: the value, what was expected, and the fix where there is one.
+        """
         raise NotImplementedError
 
-    def generation_faults(self, generation: Any) -> Iterator[str]:
-        """What in a model's generation config would give other tokens than a bundle does, likewise."""
+    def generation_errors(self, generation: Any) -> Iterator[str]:
+        """Settings of a model's generation config under which a bundle would give other tokens; clauses as above."""
         yield from ()
 
     def sizes(self, config: Any) -> Sizes:
-        """The sizes, in the letters of docs/design.md; of the decoder where the model has two halves."""
+        """Sizes in the letters of docs/design.md; those of the decoder where the model has an encoder too."""
         raise NotImplementedError
 
-    def measurable(self, model: Any) -> AbstractContextManager[None]:
-        """While it lasts, the model's attention goes through transformers' attention interface."""
+    def attention_interface(self, model: Any) -> AbstractContextManager[None]:
+        """Context in which the model's attention goes through transformers' attention interface."""
         return nullcontext()
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        """The canonical graphs of a model in eval mode, weights included (they share memory with the model's).
+        """Trace a model in eval mode.
 
-        Raises ExportError where torch's exporter gives up or yields inputs that are not dynamic as they must be.
+        Returns
+        -------
+        ModelGraphs
+            The canonical graphs; their weights share memory with the model's.
+
+        Raises
+        ------
+        ExportError
+            torch's exporter fails, or fixes a size that must be dynamic.
         """
         raise NotImplementedError
 
 
-MOST_LAYERS = 1000
-"""Of so many transformers makes a model only after a long while, before it says that their weights are missing."""
+MAX_LAYERS = 1000
+"""Upper bound on layer counts: rejects corrupt configs before transformers allocates the model."""
 
 
-def size_faults(config: Any, names: tuple[str, ...]) -> Iterator[str]:
-    """Which of the config's sizes are no whole numbers of at least 1."""
+def size_errors(config: Any, names: tuple[str, ...]) -> Iterator[str]:
+    """Clauses for those of the config's sizes that are no integers of at least 1."""
     for name in names:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield f"{name} is {value!r}; expected a whole number of at least 1"
-        elif "layer" in name and value > MOST_LAYERS:
-            yield f"{name} is {value}; expected at most {MOST_LAYERS}, more than any model has"
+        elif "layer" in name and value > MAX_LAYERS:
+            yield f"{name} is {value}; expected at most {MAX_LAYERS}, more than any model has"
 
 
-def head_faults(config: Any, width: str, heads: str) -> Iterator[str]:
-    """Whether the config's heads share its width among them, both sizes under these names."""
+def head_errors(config: Any, width: str, heads: str) -> Iterator[str]:
+    """A clause where the config's ``width`` is not divisible by its ``heads``, both names of fields."""
     D, H = getattr(config, width), getattr(config, heads)
     if D % H:
         yield f"{width} {D} is not divisible by {heads} {H}; correct one of them"
 
 
-def activation_faults(config: Any, name: str) -> Iterator[str]:
-    """Whether transformers has the activation that the config has under this name."""
+def activation_errors(config: Any, name: str) -> Iterator[str]:
+    """A clause where transformers lacks the activation in the config's field ``name``."""
     value = getattr(config, name)
     if value not in ACT2FN:
         yield f"{name} {value!r} is unknown; transformers has {', '.join(sorted(ACT2FN))}"
 
 
-def half_faults(config: Any, architecture: str) -> Iterator[str]:
-    """Whether the config is one of an encoder and a decoder."""
+def encoder_decoder_errors(config: Any, architecture: str) -> Iterator[str]:
+    """A clause where the config is not that of an encoder-decoder."""
     if not config.is_encoder_decoder:
-        yield f"is_encoder_decoder is false; {architecture} needs both halves"
+        yield f"is_encoder_decoder is false; {architecture} needs both an encoder and a decoder"
 
 
 def square_sizes(
@@ -104,7 +123,10 @@ def square_sizes(
     layers: str = "decoder_layers",
     streams: int = 1,
 ) -> Sizes:
-    """The sizes of a decoder whose heads share its width among them, by default under the names of BART's config."""
+    """Sizes of a decoder whose H heads share its width D.
+
+    ``width``, ``heads`` and ``layers`` are fields of the config, by default those of BART.
+    """
     H, D = int(getattr(config, heads)), int(getattr(config, width))
     return Sizes(
         D=D,

@@ -1,4 +1,4 @@
-"""Decoder-only models as transformers writes most of them: embeddings, layers of self-attention, a head."""
+"""The decoder-only architecture of most transformers models: embeddings, layers of self-attention, a head."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tightbeam.export.families.base import Family, activation_faults, head_faults, size_faults
+from tightbeam.export.families.base import Family, activation_errors, head_errors, size_errors
 from tightbeam.export.tracing.decoder_only import trace_causal
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 __all__ = ["Causal"]
 
-ANGLES_OF_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotation whose angles change with the length of the sequence, so that cached keys would be wrong."""
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Kinds of RoPE whose angles depend on the length of the sequence, so that cached keys would be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Causal(Family):
-    """Names of the config's fields; the model is ``base_model`` and ``lm_head`` and uses the attention interface."""
+    """A model of ``base_model`` and ``lm_head``, whose attention goes through transformers' attention interface.
+
+    The fields up to ``activation`` are names of the config's fields.
+    """
 
     width: str = "hidden_size"
     layers: str = "num_hidden_layers"
@@ -31,15 +34,15 @@ class Causal(Family):
     rotary: bool = True
     key_norm: bool = False
 
-    def config_faults(self, config: Any) -> Iterator[str]:
+    def config_errors(self, config: Any) -> Iterator[str]:
         names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
-        faults = list(size_faults(config, names))
-        yield from faults
-        if faults:
+        errors = list(size_errors(config, names))
+        yield from errors
+        if errors:
             return
         H, G = getattr(config, self.heads), self.key_heads(config)
         if getattr(config, "head_dim", None) is None:
-            yield from head_faults(config, self.width, self.heads)
+            yield from head_errors(config, self.width, self.heads)
         if not isinstance(G, int) or G < 1 or H % G:
             yield f"{self.heads} {H} is not divisible by the {G!r} key heads; correct one of them"
         window = getattr(config, "sliding_window", None)
@@ -47,14 +50,14 @@ class Causal(Family):
             yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
         if (count := getattr(config, self.positions)) < 3:
             yield f"{self.positions} is {count}; expected 3 at least, for prompts and new tokens"
-        yield from activation_faults(config, self.activation)
+        yield from activation_errors(config, self.activation)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         if self.rotary:
-            yield from _rotation_faults(getattr(config, "rope_parameters", None) or {})
+            yield from _rope_errors(getattr(config, "rope_parameters", None) or {})
 
     def key_heads(self, config: Any) -> Any:
-        """G."""
+        """The number of key heads G, unchecked."""
         return getattr(config, "num_key_value_heads", None) or getattr(config, self.heads)
 
     def sizes(self, config: Any) -> Sizes:
@@ -81,14 +84,14 @@ class Causal(Family):
         return trace_causal(model, sizes)
 
 
-def _rotation_faults(parameters: dict[str, Any]) -> Iterator[str]:
-    """What in a config's rope_parameters cannot be, or changes with the length of the sequence."""
+def _rope_errors(parameters: dict[str, Any]) -> Iterator[str]:
+    """Errors of a config's rope_parameters, a dependence on the length of the sequence among them."""
     kind = parameters.get("rope_type", "default")
     known = ("default", *ROPE_INIT_FUNCTIONS)
     if not isinstance(kind, str) or kind not in known:
-        yield f"rope_type is {kind!r}; expected one of {', '.join(sorted(set(known) - set(ANGLES_OF_LENGTH)))}"
-    elif kind in ANGLES_OF_LENGTH:
-        yield f"rope_type {kind!r} changes its angles with the length; supported are those that do not"
+        yield f"rope_type is {kind!r}; expected one of {', '.join(sorted(set(known) - set(LENGTH_DEPENDENT_ROPE)))}"
+    elif kind in LENGTH_DEPENDENT_ROPE:
+        yield f"rope_type {kind!r} changes its angles with the length; expected a kind whose angles do not"
     for name in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
         value = parameters.get(name, 1)
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,8 +1,8 @@
 """Falcon (Almazrouei et al. 2023): rotary positions; attention beside the feed-forward part, with one key head for all
 query heads (7B) or one for a group of them (40B).
 
-transformers has an attention of its own for it, and one product for queries, keys and values, group by group. While the
-model is traced or measured, its attention is as the other families have it, with a product for each.
+transformers gives it an attention outside the attention interface, with one product for queries, keys and values, group
+by group. ``FalconLike.attention_interface`` replaces that by an attention through the interface, with three products.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.falcon import modeling_falcon
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear
 
-from tightbeam.export.families.base import head_faults
+from tightbeam.export.families.base import head_errors
 from tightbeam.export.families.causal import Causal
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 
 class FalconLike(Causal):
-    """Not with ALiBi: transformers rounds its bias to bfloat16 by the position of the key, so that it is no function of
-    the distance."""
+    """Falcon with RoPE. ALiBi is refused: transformers rounds its bias to bfloat16 by the position of the key, so that
+    it is no function of the distance."""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        yield from super().config_faults(config)
-        yield from head_faults(config, self.width, self.heads)
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from super().config_errors(config)
+        yield from head_errors(config, self.width, self.heads)
         H, G, norms = config.num_attention_heads, config.num_kv_heads, config.num_ln_in_parallel_attn
         if config.alibi:
-            yield "alibi is true; supported are models whose positions turn queries and keys (alibi false)"
+            yield "alibi is true; expected a model with rotary positions (alibi false)"
         if config.new_decoder_architecture:
             if not config.parallel_attn:
                 yield "parallel_attn is false; expected true with new_decoder_architecture"
@@ -46,11 +46,11 @@ class FalconLike(Causal):
         return 1 if config.multi_query and not config.new_decoder_architecture else config.num_kv_heads
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        with self.measurable(model):
+        with self.attention_interface(model):
             return super().trace(model, sizes)
 
     @contextmanager
-    def measurable(self, model: Any) -> Iterator[None]:
+    def attention_interface(self, model: Any) -> Iterator[None]:
         groups = model.config.num_attention_heads // self.key_heads(model.config)
         with ExitStack() as stack:
             stack.enter_context(patch.object(FalconLinear, "forward", nn.Linear.forward))
@@ -63,7 +63,7 @@ class FalconLike(Causal):
 
 
 def _projections(attention: FalconAttention, groups: int) -> nn.ModuleList:
-    """Queries, keys and values each by a product of its own. The fused one gives, for each key head, the queries of
+    """Three products for queries, keys and values out of the fused one, which yields for each key head the queries of
     ``groups`` heads, the keys, and the values."""
     fused, K = attention.query_key_value, attention.head_dim
 

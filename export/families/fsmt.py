@@ -1,7 +1,7 @@
 """FSMT (Ng et al. 2019), fairseq's WMT19 translators: two vocabularies, computed positions, attention of its own.
 
-transformers has no attention interface for it: the formula stands in its `Attention`, positions first. While the model
-is traced or measured, that is an attention as the other families have it.
+Its attention in transformers computes the formula itself, positions first. ``FsmtLike.attention_interface`` replaces it
+by an attention through transformers' attention interface.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encode
 
 @dataclass(frozen=True, kw_only=True)
 class FsmtLike(BartLike):
-    """As BART, but for its attention, its positions, and its head, which is part of the decoder."""
+    """BART with another attention, other positions, and a head that is part of the decoder."""
 
     def sizes(self, config: Any) -> Sizes:
         vocabulary, source_vocabulary = int(config.tgt_vocab_size), int(config.src_vocab_size)
@@ -35,7 +35,7 @@ class FsmtLike(BartLike):
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         decoder = model.get_decoder()
-        with self.measurable(model), FsmtPositions(decoder.embed_positions).in_place_of(decoder) as positions:
+        with self.attention_interface(model), FsmtPositions(decoder.embed_positions).in_place_of(decoder) as positions:
             encoder = trace_encoder(FsmtEncoder(model.get_encoder()), sizes)
             step = trace_decoder(FsmtStep(decoder, positions), sizes)
         _samples_first(step)
@@ -44,7 +44,7 @@ class FsmtLike(BartLike):
         return graphs
 
     @contextmanager
-    def measurable(self, model: Any) -> Iterator[None]:
+    def attention_interface(self, model: Any) -> Iterator[None]:
         with patch.object(Attention, "forward", _attend):
             yield
 
@@ -58,7 +58,7 @@ def _attend(
     attn_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """`Attention.forward`, [T, B, D] to [T, B, D]. ``key_padding_mask`` [B, N]: which positions do not count."""
+    """`Attention.forward`, [T, B, D] to [T, B, D]. ``key_padding_mask`` [B, N]: true at padding."""
     inputs = (key if self.encoder_decoder_attention else query).transpose(0, 1)  # [B, N, D]
 
     def heads(projected: Tensor) -> Tensor:
@@ -81,15 +81,14 @@ def _attend(
 
 
 def _samples_first(step: gs.Graph) -> None:
-    """Positions first or samples first is the same for one position, so the changes between them go."""
+    """Drop the Transposes between positions first and samples first, which are equal for a single position."""
     for node in [node for node in step.nodes if node.op == "Transpose" and node.attrs["perm"] == [1, 0, 2]]:
         read_instead(node.outputs[0], node.inputs[0])
     tidy(step)
 
 
 class FsmtPositions(PositionTable):
-    """A pad token has no position of its own, as in `SinusoidalPositionalEmbedding`: it stands where the token before
-    it stood."""
+    """`SinusoidalPositionalEmbedding`, where a pad token has the position of the token before it."""
 
     def __init__(self, table: nn.Embedding) -> None:
         assert table.padding_idx is not None
@@ -102,7 +101,7 @@ class FsmtPositions(PositionTable):
 
 
 class FsmtEncoder(nn.Module):
-    """The encoder, which takes the mask as it is."""
+    """The encoder, with the mask unchanged."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ class FsmtEncoder(nn.Module):
 
 
 class FsmtStep(nn.Module):
-    """One decoder step over an explicit past; its result is the logits."""
+    """One decoder step over an explicit past, to the logits and the new past."""
 
     def __init__(self, decoder: nn.Module, positions: PositionTable) -> None:
         super().__init__()

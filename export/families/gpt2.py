@@ -9,7 +9,7 @@ from tightbeam.export.families.causal import Causal
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Like(Causal):
-    """GPT-2's names of the config's fields; positions are embedded."""
+    """A decoder-only model with GPT-2's names of the config's fields, and learned positions."""
 
     width: str = "n_embd"
     layers: str = "n_layer"

@@ -9,12 +9,12 @@ from tightbeam.export.families.gpt2 import Gpt2Like
 
 
 class BigCode(Gpt2Like):
-    """Only with ``multi_query``: the other form takes each head's queries, keys and values out of one block."""
+    """GPT-BigCode with ``multi_query``; without it, a head's queries, keys and values come out of one block."""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        yield from super().config_faults(config)
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from super().config_errors(config)
         if not config.multi_query:
-            yield "multi_query is false; supported are models with one key head for all query heads"
+            yield "multi_query is false; expected true, one key head for all query heads"
 
     def key_heads(self, config: Any) -> Any:
         return 1

@@ -9,12 +9,12 @@ from tightbeam.export.families.causal import Causal
 
 
 class Olmo(Causal):
-    """May clip queries, keys and values, which no cache of ours allows for."""
+    """Llama's layers; clipped queries, keys and values are refused, which no cache supports."""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        yield from super().config_faults(config)
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from super().config_errors(config)
         if config.clip_qkv is not None:
-            yield f"clip_qkv is {config.clip_qkv}; supported are models that do not clip queries, keys and values"
+            yield f"clip_qkv is {config.clip_qkv}; expected none: no cache supports clipped keys and values"
 
 
 OLMO = Olmo(model_type="olmo", architecture="OlmoForCausalLM")

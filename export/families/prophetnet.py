@@ -1,13 +1,13 @@
-"""ProphetNet (Qi et al. 2020): beside the main stream, which reads the tokens, streams that predict the next ones.
+"""ProphetNet (Qi et al. 2020): two-stream self-attention, a main stream over the tokens beside predicting streams.
 
 `generate` takes the logits of the first predicting stream alone, and no stream reads a later one, so that a step runs
 two positions a row: the newest token in the main stream, and behind it the prediction. The prediction sees the main
-stream's keys and its own, which nothing else ever sees. Both weigh distances by what they are: each layer makes a bias
-for every bucket of distances (T5's) out of its own input.
+stream's keys and its own, which nothing else sees. The bias by distance depends on the content: each layer computes one
+for every bucket of distances (T5's) from its own input.
 
-transformers has no attention interface for it, and its model without a cache gives heads of the predicting streams each
-other's biases (the axes of `get_predict_relative_pos_embeddings` are in another order for more than one position), so
-that `use_cache=True`, its default, is what holds.
+transformers computes its attention outside the attention interface. Its model without a cache mixes up the biases of
+the predicting streams' heads (the axes of `get_predict_relative_pos_embeddings` are in another order for more than one
+position), so that `use_cache=True`, the default, is the reference.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from transformers.models.prophetnet.modeling_prophetnet import (
 
 from tightbeam.export.families.base import (
     Family,
-    activation_faults,
-    half_faults,
-    head_faults,
-    size_faults,
+    activation_errors,
+    encoder_decoder_errors,
+    head_errors,
+    size_errors,
     square_sizes,
 )
 from tightbeam.export.tracing.encoder_decoder import trace_encoder_decoder
@@ -57,14 +57,14 @@ SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProphetNetLike(Family):
-    """The head is `model.lm_head`, without bias."""
+    """An encoder-decoder whose decoder runs two streams in a step; the head is `model.lm_head`, without bias."""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        faults = list(size_faults(config, SIZES))
-        yield from faults
-        if not faults:
+    def config_errors(self, config: Any) -> Iterator[str]:
+        errors = list(size_errors(config, SIZES))
+        yield from errors
+        if not errors:
             for side in ("encoder", "decoder"):
-                yield from head_faults(config, "hidden_size", f"num_{side}_attention_heads")
+                yield from head_errors(config, "hidden_size", f"num_{side}_attention_heads")
             if config.num_buckets < 2:
                 yield f"num_buckets is {config.num_buckets}; expected at least 2"
             elif config.relative_max_distance <= config.num_buckets // 2:
@@ -76,14 +76,14 @@ class ProphetNetLike(Family):
                 yield f"max_position_embeddings is {config.max_position_embeddings}; expected at least 4"
         if config.pad_token_id != 0:
             yield f"pad_token_id is {config.pad_token_id}; transformers counts positions from it, and expects 0"
-        yield from activation_faults(config, "activation_function")
+        yield from activation_errors(config, "activation_function")
         if not config.add_cross_attention:
             yield f"add_cross_attention is false; {self.architecture} reads its source by it"
-        yield from half_faults(config, self.architecture)
+        yield from encoder_decoder_errors(config, self.architecture)
 
-    def generation_faults(self, generation: Any) -> Iterator[str]:
+    def generation_errors(self, generation: Any) -> Iterator[str]:
         if not generation.use_cache:
-            yield "use_cache is false, with which transformers mixes the heads of predicting streams up; set it true"
+            yield "use_cache is false, with which transformers mixes up the predicting streams' heads; set it true"
 
     def sizes(self, config: Any) -> Sizes:
         return square_sizes(
@@ -104,8 +104,9 @@ class ProphetNetLike(Family):
         return graphs
 
     @contextmanager
-    def measurable(self, model: Any) -> Iterator[None]:
-        """The decoder runs its main stream and the first predicting one alone, as a step of a bundle does."""
+    def attention_interface(self, model: Any) -> Iterator[None]:
+        """Context in which attention goes through the interface, and the decoder runs the main stream and the first
+        predicting one alone, as a step of a bundle does."""
         with (
             patch.object(ProphetNetAttention, "forward", _attend_all),
             patch.object(ProphetNetNgramSelfAttention, "forward", _attend_streams),
@@ -116,16 +117,20 @@ class ProphetNetLike(Family):
 
 
 def buckets_of(config: Any, distances: int) -> Tensor:
-    """int64 [distances]: the bucket of each distance back to a key, by transformers' own function: the floor of a
-    logarithm, which another runtime might round to another bucket."""
+    """The bucket of each distance back to a key, int64 [distances], by transformers' own function.
+
+    That is the floor of a logarithm, which another runtime might round to another bucket.
+    """
     back = -torch.arange(distances)
     buckets: Tensor = compute_relative_buckets(config.num_buckets, config.relative_max_distance, back)
     return buckets.long()
 
 
 def attend(attention: Any, heads: int, states: Tensor, sources: Tensor, mask: Tensor) -> Tensor:
-    """[B, T, D] from ``states`` [B, T, D] over ``sources`` [B, N, D]; ``mask``: what is added to the scores, or which
-    of them count, [B, 1 or H, T, N]."""
+    """Attention of ``states`` [B, T, D] over ``sources`` [B, N, D], to [B, T, D].
+
+    ``mask`` [B, 1 or H, T, N]: a bias that is added to the scores, or a boolean mask.
+    """
 
     def by_head(projected: Tensor) -> Tensor:
         split: Tensor = projected.unflatten(-1, (heads, -1))
@@ -147,7 +152,7 @@ def attend(attention: Any, heads: int, states: Tensor, sources: Tensor, mask: Te
 
 
 class EncoderStep(nn.Module):
-    """The encoder, position by position of a table whose last row serves what is beyond it."""
+    """The encoder; positions beyond the table get its last row."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -168,8 +173,11 @@ class EncoderStep(nn.Module):
 
 
 class DecoderStep(nn.Module):
-    """One decoder step of two streams over an explicit past. What a layer reads is [2 R, 1, D], a row's main stream
-    and then its prediction: a step of twice as many rows, of which only self-attention knows that they are pairs."""
+    """One decoder step of two streams over an explicit past.
+
+    A layer reads [2 R, 1, D], a row's main stream and then its prediction: a step of twice as many rows, which
+    self-attention alone treats as pairs.
+    """
 
     buckets: Tensor
 
@@ -207,11 +215,11 @@ class DecoderStep(nn.Module):
         return (self.lm_head(predictions), *present)
 
     def _by_head(self, rows: Tensor) -> Tensor:
-        """[R, H, 2, K] from [2 R, 1, H K]."""
+        """Heads of both streams [R, H, 2, K] from [2 R, 1, H K]."""
         return rows.reshape(-1, 2, self.heads, rows.shape[-1] // self.heads).transpose(1, 2)
 
     def _attend(self, attention: Any, states: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """[2 R, 1, D]."""
+        """The output projection of an attention [2 R, 1, D]."""
         attended = nn.functional.scaled_dot_product_attention(
             self._by_head(attention.query_proj(states)), keys, values, mask, scale=keys.shape[-1] ** -0.5
         )
@@ -219,8 +227,11 @@ class DecoderStep(nn.Module):
         return output
 
     def _bias(self, attention: Any, states: Tensor, positions: Tensor, keys: int) -> Tensor:
-        """[R, H, 2, T + 2]: each stream's own by distance. The prediction is a position ahead of its row's token, where
-        the last key is its own, which is ahead of the main stream."""
+        """The bias by distance of each stream [R, H, 2, T + 2].
+
+        The prediction is one position ahead of its row's token; the last key is its own, and hidden from the main
+        stream.
+        """
         by_bucket = attention.relative_pos_embeddings(states).reshape(-1, 2, attention.num_buckets, self.heads)
         by_bucket = by_bucket.permute(0, 3, 1, 2)  # [R, H, 2, buckets]
         distances = positions[:, :, None] + torch.arange(2)[:, None] - torch.arange(keys)  # [R, 2, T + 2]
@@ -232,7 +243,7 @@ class DecoderStep(nn.Module):
 def _attend_all(
     self: Any, hidden_states: Tensor, key_value_states: Tensor | None = None, attention_mask: Any = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """`ProphetNetAttention.forward`."""
+    """`ProphetNetAttention.forward` through transformers' attention interface."""
     sources = hidden_states if key_value_states is None else key_value_states
     if attention_mask is None:
         attention_mask = hidden_states.new_zeros((1, 1, 1, sources.shape[1]))

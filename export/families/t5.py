@@ -14,13 +14,13 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-from tightbeam.export.families.base import Family, half_faults, size_faults
+from tightbeam.export.families.base import Family, encoder_decoder_errors, size_errors
 from tightbeam.export.tracing.encoder_decoder import EncoderStep, ModelStep, trace_encoder_decoder
 from tightbeam.export.tracing.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 TRAINED = 512
-"""Tokens of a sequence in T5's training."""
+"""Length in tokens that T5 was trained for."""
 TIMES_TRAINED = 4
 SIZES = (
     "d_model",
@@ -37,25 +37,25 @@ SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class T5Like(Family):
-    """The head is `model.lm_head`, without bias; what stands between it and the decoder is the model's own."""
+    """An encoder-decoder with relative positions; the whole model is traced, scaling before the head included."""
 
-    def config_faults(self, config: Any) -> Iterator[str]:
-        faults = list(size_faults(config, SIZES))
-        yield from faults
-        if not faults:
+    def config_errors(self, config: Any) -> Iterator[str]:
+        errors = list(size_errors(config, SIZES))
+        yield from errors
+        if not errors:
             buckets, reach = config.relative_attention_num_buckets, config.relative_attention_max_distance
             if buckets < 4 or buckets % 2:
                 yield f"relative_attention_num_buckets is {buckets}; expected an even number of at least 4"
             elif reach <= buckets // 2:
                 yield f"relative_attention_max_distance is {reach}; expected more than half of the {buckets} buckets"
         if getattr(config, "n_positions", None) is not None:
-            yield from size_faults(config, ("n_positions",))
+            yield from size_errors(config, ("n_positions",))
         if config.dense_act_fn not in ACT2FN:
             yield (
                 f"feed_forward_proj {config.feed_forward_proj!r} is unknown; expected relu, gated-gelu, or another of "
                 f"{', '.join(sorted(ACT2FN))}"
             )
-        yield from half_faults(config, self.architecture)
+        yield from encoder_decoder_errors(config, self.architecture)
 
     def sizes(self, config: Any) -> Sizes:
         H, K = int(config.num_heads), int(config.d_kv)

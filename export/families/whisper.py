@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022): it takes a window of 30 s as a spectrogram, and writes what was said.
+"""Whisper (Radford et al. 2022): a speech model over a window of 30 s, given as a log-mel spectrogram.
 
 The encoder takes the window whole, silence included, so there is no mask: N is max_source_positions, always. The
 operators of a variant take one of ones.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tightbeam.export.families.bart_like import bart_faults
+from tightbeam.export.families.bart_like import bart_errors
 from tightbeam.export.families.base import Family, square_sizes
 from tightbeam.export.tracing.encoder_decoder import ModelStep, PositionTable, trace_decoder
 from tightbeam.export.tracing.torch_export import trace_module
@@ -29,8 +29,10 @@ SIZES = ("d_model", "vocab_size", "num_mel_bins", "max_source_positions", "max_t
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperLike(Family):
-    def config_faults(self, config: Any) -> Iterator[str]:
-        yield from bart_faults(config, SIZES, self.architecture)
+    """A speech model: an encoder over features [B, mels, frames], a decoder with BART's names."""
+
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from bart_errors(config, SIZES, self.architecture)
 
     def sizes(self, config: Any) -> Sizes:
         return square_sizes(config, config.max_source_positions, config.max_target_positions)
@@ -38,7 +40,7 @@ class WhisperLike(Family):
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         B, mels, frames = 3, model.config.num_mel_bins, FRAMES_PER_POSITION * sizes.max_source
         encoder = trace_module(
-            HearingStep(model.get_encoder()),
+            FeatureStep(model.get_encoder()),
             (torch.randn((B, mels, frames), generator=torch.Generator().manual_seed(0)),),
             ({0: Dim("B", min=1)},),
             {"input_features": ("B", mels, frames)},
@@ -53,8 +55,8 @@ class WhisperLike(Family):
         return graphs
 
 
-class HearingStep(nn.Module):
-    """The encoder over a window's features float32 [B, mels, frames]."""
+class FeatureStep(nn.Module):
+    """The encoder over features float32 [B, mels, frames]."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ _SIZES = ("tiny", "base", "small", "medium")
 WHISPER = WhisperLike(
     model_type="whisper",
     architecture="WhisperForConditionalGeneration",
-    source_files=("preprocessor_config.json",),
+    feature_config="preprocessor_config.json",
     aliases={
         **{f"whisper-{size}": f"openai/whisper-{size}" for size in _SIZES},
         **{f"whisper-{size}.en": f"openai/whisper-{size}.en" for size in _SIZES},

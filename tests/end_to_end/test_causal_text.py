@@ -68,7 +68,7 @@ def test_an_attention_outside_the_interface_is_measured(checkpoints: CheckpointC
     assert all(found.error <= found.allowed for found in bundle.manifest.guard)
     checkpoint = load_checkpoint(folder)
     names = list(checkpoint.model.state_dict())
-    with checkpoint.family.measurable(checkpoint.model):
+    with checkpoint.family.attention_interface(checkpoint.model):
         assert list(checkpoint.model.state_dict()) != names
     assert list(checkpoint.model.state_dict()) == names
     assert FalconAttention.forward.__module__ == FalconAttention.__module__
@@ -222,8 +222,8 @@ def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path:
         ("gpt2", {"n_layer": 0}, "n_layer is 0; expected a whole number of at least 1"),
         ("gpt2", {"activation_function": "x"}, "activation_function 'x' is unknown"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention is switched on; expected GPT2LMHeadModel alone"),
-        ("gpt_bigcode", {"multi_query": False}, "multi_query is false; supported are models with one key head"),
-        ("falcon", {"alibi": True}, "alibi is true; supported are models whose positions turn queries and keys"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query is false; expected true, one key head"),
+        ("falcon", {"alibi": True}, "alibi is true; expected a model with rotary positions"),
         ("falcon", {"num_attention_heads": 8}, "hidden_size 36 is not divisible by num_attention_heads 8"),
         ("falcon", {"multi_query": False, "num_kv_heads": 3}, "num_kv_heads is 3; expected num_attention_heads, 6"),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 4}, "not divisible by the 4 key heads"),
@@ -248,7 +248,7 @@ def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path:
         ("llama", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected 3 at least"),
         ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; expected at most 1000"),
         ("mistral", {"sliding_window": 1}, "sliding_window is 1; expected a whole number of at least 2, or none"),
-        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; supported are models that do not clip"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected none"),
         ("llama", {"architectures": ["LlamaModel"]}, "only LlamaForCausalLM generates text"),
     ],
 )

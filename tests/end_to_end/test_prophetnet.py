@@ -54,7 +54,7 @@ def test_streams_without_a_past_are_those_of_the_steps(bundles: BundleCache) -> 
         steps = model.generate(ids, **given, return_dict_in_generate=True, output_logits=True)
         expected = torch.stack(steps.logits, dim=1)
         arguments = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": steps.sequences[:, :-1]}
-        with checkpoint.family.measurable(model):
+        with checkpoint.family.attention_interface(model):
             found = model(**arguments, use_cache=False).logits
         without_cache = model(**arguments, use_cache=False).logits
     largest = expected.abs().max()

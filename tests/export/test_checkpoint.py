@@ -24,8 +24,8 @@ from tightbeam.export.checkpoint.quiet import panics_as_errors
 from tightbeam.export.checkpoint.resolve import ALIASES, resolve
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.errors import ExportError
-from tightbeam.export.families import FAMILIES
 from tightbeam.export.families.bart_like import BartLike
+from tightbeam.export.families.table import FAMILIES
 
 FAMILY_NAMES = tuple(CLASSES)
 BART_LIKE = tuple(family.model_type for family in FAMILIES if isinstance(family, BartLike))
@@ -405,7 +405,7 @@ def test_weights_that_do_not_fit(
     assert expected in refusal(folder)
 
 
-def test_all_faults_at_once(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_all_errors_at_once(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c")
 
     def change(weights: dict[str, torch.Tensor]) -> None:

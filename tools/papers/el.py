@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import BartConfig
 
-from tightbeam.export.families import FAMILIES
+from tightbeam.export.families.table import FAMILIES
 from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.bytes import source_bytes
 from tightbeam.graph_passes.caches.cost import WeightCounts, Work, encoder_work, step_work

@@ -1,0 +1,110 @@
+"""The model families that can be exported. One that is data alone is an entry here; one with code has a file too."""
+
+from __future__ import annotations
+
+from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
+from tightbeam.export.families.base import Family
+from tightbeam.export.families.causal import Causal
+from tightbeam.export.families.falcon import FALCON
+from tightbeam.export.families.fsmt import FSMT
+from tightbeam.export.families.gpt2 import GPT2
+from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
+from tightbeam.export.families.olmo import OLMO
+from tightbeam.export.families.prophetnet import PROPHETNET
+from tightbeam.export.families.t5 import MT5, T5, UMT5
+from tightbeam.export.families.whisper import WHISPER
+
+__all__ = ["FAMILIES"]
+
+# BART (Lewis et al. 2019) and its distillations: learned positions, the first two rows of the table unused.
+BART = BartLike(
+    model_type="bart",
+    architecture="BartForConditionalGeneration",
+    position_offset=2,
+    aliases={
+        "bart-large-cnn": "facebook/bart-large-cnn",
+        "bart-large-xsum": "facebook/bart-large-xsum",
+        "bart-large-cnn-samsum": "philschmid/bart-large-cnn-samsum",
+        "distilbart-cnn-6-6": "sshleifer/distilbart-cnn-6-6",
+        "distilbart-cnn-12-3": "sshleifer/distilbart-cnn-12-3",
+        "distilbart-cnn-12-6": "sshleifer/distilbart-cnn-12-6",
+        "distilbart-xsum-6-6": "sshleifer/distilbart-xsum-6-6",
+        "distilbart-xsum-12-1": "sshleifer/distilbart-xsum-12-1",
+        "distilbart-xsum-12-3": "sshleifer/distilbart-xsum-12-3",
+        "distilbart-xsum-12-6": "sshleifer/distilbart-xsum-12-6",
+    },
+)
+# Pegasus (Zhang et al. 2019): BART's layers with the norm first, and sinusoidal positions.
+PEGASUS = BartLike(
+    model_type="pegasus",
+    architecture="PegasusForConditionalGeneration",
+    position_offset=0,
+    computed_weights=SINUSOIDAL_TABLES,
+    aliases={
+        "pegasus-large": "google/pegasus-large",
+        "pegasus-xsum": "google/pegasus-xsum",
+        "pegasus-cnn_dailymail": "google/pegasus-cnn_dailymail",
+        "pegasus-multi_news": "google/pegasus-multi_news",
+        "pegasus-newsroom": "google/pegasus-newsroom",
+        "pegasus-pubmed": "google/pegasus-pubmed",
+        "pegasus-arxiv": "google/pegasus-arxiv",
+    },
+)
+# mBART (Liu et al. 2020, Tang et al. 2020): BART with the norm first, a final norm, and many languages.
+MBART = BartLike(
+    model_type="mbart",
+    architecture="MBartForConditionalGeneration",
+    position_offset=2,
+    aliases={
+        "mbart-large-cc25": "facebook/mbart-large-cc25",
+        "mbart-large-en-ro": "facebook/mbart-large-en-ro",
+        "mbart-large-50": "facebook/mbart-large-50",
+        "mbart-large-50-many-to-many-mmt": "facebook/mbart-large-50-many-to-many-mmt",
+        "mbart-large-50-many-to-one-mmt": "facebook/mbart-large-50-many-to-one-mmt",
+        "mbart-large-50-one-to-many-mmt": "facebook/mbart-large-50-one-to-many-mmt",
+    },
+)
+_PAIRS = tuple(pair for other in ("de", "fr", "es", "it", "nl", "ru", "zh") for pair in (f"en-{other}", f"{other}-en"))
+# Marian (Junczys-Dowmunt et al. 2018), as in the OPUS-MT translators: sinusoidal positions that no checkpoint stores.
+MARIAN = BartLike(
+    model_type="marian",
+    architecture="MarianMTModel",
+    position_offset=0,
+    computed_weights=SINUSOIDAL_TABLES,
+    aliases={f"opus-mt-{pair}": f"Helsinki-NLP/opus-mt-{pair}" for pair in _PAIRS},
+)
+
+FAMILIES: tuple[Family, ...] = (
+    BART,
+    PEGASUS,
+    MBART,
+    MARIAN,
+    FSMT,
+    T5,
+    MT5,
+    UMT5,
+    PROPHETNET,
+    WHISPER,
+    GPT2,
+    GPT_BIGCODE,
+    FALCON,
+    # Llama (Touvron et al. 2023, Dubey et al. 2024): rotary positions, key heads shared by query heads.
+    Causal(model_type="llama", architecture="LlamaForCausalLM"),
+    # Mistral (Jiang et al. 2023): Llama with a window over the newest positions.
+    Causal(model_type="mistral", architecture="MistralForCausalLM"),
+    # Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values.
+    Causal(model_type="qwen2", architecture="Qwen2ForCausalLM"),
+    # Qwen3 (Yang et al. 2025): Llama with a norm on each head's queries and keys.
+    Causal(model_type="qwen3", architecture="Qwen3ForCausalLM", key_norm=True),
+    OLMO,
+    # OLMo 2 (OLMo team 2024): norms on queries and keys, and after each branch.
+    Causal(model_type="olmo2", architecture="Olmo2ForCausalLM", key_norm=True),
+    # Phi-3 (Abdin et al. 2024): Llama with queries, keys and values out of one product, and a window.
+    Causal(model_type="phi3", architecture="Phi3ForCausalLM"),
+    # Gemma (Gemma team 2024): Llama with scaled embeddings, and heads wider than the model divided by them.
+    Causal(model_type="gemma", architecture="GemmaForCausalLM"),
+    # SmolLM3 (2025): Llama where the keys of some layers alone are rotated.
+    Causal(model_type="smollm3", architecture="SmolLM3ForCausalLM"),
+    # StarCoder2 (Lozhkov et al. 2024): biases everywhere, a plain feed-forward part, and a window.
+    Causal(model_type="starcoder2", architecture="Starcoder2ForCausalLM"),
+)
