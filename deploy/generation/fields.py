@@ -28,7 +28,7 @@ INERT = frozenset(
     output_attentions output_hidden_states output_scores output_logits return_dict_in_generate
     _from_model_config _commit_hash transformers_version""".split()
 )
-"""Fields that cannot change a token: accepted with any value."""
+"""Fields that cannot change a token. They are accepted with any value."""
 
 DORMANT: dict[str, tuple[object, ...]] = {
     "temperature": (1.0,),
@@ -48,8 +48,10 @@ DORMANT: dict[str, tuple[object, ...]] = {
     "max_matching_ngram_size": (),
     "speculation_type": (),
 }
-"""Fields that transformers reads only while sampling or with an assistant model, and their neutral values. Both modes
-are refused here, so a checkpoint may carry any value (many do); a caller who sets one means the mode, and is told."""
+"""Fields that transformers reads only while sampling or with an assistant model, and their neutral values.
+
+Both modes are unsupported. A checkpoint may have any value (many do); in a call, any but a neutral one is an error.
+"""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "do_sample": (False,),
@@ -84,13 +86,13 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 """Fields that would change the tokens and are not supported, and their neutral values (besides None)."""
 
 NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
-"""Fields that transformers cannot do without: None in a call leaves the checkpoint's value. It unsets any other."""
+"""Fields that transformers requires: None in a call leaves the checkpoint's value, and unsets any other field."""
 
 SPEECH_ONLY = frozenset({"language", "task"})
-"""Fields of models that take sound alone (``speech``)."""
+"""Fields of speech models only."""
 
 LIMITS = ("max_new_tokens", "max_length")
-"""Fields that say how long rows may be; the first one given does."""
+"""Fields that limit the length of a row. The first one that is set is used."""
 LONG_NAME = 60
 """Characters of an unknown name that an error quotes."""
 CHECKPOINT = "the checkpoint's generation config"
@@ -102,7 +104,20 @@ class GenerationError(ValueError):
 
 
 class Fields:
-    """The merged values by field name, where each came from, and typed access to them."""
+    """Merged values by field name, the source of each, and typed access to them.
+
+    Parameters
+    ----------
+    defaults, overrides : mapping
+        The checkpoint's settings and the caller's, by transformers' field names. None is "not set"; in ``overrides`` it
+        unsets all fields but `NEEDED`.
+    vocab_size : int
+
+    Raises
+    ------
+    GenerationError
+        A field is unknown.
+    """
 
     def __init__(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any], vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -137,6 +152,7 @@ class Fields:
         return GenerationError(f"{name}={value} (from {source}) {problem}; {fix}")
 
     def check_supported(self) -> None:
+        """Raise GenerationError for a value of an unsupported field that is not neutral."""
         for name, value in self.values.items():
             source = self.sources[name]
             if name in UNSUPPORTED:
@@ -190,5 +206,5 @@ class Fields:
 
 
 def _is_number(value: object, kind: type) -> bool:
-    """Whether it is a number of that kind, numpy's included; True and False are none."""
+    """Return True for a number of that kind, numpy's included. True and False are not numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)

@@ -27,31 +27,52 @@ CHOSEN = -1
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The resolved settings of one generation. Lengths count all tokens of a row, start token or prompt included.
+    """Resolved settings of one generation. Lengths count all tokens of a row, start token or prompt included.
 
-    Attributes:
-        vocab_size: number of tokens the model scores.
-        num_beams: M; 1 is greedy search.
-        num_return_sequences: sequences returned for each sample, at most ``num_beams``.
-        length_penalty: a finished score is divided by (new tokens) ** length_penalty.
-        early_stopping: True ends a batch once all samples have M finished beams; False when the best running beam,
-            at its present length, cannot beat the worst finished one; "never" when it cannot at any length.
-        min_length: no end-of-sequence token before this length.
-        max_length: the length at which every row ends.
-        limited_by: the field that says so, ``max_new_tokens`` or ``max_length``; empty where none does.
-        no_repeat_ngram_size: no n-gram of this size occurs twice in a row; 0 is off.
-        repetition_penalty: factor on the scores of tokens already in the row; 1.0 is off.
-        forced_bos_token_id: the token right after a row's first one, or None.
-        forced_eos_token_ids: one of these is the last token at ``max_length``; empty is off.
-        eos_token_ids: the tokens that end a sequence; empty: all rows run to ``max_length``.
-        pad_token_id: fills rows that have ended; None only without end-of-sequence token.
-        beginning: P, how many tokens every row begins with.
-        prompt: these tokens, the start token first, `CHOSEN` where the model decides; empty where rows begin with
-            prompts of their own.
-        choices: the tokens among which it decides there.
-        bad_words_ids: token sequences that must not occur.
-        suppress_tokens: tokens that must not occur.
-        begin_suppress_tokens: tokens that must not come first, at ``begin``.
+    Attributes
+    ----------
+    vocab_size : int
+        Tokens that the model scores.
+    num_beams : int
+        M; 1 is greedy search.
+    num_return_sequences : int
+        Sequences returned for each sample, at most ``num_beams``.
+    length_penalty : float
+        A finished score is divided by (new tokens) ** length_penalty.
+    early_stopping : bool or "never"
+        Condition that ends a sample. True: M beams are finished. False: the best running beam, at its present length,
+        cannot beat the worst finished one. "never": it cannot at any length.
+    min_length : int
+        No end-of-sequence token before this length.
+    max_length : int
+        The length at which every row ends.
+    limited_by : str
+        The field that limits the length, ``max_new_tokens`` or ``max_length``; empty where neither is set.
+    no_repeat_ngram_size : int
+        No n-gram of this size occurs twice in a row; 0 is off.
+    repetition_penalty : float
+        Factor on the scores of tokens already in the row; 1.0 is off.
+    forced_bos_token_id : int or None
+        The token after a row's first one.
+    forced_eos_token_ids : tuple of int
+        The last token at ``max_length`` is one of these; empty is off.
+    eos_token_ids : tuple of int
+        Tokens that end a sequence. Where empty, all rows run to ``max_length``.
+    pad_token_id : int or None
+        Fills rows that have ended; None only without end-of-sequence token.
+    beginning : int
+        P, the tokens that every row begins with.
+    prompt : tuple of int
+        Those tokens, the start token first, `CHOSEN` where the model chooses. Empty where rows have prompts of their
+        own.
+    choices : tuple of int
+        The tokens among which the model chooses.
+    bad_words_ids : tuple of tuple of int
+        Token sequences that must not occur.
+    suppress_tokens : tuple of int
+        Tokens that must not occur.
+    begin_suppress_tokens : tuple of int
+        Tokens that must not come first, at the length ``begin``.
     """
 
     vocab_size: int
@@ -77,22 +98,22 @@ class GenerationOptions:
 
     @property
     def candidates(self) -> int:
-        """C, the continuations needed of each sample: enough that M stay open if every end-of-sequence token wins."""
+        """C, the continuations of each sample: enough that M stay open if every end-of-sequence token is among them."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
     @property
     def begin(self) -> int:
-        """The length before the first token that is not forced, which ``begin_suppress_tokens`` are about."""
+        """The length before the first token that is not forced. ``begin_suppress_tokens`` apply there."""
         return self.beginning + (self.beginning == 1 and self.forced_bos_token_id is not None)
 
     @property
     def normalize(self) -> bool:
-        """Whether the head takes log-probabilities (beams) or the logits as they are (greedy)."""
+        """True where scores are log-probabilities (beam search), False where they are logits (greedy search)."""
         return self.num_beams > 1
 
     @property
     def fill_token_id(self) -> int:
-        """What follows the end of a row in beam search: the pad token, but the end-of-sequence token when pad is 0."""
+        """The token after the end of a row in beam search: the pad token, or the end-of-sequence token where that is 0."""
         return (self.pad_token_id or self.eos_token_ids[0]) if self.eos_token_ids else -1
 
 
@@ -106,14 +127,36 @@ def resolve_options(
     after_start: Sequence[int] = (),
     choices: Sequence[int] = (),
 ) -> GenerationOptions:
-    """Merge what the checkpoint sets (``defaults``) with what the caller sets (``overrides``), as transformers does.
+    """Merge the checkpoint's settings with the caller's, as transformers does.
 
-    Both map transformers' field names to values; None is "not set", and in ``overrides`` it unsets all but `NEEDED`.
-    ``vocab_size`` is the number of tokens the model scores, ``max_positions`` the most tokens its decoder has positions
-    for, ``prompt_length`` the tokens that every row of a decoder-only model begins with, padding included; None where
-    rows begin with a start token, followed by ``after_start``, with ``choices`` for its entry `CHOSEN`.
-    ``max_new_tokens`` and ``min_new_tokens`` win over ``max_length`` and ``min_length`` wherever they come from;
-    without any maximum, 20 new tokens are made. Raises `GenerationError`.
+    ``max_new_tokens`` and ``min_new_tokens`` override ``max_length`` and ``min_length``, whatever their sources.
+    Without any maximum, 20 new tokens are made.
+
+    Parameters
+    ----------
+    defaults, overrides : mapping
+        The checkpoint's settings and the caller's, by transformers' field names. None is "not set"; in ``overrides`` it
+        unsets all fields but `NEEDED`.
+    vocab_size : int
+        Tokens that the model scores.
+    max_positions : int
+        Positions of the decoder.
+    prompt_length : int, optional
+        Tokens that every row of a decoder-only model begins with, padding included. None for rows that begin with a
+        start token.
+    after_start : sequence of int
+        Tokens after the start token.
+    choices : sequence of int
+        Tokens for the entry `CHOSEN` of ``after_start``.
+
+    Returns
+    -------
+    GenerationOptions
+
+    Raises
+    ------
+    GenerationError
+        A setting is unknown, not supported, or impossible.
     """
     fields = Fields(defaults, overrides, vocab_size)
     fields.check_supported()
@@ -155,8 +198,8 @@ def resolve_options(
 
 
 def _max_length(fields: Fields, max_positions: int, beginning: int) -> int:
-    """The total length of rows that begin with so many tokens, from max_new_tokens, else max_length, else 20 new tokens
-    as far as the positions go."""
+    """Return the total length of rows that begin with ``beginning`` tokens: from max_new_tokens, else max_length, else
+    20 new tokens, limited by the positions."""
     if beginning > 1 and beginning >= max_positions:
         raise GenerationError(
             f"prompts of {beginning} tokens leave none of the model's {max_positions} positions; shorten them"
@@ -200,7 +243,7 @@ def _early_stopping(fields: Fields) -> EarlyStopping:
 
 
 def _bad_words(fields: Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The banned sequences; an end-of-sequence token alone is dropped from them, as transformers does."""
+    """Return the banned sequences. A single end-of-sequence token is dropped from them, as in transformers."""
     words = fields.get("bad_words_ids", None)
     if words is None:
         return ()
@@ -212,7 +255,7 @@ def _bad_words(fields: Fields, eos: tuple[int, ...]) -> tuple[tuple[int, ...], .
 
 
 def _check_together(fields: Fields, options: GenerationOptions) -> None:
-    """The rules that join several fields."""
+    """Raise GenerationError for values that contradict each other."""
     beams, count = options.num_beams, options.num_return_sequences
     if count > beams:
         raise fields.error("num_return_sequences", f"is more than num_beams={beams} can give", f"pass {beams} or less")

@@ -1,4 +1,4 @@
-"""The settings of a generation for a bundle, whatever kind of model it holds."""
+"""Settings of one generation for any model, text or speech."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ModelKind", "options_for"]
 
 
 class ModelKind(Protocol):
-    """What of a model's sizes its settings hang on (``bundle.ModelSizes``)."""
+    """The sizes of a model that its settings depend on (`ModelSizes`)."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -25,8 +25,23 @@ class ModelKind(Protocol):
 def options_for(
     defaults: Mapping[str, Any], overrides: Mapping[str, Any], sizes: ModelKind, *, speech: bool, prompt_length: int = 1
 ) -> GenerationOptions:
-    """`resolve_options` or `speech_options`. ``prompt_length``: tokens, padding included, that every row of a
-    decoder-only model begins with. Raises GenerationError."""
+    """Resolve the settings of a text model (`resolve_options`) or of a speech model (`speech_options`).
+
+    Parameters
+    ----------
+    defaults, overrides : mapping
+        The checkpoint's settings and the caller's, by transformers' field names.
+    sizes : ModelKind
+    speech : bool
+        True for a speech model.
+    prompt_length : int
+        Tokens, padding included, that every row of a decoder-only model begins with.
+
+    Raises
+    ------
+    GenerationError
+        A setting is unknown, not supported, or impossible.
+    """
     if speech:
         return speech_options(defaults, overrides, vocab_size=sizes.vocabulary, max_positions=sizes.max_target)
     return resolve_options(

@@ -1,4 +1,4 @@
-"""The settings of Whisper: its prompt of language and task, and what a prompt means for lengths.
+"""Settings of Whisper: the prompt of language and task, and its part in lengths.
 
 Source: transformers 5.23 `WhisperGenerationMixin._retrieve_init_tokens` and `_set_max_new_tokens_and_length`.
 """
@@ -22,23 +22,24 @@ INERT = frozenset(
     """alignment_heads median_filter_width max_initial_timestamp_index prev_sot_token_id return_segments
     return_token_timestamps compression_ratio_threshold logprob_threshold""".split()
 )
-"""Fields about timestamps, long recordings and second attempts, of which there are none here."""
+"""Fields about timestamps, long audio and second attempts, which are unsupported."""
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "return_timestamps": (False,),
     "condition_on_prev_tokens": (False,),
     "no_speech_threshold": (),
     "prompt_ids": (),
     "prompt_condition_type": ("first-segment",),
-    "num_return_sequences": (1,),  # transformers returns the best one so many times
+    "num_return_sequences": (1,),  # transformers returns copies of the best one
 }
 
 
 def speech_options(
     defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, vocab_size: int, max_positions: int
 ) -> GenerationOptions:
-    """As `resolve_options`, for a checkpoint of Whisper; ``language`` is a code such as "en", ``task`` one of TASKS.
+    """Resolve the settings of a Whisper checkpoint; arguments as of `resolve_options`.
 
-    Without a language, a multilingual model chooses one for each sample. Raises GenerationError.
+    ``language`` is a code such as "en", ``task`` one of `TASKS`. Without a language, a multilingual model chooses one
+    for each sample. Raises GenerationError.
     """
     given = {name: value for name, value in {**defaults, **overrides}.items() if value is not None}
     for name, neutral in UNSUPPORTED.items():
@@ -52,7 +53,7 @@ def speech_options(
     )
     length = given.get("max_length")
     if isinstance(length, int) and "max_new_tokens" not in given:
-        # The prompt comes on top, as far as the positions go.
+        # The prompt is added to max_length, limited by the positions.
         prompt = min(max_positions // 2 - 1, 1 + len(after_start))
         source = plain_overrides if plain_overrides.get("max_length") is not None else plain_defaults
         source["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
@@ -67,13 +68,13 @@ def speech_options(
 
 
 def last_text_token(generation: Mapping[str, Any], vocab_size: int) -> int:
-    """The last token that is no timestamp."""
+    """Return the last token that is not a timestamp."""
     token = generation.get("no_timestamps_token_id")
     return token if isinstance(token, int) else vocab_size - 1
 
 
 def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[int]]:
-    """The prompt after its start token, and the languages that `CHOSEN` in it stands for."""
+    """Return the prompt after its start token, and the languages for the entry `CHOSEN`."""
     language, task = given.get("language"), given.get("task")
     if given.get("is_multilingual") is False and (call.get("language") is not None or call.get("task") is not None):
         raise GenerationError("language and task are for multilingual models, this one is English-only; leave them out")
@@ -104,7 +105,7 @@ def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) 
 
 
 def _forced(given: Mapping[str, Any], vocab_size: int) -> list[int | None]:
-    """The old way to give a prompt: [[1, language or None], [2, task], ...]."""
+    """Return the prompt of ``forced_decoder_ids``, the older form: [[1, language or None], [2, task], ...]."""
     pairs = given.get("forced_decoder_ids") or []
     whole = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     if not whole or [pair[0] for pair in pairs] != list(range(1, len(pairs) + 1)):
