@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: a bundle, an engine in one, a model in Triton's repository."""
+"""Atomic writing of folders: a bundle, an engine in a bundle, a model in Triton's repository."""
 
 from __future__ import annotations
 
@@ -17,11 +17,26 @@ Made = TypeVar("Made")
 def write_folder(
     destination: Path, fill: Callable[[Path], Made], *, force: bool = False, workplace: Path | None = None
 ) -> Made:
-    """``fill`` writes into an empty folder, which then takes the name ``destination``; returns what it returns.
+    """Write a folder atomically: it gets the name ``destination`` when it is complete. A failure leaves nothing.
 
-    With ``force`` an existing folder is replaced, at the very end; after a failure nothing is left. ``workplace``:
-    where the folder stands until then, on the same disk; by default beside its place. Raises OSError, and what
-    ``fill`` raises.
+    Parameters
+    ----------
+    destination : Path
+    fill : callable
+        Writes into an empty folder.
+    force : bool
+        Replace an existing folder, at the very end.
+    workplace : Path, optional
+        Parent of the incomplete folder, on the same disk; by default that of ``destination``.
+
+    Returns
+    -------
+    The result of ``fill``.
+
+    Raises
+    ------
+    OSError
+        A folder cannot be written. Exceptions of ``fill`` pass through.
     """
     workplace = workplace or destination.absolute().parent
     partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=workplace))
@@ -42,7 +57,7 @@ def _move_into_place(partial: Path, destination: Path, workplace: Path, *, force
             destination.rename(old / destination.name)
             partial.rename(destination)
         finally:
-            if not destination.exists():  # after an error or Ctrl-C the old one goes back
+            if not destination.exists():  # after an error or Ctrl-C the old one is restored
                 (old / destination.name).rename(destination)
             shutil.rmtree(old, ignore_errors=True)
     else:
@@ -51,7 +66,7 @@ def _move_into_place(partial: Path, destination: Path, workplace: Path, *, force
 
 
 def _sync(folder: Path) -> None:
-    """Everything in the folder, so that after a power cut what has its name is whole."""
+    """Flush everything in the folder to disk, so that it is complete after a power cut."""
     for path in (*folder.rglob("*"), folder):
         _sync_entry(path)
 

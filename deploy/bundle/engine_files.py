@@ -1,6 +1,6 @@
-"""TensorRT engines of a bundle: what stands beside each of them, and whether one fits this machine.
+"""TensorRT engines of a bundle: reading, checking, choosing the one for this machine, and writing.
 
-An engine is a folder of its own below ``engines/``, so that building one changes nothing else of a bundle:
+An engine is a folder of its own below ``engines/``, so that building one changes no other file of the bundle:
 
     engines/<name>/engine.json     what it was built for and from
     engines/<name>/encoder.engine, decoder.engine
@@ -57,12 +57,17 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class EngineFileError(BundleError):
-    """An engine cannot be read, or does not fit; the message names the command that builds the right one."""
+    """A TensorRT engine cannot be read, or does not fit. The message ends with the command that builds one."""
 
 
 class EngineLimits(Entry):
-    """The largest run that an engine was built for, under the names of ``build-engine``'s options. ``max_candidates``:
-    candidates of a sample at each step."""
+    """Largest batch of an engine, under the names of ``build-engine``'s options.
+
+    Attributes
+    ----------
+    max_candidates : int
+        Candidates of a sample at each step.
+    """
 
     max_batch_size: Count
     max_num_beams: Count
@@ -72,8 +77,17 @@ class EngineLimits(Entry):
 
 
 class EngineGraph(FileEntry):
-    """One serialized engine: its inputs and outputs as TensorRT has them, and how many nodes of each of our operators
-    stand in it. ``on_host``: inputs whose values TensorRT reads in host memory, since sizes depend on them."""
+    """Serialized engine of one graph.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of TensorEntry
+        As TensorRT has them.
+    on_host : tuple of str
+        Inputs that TensorRT reads in host memory, since sizes depend on them.
+    plugins : dict of str to int
+        Number of nodes of each of our operators.
+    """
 
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
@@ -82,8 +96,17 @@ class EngineGraph(FileEntry):
 
 
 class EngineEntry(Entry):
-    """``engine.json``. ``flavour``: the distribution, ``tensorrt`` or ``tensorrt_rtx``. ``capabilities``: of the GPUs
-    it runs on, such as "80". ``built_from``: SHA-256 of the bundle's files it was made of, by name."""
+    """Content of ``engine.json``.
+
+    Attributes
+    ----------
+    flavour : str
+        The TensorRT distribution, by its Python package: ``tensorrt`` or ``tensorrt_rtx``.
+    capabilities : tuple of str
+        Compute capabilities of the GPUs that it runs on, such as "80".
+    built_from : dict of str to str
+        SHA-256 of the bundle's files that it was built from, by name.
+    """
 
     engine_version: int
     made_by: str
@@ -101,7 +124,7 @@ class EngineEntry(Entry):
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine that was read and checked."""
+    """A TensorRT engine that was read and checked."""
 
     name: str
     path: Path
@@ -112,13 +135,13 @@ class BuiltEngine:
 
 
 def built_from(bundle: Bundle) -> dict[str, str]:
-    """SHA-256 of what an engine is made of."""
+    """Return the SHA-256 of the files that an engine is built from, by name."""
     manifest = bundle.manifest
     return {entry.file: entry.sha256 for entry in (manifest.encoder, manifest.decoder, manifest.weights)}
 
 
 def engine_names(bundle: Path) -> list[str]:
-    """The engines that the folder of a bundle has. Raises EngineFileError."""
+    """Return the names of the engines in a bundle's folder. Raises EngineFileError."""
     folder = bundle / ENGINES
     try:
         return sorted(
@@ -131,9 +154,19 @@ def engine_names(bundle: Path) -> list[str]:
 
 
 def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngine:
-    """Read an engine; with ``verify``, compare its files with their checksums.
+    """Read and check an engine.
 
-    Raises EngineFileError for anything missing, changed, truncated, of a newer format, or made from another bundle.
+    Parameters
+    ----------
+    bundle : Bundle
+    name : str
+    verify : bool
+        Compare its files with their SHA-256.
+
+    Raises
+    ------
+    EngineFileError
+        A file is missing, changed, truncated, or of another format, or the engine was built from another bundle.
     """
     folder = bundle.path / ENGINES / name
     if not _is_name(name) or not _is_folder(folder):
@@ -163,10 +196,23 @@ def find_engine(
     *,
     verify: bool = True,
 ) -> BuiltEngine:
-    """The engine that runs on this machine: the one named, or else the only one that fits.
+    """Find the engine for this machine: the one named, or else the only one that fits.
 
-    ``distribution`` and ``version``: of the TensorRT that is here; ``capability``: of the GPU. Raises EngineFileError,
-    with the command that builds a fitting engine, where none or several fit.
+    Parameters
+    ----------
+    bundle : Bundle
+    name : str or None
+    distribution, version : str
+        The TensorRT package of this machine and its version.
+    capability : str
+        Compute capability of the GPU.
+    verify : bool
+        Compare the engine's files with their SHA-256.
+
+    Raises
+    ------
+    EngineFileError
+        No engine fits, or several do. The message ends with the command that builds one.
     """
     names = [name] if name is not None else engine_names(bundle.path)
     wanted = build_command(bundle, capability=capability)
@@ -186,7 +232,7 @@ def find_engine(
             misfits[one] = misfit
     fitting = [engine for engine in engines if engine.name not in misfits]
     if len(fitting) == 1:
-        return load_engine(bundle, fitting[0].name, verify=verify)  # only this one is read as a whole
+        return load_engine(bundle, fitting[0].name, verify=verify)  # only this one is verified
     if fitting:
         several = ", ".join(engine.name for engine in fitting)
         raise EngineFileError(f"bundle {bundle.path} has several engines that fit: {several}; name one, tensorrt:NAME")
@@ -210,8 +256,18 @@ def _misfit(entry: EngineEntry, distribution: str, version: str, capability: str
 def build_command(
     bundle: Bundle, entry: EngineEntry | None = None, capability: str | None = None, *, replaces: str | None = None
 ) -> str:
-    """What to type for an engine like ``entry`` that fits: the end of an error. ``replaces``: the one it is built in
-    place of, by its name."""
+    """Return the command that builds an engine like ``entry``, as the end of an error message.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    entry : EngineEntry, optional
+        The engine whose precision and limits to take.
+    capability : str, optional
+        Compute capability of the GPU; by default those of ``entry``, or the GPU of this machine.
+    replaces : str, optional
+        Name of the engine to replace.
+    """
     if bundle.manifest.precision != "fp32":
         return f"engines are built from a bundle in fp32, and this one is in {bundle.manifest.precision}"
     chosen = capability or (",".join(entry.capabilities) if entry else CURRENT)
@@ -247,7 +303,7 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
 
 
 def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Path:
-    """The folder of an engine that may be written. Raises EngineFileError; cheap, for use before the work is done."""
+    """Return the folder of an engine to be written. Raises EngineFileError. Cheap, to be called before a build."""
     if not _is_name(name):
         raise EngineFileError(
             f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot"
@@ -265,9 +321,21 @@ def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Pa
 
 
 def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
-    """Add an engine to a bundle: ``fill`` writes its files into an empty folder, which takes its place when whole.
+    """Add an engine to a bundle atomically.
 
-    Raises EngineFileError for a name that is none, or taken (unless ``force``), or a folder that cannot be written.
+    Parameters
+    ----------
+    bundle : Bundle
+    name : str
+    fill : callable
+        Writes the files into an empty folder, and returns the entry for ``engine.json``.
+    force : bool
+        Replace an engine of this name.
+
+    Raises
+    ------
+    EngineFileError
+        The name is invalid or taken, or the folder cannot be written.
     """
     target = check_engine_target(bundle, name, force=force)
     try:
@@ -282,12 +350,12 @@ def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry],
 
 
 def _is_name(name: str) -> bool:
-    """Of one folder, that is listed."""
+    """Return True for the name of a visible folder."""
     return name.isprintable() and name == Path(name).name and not name.startswith(".") and name != ""
 
 
 def _is_folder(path: Path) -> bool:
-    """False for what cannot be one, such as a name that is too long."""
+    """Return True for a folder, False also for an invalid path, such as a name that is too long."""
     try:
         return path.is_dir()
     except OSError:

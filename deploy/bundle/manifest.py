@@ -1,6 +1,6 @@
 """Entries of ``bundle.json``. It is read strictly: an unknown or a missing key is an error.
 
-Class names, field names and their order are part of the bundle format (docs/design.md, Bundle format).
+Field names and their order are part of the bundle format (docs/design.md, Bundle format).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ ENGINE_PRECISIONS: tuple[str, ...] = get_args(EnginePrecision)
 
 
 class Entry(BaseModel):
-    """A part of a file that a bundle has; what is not known there is an error."""
+    """Part of a JSON file of a bundle. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class FileEntry(Entry):
-    """A file of the bundle: path relative to the folder, size in bytes, SHA-256 in hex."""
+    """File of the bundle: path relative to the folder, size in bytes, SHA-256 in hex."""
 
     file: str
     bytes: Annotated[int, Field(ge=0, lt=2**63)]
@@ -59,7 +59,7 @@ class FileEntry(Entry):
 
 
 class TensorEntry(Entry):
-    """A graph input or output; a string in ``shape`` names a dynamic dimension."""
+    """Graph input or output. A string in ``shape`` names a dynamic dimension."""
 
     name: str
     dtype: str
@@ -74,9 +74,12 @@ class GraphEntry(FileEntry):
 
 
 class CacheStateEntry(Entry):
-    """A decoder input that lives on from step to step.
+    """Cache of the decoder: an input and the output that updates it.
 
-    ``in_place``: ``output`` belongs in the buffer of ``input``. ``append``: ``output`` is the next step's ``input``.
+    Attributes
+    ----------
+    kind : "in_place" or "append"
+        in_place: ``output`` shares the buffer of ``input``. append: ``output`` is the next step's ``input``.
     """
 
     input: str
@@ -86,7 +89,7 @@ class CacheStateEntry(Entry):
 
 
 class LayerChoice(Entry):
-    """What one decoder layer keeps for the source and for the generated part, and why."""
+    """Kinds of cache of one decoder layer, source and generated, and the reason for them."""
 
     layer: int
     source: str
@@ -95,11 +98,20 @@ class LayerChoice(Entry):
 
 
 class GuardEntry(Entry):
-    """How exact a layer's rewritten attention is on real activations, at the bundle's precision.
+    """Error of a layer's rewritten attention on real activations, at the bundle's precision.
 
-    ``error``: root mean square over that of the exact output; None for no number. ``original``: that of the attention
-    as it was, likewise. ``condition``: of the key weights that had to be undone; 0 where none had to; None where they
-    have no inverse. ``kept``: the kind of cache that the layer has in the end.
+    Attributes
+    ----------
+    wanted, kept : str
+        The kind of cache that was chosen, and the kind that the layer has after the guard.
+    error : float or None
+        Root mean square of the error over that of the exact output; None where it is NaN or infinite.
+    allowed : float
+        Upper bound on ``error``.
+    original : float or None
+        ``error`` of the attention before the rewrite.
+    condition : float or None
+        Condition number of the inverted key weights; 0 where none were inverted, None where they have no inverse.
     """
 
     layer: int
@@ -113,8 +125,17 @@ class GuardEntry(Entry):
 
 
 class PassEntry(Entry):
-    """A graph pass that was applied: places rewritten, and why where there were none; the bytes it saves at batch 1,
-    4 beams and the longest source and output."""
+    """Graph pass that was applied.
+
+    Attributes
+    ----------
+    matched : int
+        Places that it rewrote.
+    reason : str
+        The reason where there were none.
+    bytes_saved : int
+        At batch 1, 4 beams and the longest source and output.
+    """
 
     name: str
     matched: int
@@ -123,7 +144,13 @@ class PassEntry(Entry):
 
 
 class TokenizerEntry(Entry):
-    """``tokenizers``: ``tokenizer.json`` is read alone. ``transformers``: its AutoTokenizer reads the folder."""
+    """Tokenizer of the bundle.
+
+    Attributes
+    ----------
+    kind : "tokenizers" or "transformers"
+        tokenizers: the library tokenizers reads ``tokenizer.json``. transformers: AutoTokenizer reads the folder.
+    """
 
     kind: Literal["tokenizers", "transformers"]
     folder: str
@@ -131,9 +158,17 @@ class TokenizerEntry(Entry):
 
 
 class ParityReport(Entry):
-    """The comparison with ``model.generate`` that ended the export: how many ``tokens`` are equal. ``ties``: sequences
-    that only rounding picks. ``differing``: those that differ in a bundle that is not exact (``weight_threshold``, or
-    half precision)."""
+    """Comparison with ``model.generate`` at the end of the export.
+
+    Attributes
+    ----------
+    tokens : int
+        Equal tokens.
+    ties : int
+        Sequences that only rounding decides.
+    differing : int
+        Sequences that differ, in an inexact bundle (``weight_threshold``, or half precision).
+    """
 
     samples: int
     settings: int
@@ -144,8 +179,15 @@ class ParityReport(Entry):
 
 
 class PrecisionErrorEntry(Entry):
-    """The error of a precision, measured in ONNX Runtime: of the log-probabilities, root mean square over that of the
-    float32 graph's deviation from their mean; and at how many of ``steps`` the best token differed."""
+    """Error of a precision, measured in ONNX Runtime.
+
+    Attributes
+    ----------
+    error : float
+        Root mean square error of the log-probabilities, over that of their deviation from the mean in float32.
+    differing : int
+        Steps, of ``steps``, at which another token is the best.
+    """
 
     error: FiniteFloat
     steps: int
@@ -156,11 +198,20 @@ Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ModelSizes(Entry):
-    """The model's sizes in the letters of docs/design.md; the longest source and target in tokens.
+    """Sizes of the model, in the letters of docs/design.md.
 
-    ``decoder_only``: the source is a prompt, which generated sequences begin with. ``rotary``: positions turn queries
-    and keys (RoPE). ``key_norm``: a norm stands between keys and their scores. ``streams``: positions that a row runs
-    in a step.
+    Attributes
+    ----------
+    max_source, max_target : int
+        The longest source and target in tokens.
+    decoder_only : bool
+        True where generated sequences begin with a prompt.
+    rotary : bool
+        True where queries and keys are rotated (RoPE).
+    key_norm : bool
+        True where keys are normalized before the scores.
+    streams : int
+        Positions that a row runs in a step.
     """
 
     D: Size
@@ -180,10 +231,19 @@ class ModelSizes(Entry):
 
 
 class Manifest(Entry):
-    """``bundle.json``. ``speech``: where the encoder takes ``input_features``, the file that says how to make them.
-    ``weight_threshold``: source positions with less weight are left out, which is not exact; 0: none is.
-    ``precision``: of products, caches and most weights. ``precision_error``: that of half precision; None in float32,
-    and where nobody measured it."""
+    """Content of ``bundle.json``.
+
+    Attributes
+    ----------
+    precision : "fp32" or "fp16"
+        Of products, caches and most weights.
+    weight_threshold : float
+        Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
+    speech : FileEntry or None
+        The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
+    precision_error : PrecisionErrorEntry or None
+        The error of half precision; None in float32, and where it was not measured.
+    """
 
     format_version: int
     made_by: str
@@ -207,6 +267,6 @@ class Manifest(Entry):
     precision_error: PrecisionErrorEntry | None = None
 
     def files(self) -> tuple[FileEntry, ...]:
-        """Every file the bundle has beside ``bundle.json``."""
+        """Return every file of the bundle except ``bundle.json``."""
         speech = (self.speech,) if self.speech else ()
         return (self.encoder, self.decoder, self.weights, *speech, *(self.tokenizer.files if self.tokenizer else ()))

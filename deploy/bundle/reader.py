@@ -26,22 +26,40 @@ __all__ = ["Bundle", "BundleError", "check_file", "sha256_of"]
 
 
 class BundleError(ValueError):
-    """A bundle cannot be read or written; the message says which file, what was expected, and the fix."""
+    """A bundle cannot be read, written or run. The message names the file, what was expected, and the fix."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read and checked."""
+    """A bundle that was read and checked.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    manifest : Manifest
+        The content of ``bundle.json``.
+    """
 
     path: Path
     manifest: Manifest
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
-        """Read a bundle; with ``verify``, compare every file with its checksum.
+        """Read and check a bundle.
 
-        Raises BundleError naming the file for anything missing, changed, truncated, unreadable, of a newer format, or
-        outside the folder.
+        Parameters
+        ----------
+        path : str or path
+            The folder.
+        verify : bool
+            Compare every file with its SHA-256.
+
+        Raises
+        ------
+        BundleError
+            A file is missing, changed, truncated, unreadable, of a newer format, or outside the folder. The message
+            names it.
         """
         folder = Path(path)
         manifest = _read_manifest(folder)
@@ -54,6 +72,7 @@ class Bundle:
         return bundle
 
     def file(self, entry: FileEntry) -> Path:
+        """Return the path of a file of the bundle."""
         return self.path / entry.file
 
 
@@ -91,7 +110,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
-    """Raise BundleError unless ``folder`` has the file that ``entry`` describes, bytes compared with ``verify``."""
+    """Raise BundleError unless ``folder`` has the file of ``entry``. ``verify`` compares its SHA-256 too."""
     path = folder / _inside(entry.file, folder)
     try:
         if not path.is_file():
@@ -106,7 +125,7 @@ def check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
 
 
 def _inside(name: str, folder: Path) -> PurePosixPath:
-    """The path of a file of the bundle, which must stay in the folder, links resolved."""
+    """Return the relative path of a file. Raises BundleError for one outside the folder, links resolved."""
     relative = PurePosixPath(name)
     try:
         stays = (folder / relative).resolve().is_relative_to(folder.resolve())
@@ -118,7 +137,7 @@ def _inside(name: str, folder: Path) -> PurePosixPath:
 
 
 def _check_tokenizer(folder: Path, entry: TokenizerEntry) -> None:
-    """The tokenizer's library is given a folder, not files: what stands there must be what was checked."""
+    """Raise BundleError for unlisted files in the tokenizer's folder, since its library reads the whole folder."""
     inside = _inside(entry.folder, folder)
     named = {PurePosixPath(file.file) for file in entry.files}
     if entry.kind == "tokenizers" and inside / "tokenizer.json" not in named:
@@ -129,7 +148,7 @@ def _check_tokenizer(folder: Path, entry: TokenizerEntry) -> None:
 
 
 def _check_consistency(folder: Path, manifest: Manifest) -> None:
-    """What the files' checksums cannot show: a manifest whose parts contradict each other."""
+    """Raise BundleError for a manifest whose parts contradict each other."""
     inputs = {tensor.name: tensor.shape for tensor in manifest.decoder.inputs}
     outputs = {tensor.name for tensor in manifest.decoder.outputs}
     for state in manifest.cache_states:
@@ -146,5 +165,6 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
 
 
 def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

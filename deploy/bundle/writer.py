@@ -17,13 +17,13 @@ AnyEntry = TypeVar("AnyEntry", bound=Entry)
 
 
 def file_entry(folder: Path, name: str) -> FileEntry:
-    """Describe a file that was just written into ``folder``."""
+    """Return the entry of a file that was written into ``folder``."""
     path = folder / name
     return FileEntry(file=name, bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Raise BundleError unless a bundle may be written at ``target``; cheap, for use before the work is done."""
+    """Raise BundleError unless a bundle may be written at ``target``. Cheap, to be called before an export."""
     try:
         taken = target.exists() or target.is_symlink()
         bundle = (target / MANIFEST).is_file()
@@ -41,11 +41,20 @@ def check_target(target: Path, *, force: bool) -> None:
 
 
 def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest], *, force: bool = False) -> Bundle:
-    """Write a bundle atomically: ``fill`` writes its files into an empty folder and returns the manifest.
+    """Write a bundle atomically: the folder gets the name ``target`` when it is complete. A failure leaves nothing.
 
-    The folder takes the name ``target`` only when it is whole; after a failure nothing is left. With ``force`` an
-    existing bundle is replaced, at the very end. Raises BundleError for an output that exists, that cannot be written,
-    or for a full disk.
+    Parameters
+    ----------
+    target : str or path
+    fill : callable
+        Writes the files into an empty folder, and returns the manifest.
+    force : bool
+        Replace an existing bundle, at the very end.
+
+    Raises
+    ------
+    BundleError
+        ``target`` exists, or cannot be written, or the disk is full.
     """
     destination = Path(target)
     check_target(destination, force=force)
@@ -58,6 +67,6 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
 
 
 def with_entry(folder: Path, name: str, entry: AnyEntry) -> AnyEntry:
-    """Write what describes a folder into it, as the file ``name``."""
+    """Write ``entry`` as JSON to the file ``name`` of ``folder``, and return it."""
     (folder / name).write_text(entry.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return entry

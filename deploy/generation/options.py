@@ -113,7 +113,7 @@ class GenerationOptions:
 
     @property
     def fill_token_id(self) -> int:
-        """The token after the end of a row in beam search: the pad token, or the end-of-sequence token where that is 0."""
+        """The token after the end of a row in beam search: pad token, or end-of-sequence token where that is 0."""
         return (self.pad_token_id or self.eos_token_ids[0]) if self.eos_token_ids else -1
 
 
