@@ -1,7 +1,9 @@
-"""How far one form of a model is from another: log-probabilities step by step, both fed the first one's best tokens.
+"""The difference of two forms of a model in log-probabilities, step by step; the best tokens of the first feed both.
 
-``python -m tightbeam.deploy.compare BUNDLE OTHER ROOM`` prints it as JSON; the build of an engine asks it for the
-error of a precision, which ONNX Runtime runs as rounded float32.
+    python -m tightbeam.deploy.compare BUNDLE OTHER STEPS [TEXT ...]
+
+prints it as JSON, for two bundles on ONNX Runtime. An export measures the error of half precision by this command
+(``export/accuracy/precision_error.py``), in a process without torch.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ __all__ = ["Comparison", "Sources", "compare_runtimes", "log_probabilities", "so
 STEPS = 16
 SAMPLES = 4
 TOKENS = 48
-"""Of a source, at most: what is measured is the arithmetic, not the model."""
+"""Longest source; a short one shows rounding as well."""
+BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
+"""The generation defaults that a comparison uses: those of the first step."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a batch is generated from: ``source`` and ``mask`` as ``Runtime.begin`` takes them, and the prompt."""
+    """A batch to generate from: ``source`` and ``mask`` as ``Runtime.begin`` takes them, and the prompt."""
 
     source: Array
     mask: Array
@@ -46,8 +50,12 @@ class Sources:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``error``: root mean square of the log-probabilities' difference, over that of their deviation from their mean;
-    infinity where one of them is no number. ``differing``: of ``steps``, those at which another token is best."""
+    """Relative error of log-probabilities.
+
+    ``error``: root mean square of the difference, over the standard deviation of the first form's log-probabilities;
+    infinity where a score is NaN or infinite. ``steps``: steps times samples. ``differing``: those of them at which
+    another token is best.
+    """
 
     error: float
     steps: int
@@ -55,7 +63,7 @@ class Comparison:
 
 
 def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
-    """From ``texts``, by the bundle's tokenizer; random tokens, or a random spectrogram, where it has none."""
+    """Tokenize ``texts``; random tokens without texts, a random spectrogram for a speech model."""
     sizes, speech = bundle.manifest.sizes, bundle.manifest.speech
     generator = np.random.default_rng(0)
     longest = min(TOKENS, sizes.max_source)
@@ -76,22 +84,38 @@ def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
 
 def compare_runtimes(
     bundle: Bundle,
-    engine: Runtime,
+    runtime: Runtime,
     other: Runtime,
     sources: Sources,
     *,
     steps: int = STEPS,
     candidates: int | None = None,
 ) -> Comparison:
-    """Both engines over ``sources``, greedily, without score processors; ``bundle`` says how a sequence begins.
+    """Run both runtimes over ``sources``, greedily, without score processors.
 
-    ``candidates``: how many of the best tokens are looked at in each step, where an engine gives no more; by default
-    all. Those that only one of the engines gives do not count.
+    Parameters
+    ----------
+    bundle
+        Its sizes, and how a sequence begins.
+    runtime, other
+        The exact form of the model, and the one to compare with it.
+    sources
+        B samples.
+    steps
+        Tokens to generate, at most as many as the model has positions.
+    candidates
+        Best tokens to compare in each step, for a runtime that gives no more; all by default. Tokens that only one
+        runtime gives do not count.
+
+    Returns
+    -------
+    Comparison
+        Its ``steps`` are B times the steps that ran.
     """
     C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
     P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
     steps = min(steps, bundle.manifest.sizes.max_target - P)
-    wanted, tokens = log_probabilities(bundle, engine, sources, steps, C, None)
+    wanted, tokens = log_probabilities(bundle, runtime, sources, steps, C, None)
     try:
         found, _ = log_probabilities(bundle, other, sources, steps, C, tokens)
     except NonFiniteError:
@@ -104,10 +128,32 @@ def compare_runtimes(
 
 
 def log_probabilities(
-    bundle: Bundle, engine: Runtime, sources: Sources, steps: int, candidates: int, forced: Array | None
+    bundle: Bundle, runtime: Runtime, sources: Sources, steps: int, candidates: int, forced: Array | None
 ) -> tuple[Array, Array]:
-    """[B, steps, vocabulary] in float64, NaN but for the best ``candidates``; and the tokens [B, steps] that were fed
-    after each step: ``forced``, else the best ones."""
+    """Log-probabilities of a generation.
+
+    Parameters
+    ----------
+    bundle
+        Its sizes, and how a sequence begins.
+    runtime
+        The form of the model to run.
+    sources
+        B samples.
+    steps
+        Tokens to generate.
+    candidates
+        Best tokens of each step.
+    forced
+        Tokens [B, steps] to feed after each step; None for the best ones.
+
+    Returns
+    -------
+    float64 [B, steps, vocabulary]
+        Log-probabilities; NaN but for the best ``candidates``.
+    int64 [B, steps]
+        The tokens that were fed.
+    """
     sizes, prompt = bundle.manifest.sizes, sources.prompt
     B, vocabulary = len(sources.source), sizes.vocabulary
     P = 1 if prompt is None else prompt.tokens.shape[1]
@@ -119,7 +165,7 @@ def log_probabilities(
         speech=False,
         prompt_length=P,
     )
-    decoding = engine.begin(sources.source, sources.mask, 1, steps, candidates, P)
+    decoding = runtime.begin(sources.source, sources.mask, 1, steps, candidates, P)
     stepper = BeamStepper(decoding, options, prompt)
     decoding.inputs["normalize"][...] = True
     decoding.inputs["candidates"][...] = candidates
@@ -139,12 +185,8 @@ def log_probabilities(
     return found, chosen
 
 
-BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
-"""All that is taken of a bundle's generation defaults."""
-
-
 def main() -> None:
-    """BUNDLE OTHER ROOM [TEXT ...]: two bundles, both run by ONNX Runtime, for as many steps as there is room for."""
+    """Entry point: BUNDLE OTHER STEPS [TEXT ...]; errors are one line on standard error."""
     try:
         reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
         sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))

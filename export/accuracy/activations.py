@@ -1,4 +1,4 @@
-"""Real activations: what every attention of the decoder was given while the model generated."""
+"""Real activations: the inputs of every attention of the decoder while the model generates."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ IMPLEMENTATION = "sdpa"
 class AttentionActivations:
     """One attention on real inputs, B samples of T queries, float32.
 
-    ``inputs`` [B, N, D]: what keys and values were projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
-    ``value`` [B, G, N, V]: biases included. ``mask`` [B, 1 or H, T, N]: what is added to the scores.
+    ``states`` [B, N, D]: what keys and values are projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
+    ``value`` [B, G, N, V]: with biases. ``mask`` [B, 1 or H, T, N]: added to the scores. ``scale``: multiplies queries.
     """
 
-    inputs: Tensor
+    states: Tensor
     query: Tensor
     key: Tensor
     value: Tensor
@@ -40,25 +40,43 @@ class AttentionActivations:
 def decoder_activations(
     checkpoint: Checkpoint, source: Mapping[str, Any], targets: Sequence[Sequence[int]]
 ) -> tuple[list[AttentionActivations], list[AttentionActivations]]:
-    """Of each decoder layer, its attention over the source and over the generated part, while the model reads
-    ``source``, what ``model.generate`` was given, and the ``targets`` that it generated from that, start token or
-    prompt included. In a decoder-only model both are one attention, over prompt and generated part together.
+    """Run the model once over finished generations, and record every attention of the decoder.
 
-    Raises ExportError for a model whose attention does not go through transformers' attention interface.
+    Parameters
+    ----------
+    checkpoint
+        The model.
+    source
+        The arguments of ``model.generate``.
+    targets
+        The sequences that it generated of them, with the start token or the prompt.
+
+    Returns
+    -------
+    list of AttentionActivations
+        A layer each: the attention over the source.
+    list of AttentionActivations
+        A layer each: the attention over the generated part. In a decoder-only model both are one attention, over
+        prompt and generated part together.
+
+    Raises
+    ------
+    ExportError
+        The model's attention does not go through transformers' attention interface.
     """
     model, sizes = checkpoint.model, checkpoint.sizes
     target, target_mask = _pad([list(row)[: sizes.max_target] for row in targets])
     with torch.no_grad(), quiet_transformers(), checkpoint.family.attention_interface(model):
         if sizes.decoder_only:
-            with _recorded(model) as seen:
+            with _recorded(model) as found:
                 model(input_ids=target, attention_mask=target_mask, use_cache=False)
-            both = [_checked(seen, sizes.L)] * 2
+            both = [_checked(found, sizes.L)] * 2
             return both[0], both[1]
         mask = source.get("attention_mask")
         tensors = {name: given for name, given in source.items() if isinstance(given, Tensor)}
         given = {"input_ids" if name == "inputs" else name: tensor for name, tensor in tensors.items()}
         states = model.get_encoder()(**given).last_hidden_state
-        with _recorded(model.get_decoder()) as seen:
+        with _recorded(model.get_decoder()) as found:
             model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),
                 attention_mask=mask,
@@ -66,17 +84,17 @@ def decoder_activations(
                 decoder_attention_mask=target_mask,
                 use_cache=False,
             )
-    _checked(seen, 2 * sizes.L)
-    return seen[1::2], seen[::2]
+    _checked(found, 2 * sizes.L)
+    return found[1::2], found[::2]
 
 
-def _checked(seen: list[AttentionActivations], expected: int) -> list[AttentionActivations]:
-    if len(seen) != expected:
+def _checked(found: list[AttentionActivations], expected: int) -> list[AttentionActivations]:
+    if len(found) != expected:
         raise ExportError(
-            f"saw {len(seen)} attentions in the decoder, expected {expected}; "
+            f"saw {len(found)} attentions in the decoder, expected {expected}; "
             "please report this with the checkpoint's config.json"
         )
-    return seen
+    return found
 
 
 def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -90,15 +108,15 @@ def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _recorded(part: nn.Module) -> Iterator[list[AttentionActivations]]:
-    """What the attentions of a part of the model are given meanwhile, in order."""
-    seen: list[AttentionActivations] = []
-    inputs: list[Tensor] = []
+    """Record the inputs of the attentions of a part of the model, in the order of their calls."""
+    found: list[AttentionActivations] = []
+    states: list[Tensor] = []
 
     def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = [kwargs.get(name) for name in ("key_value_states", "encoder_hidden_states")]
-        states = next((tensor for tensor in (*named, *args, kwargs.get("hidden_states")) if tensor is not None), None)
-        if states is not None:
-            inputs.append(states)
+        first = next((tensor for tensor in (*named, *args, kwargs.get("hidden_states")) if tensor is not None), None)
+        if first is not None:
+            states.append(first)
 
     original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
 
@@ -106,10 +124,10 @@ def _recorded(part: nn.Module) -> Iterator[list[AttentionActivations]]:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         scale = kwargs.get("scaling")
-        mask = _added(query, key, attention_mask, kwargs.get("position_bias"))
+        mask = _added_to_scores(query, key, attention_mask, kwargs.get("position_bias"))
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         given = kwargs.pop("attended_inputs", None)
-        seen.append(AttentionActivations(inputs[-1] if given is None else given, query, key, value, mask, scale))
+        found.append(AttentionActivations(states[-1] if given is None else given, query, key, value, mask, scale))
         result: tuple[Tensor, Tensor | None] = original(module, query, key, value, attention_mask, **kwargs)
         return result
 
@@ -120,15 +138,15 @@ def _recorded(part: nn.Module) -> Iterator[list[AttentionActivations]]:
     ]
     ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = attend
     try:
-        yield seen
+        yield found
     finally:
         ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = original
         for hook in hooks:
             hook.remove()
 
 
-def _added(query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
-    """What is added to the scores [B, 1 or H, T, N]; without a mask, queries of as many positions see the past."""
+def _added_to_scores(query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Mask and bias as one term [B, 1 or H, T, N]; without a mask, T = N queries are causal."""
     B, T, N = query.shape[0], query.shape[2], key.shape[2]
     if mask is None:
         mask = torch.ones((T, N), dtype=torch.bool).tril()[None, None] if T == N else torch.ones(1, 1, T, N).bool()

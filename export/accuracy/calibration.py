@@ -1,4 +1,4 @@
-"""The texts on whose activations the guard measures: a file's, or those of the comparison with torch."""
+"""Calibration: the texts on whose activations the guard measures errors, from a file or those of the comparison."""
 
 from __future__ import annotations
 
@@ -14,11 +14,27 @@ from tightbeam.export.errors import ExportError
 __all__ = ["MAX_TEXTS", "calibrate", "read_calibration"]
 
 MAX_TEXTS = 64
-"""Lines of a calibration file beyond these are not read: the error is a mean, which a few dozen texts settle."""
+"""Lines beyond these are not read: the error is a mean, for which a few dozen texts suffice."""
 
 
 def read_calibration(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The lines of a UTF-8 file that hold text, ``MAX_TEXTS`` at most. Raises ExportError where there are none."""
+    """Read a calibration file.
+
+    Parameters
+    ----------
+    path
+        A UTF-8 file, one text a line.
+
+    Returns
+    -------
+    tuple of str
+        The first ``MAX_TEXTS`` lines that hold text.
+
+    Raises
+    ------
+    ExportError
+        The file cannot be read, or has no text.
+    """
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -33,11 +49,26 @@ def read_calibration(path: str | os.PathLike[str]) -> tuple[str, ...]:
 def calibrate(
     checkpoint: Checkpoint, texts: tuple[str, ...] | None, reference: Reference | None = None
 ) -> tuple[list[AttentionActivations], list[AttentionActivations]]:
-    """Activations of every layer's cross-attention and self-attention while the model generates from ``texts``, or from
-    the comparison's own; from random ids, which understate errors, where a checkpoint has no tokenizer. ``reference``:
-    what the comparison has generated already.
+    """Record the activations of the decoder's attentions while the model generates.
 
-    Raises ExportError for texts without a tokenizer, and where torch cannot generate.
+    Parameters
+    ----------
+    checkpoint
+        The model. Without a tokenizer it generates from random ids, which understate errors.
+    texts
+        Calibration texts; None for the built-in ones.
+    reference
+        Generations of the built-in texts, where the comparison has made them already.
+
+    Returns
+    -------
+    tuple of two lists of AttentionActivations
+        For each layer its cross-attention, and for each layer its self-attention.
+
+    Raises
+    ------
+    ExportError
+        The checkpoint cannot take calibration texts, no text fits, or torch cannot generate.
     """
     if texts is not None and checkpoint.tokenizer is None:
         raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")

@@ -1,8 +1,9 @@
-"""The guard: how exact each layer's rewritten attention is, on real activations, before it goes into a bundle.
+"""The guard: the error of each layer's rewritten attention on real activations, before the layer goes into a bundle.
 
-What is exact in algebra need not be so in floating point: keys that stand in for values are multiplied by W_K^-1, and
-with it the rounding of every key. So the attention of each layer is computed as the bundle will compute it, at the
-bundle's precision, and compared with the original in float64. A layer beyond the tolerance keeps something safer.
+Algebra that is exact on paper amplifies rounding: values that are made of cached keys take a product with W_K^-1, which
+multiplies the rounding error of every key. The guard therefore computes the attention of each layer as the bundle will
+compute it, at the bundle's precision, and compares it with the original in float64. A layer beyond the tolerance gets a
+safer kind of cache.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ SAFER: Mapping[str, Mapping[str, str]] = {
     "source": {"k": "states", "first-k": "states", "states": "kv"},
     "generated": {"k": "x", "x": "kv"},
 }
-"""What a layer keeps instead. Kinds that are not here keep the keys and values themselves."""
+"""The safer kind in place of each kind. Kinds without an entry cache keys and values themselves and need no guard."""
 
 
 @dataclass(frozen=True)
 class GuardResult:
     """The error of one layer's attention, relative to its output: root mean squares over all heads and positions.
 
-    ``part``: "source" or "generated". ``wanted`` and ``kept``: kinds of cache. ``condition``: that of the key weights
-    that had to be undone; 0 where none had to. ``original``: the error of the original attention at the same precision.
+    ``part``: "source" or "generated". ``wanted`` and ``kept``: the requested kind of cache and the one in the bundle.
+    ``error`` and ``allowed``: of the wanted kind. ``original``: the error of the original attention at the same
+    precision. ``condition``: the condition number of the key weights that are inverted; 0 where none are.
     """
 
     layer: int
@@ -60,7 +62,7 @@ class GuardResult:
 
 
 def needs_guard(plan: Sequence[LayerPlan]) -> bool:
-    """Whether some layer is to keep anything else than keys and values."""
+    """True where some layer caches anything else than keys and values."""
     return any(layer.source in SAFER["source"] or layer.generated in SAFER["generated"] for layer in plan)
 
 
@@ -70,15 +72,40 @@ def guard(
     activations: tuple[Sequence[AttentionActivations], Sequence[AttentionActivations]],
     precision: str = "fp32",
 ) -> tuple[tuple[LayerPlan, ...], tuple[GuardResult, ...]]:
-    """The plan with safer kinds where the wanted ones are not exact enough, and what was measured.
+    """Replace the kinds of cache that are not exact enough by safer ones.
 
-    ``activations``: of the layers' attentions over the source and over the generated part. ``first-k`` is for all
-    layers or none: beside the states, it would save nothing.
+    ``first-k`` is for all layers or none: one layer that caches its states leaves nothing to save for the others.
+
+    Parameters
+    ----------
+    canonical
+        The traced graphs, for the weights of each attention.
+    plan
+        The wanted kinds, a layer each.
+    activations
+        Of each layer's attention over the source, and of its attention over the generated part.
+    precision
+        The bundle's: "fp32", "fp16" or "bf16".
+
+    Returns
+    -------
+    tuple of LayerPlan
+        The plan with safer kinds, and the reason for each.
+    tuple of GuardResult
+        A result for each cache that needs the guard.
+
+    Raises
+    ------
+    ExportError
+        The original attention of a layer gives NaN or infinite numbers in float32.
     """
-    cross, own = activations
-    own_blocks = self_attention(canonical, "guard")
-    source_blocks = own_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
-    parts = {"source": _Part("source", source_blocks, cross), "generated": _Part("generated", own_blocks, own)}
+    cross_activations, self_activations = activations
+    self_blocks = self_attention(canonical, "guard")
+    source_blocks = self_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
+    parts = {
+        "source": _LayerAttentions("source", source_blocks, cross_activations),
+        "generated": _LayerAttentions("generated", self_blocks, self_activations),
+    }
     wanted = {"source": [layer.source for layer in plan], "generated": [layer.generated for layer in plan]}
     measured: list[GuardResult] = []
     for name, part in parts.items():
@@ -89,7 +116,7 @@ def guard(
             found = part.measure(layer, kind, kinds.index(kind), precision)
             kept = kind
             if not found.error <= found.allowed:
-                kept = SAFER[name][kind] if part.may_stand_in(layer) else "kv"
+                kept = SAFER[name][kind] if part.keys_are_linear(layer) else "kv"
                 if kept in SAFER[name]:
                     other = part.measure(layer, kept, layer, precision)
                     kept = kept if other.error <= other.allowed else "kv"
@@ -99,7 +126,7 @@ def guard(
 
 
 def _all_or_none(measured: list[GuardResult]) -> list[GuardResult]:
-    """Where one layer cannot read the first layer's keys, all read the states."""
+    """Where the first layer's keys are not exact enough for one layer, no layer uses them."""
     lost = [found for found in measured if found.wanted == "first-k" != found.kept]
     if not lost:
         return measured
@@ -123,20 +150,20 @@ def _changed(plan: Sequence[LayerPlan], measured: Sequence[GuardResult], precisi
 
 
 @dataclass(frozen=True)
-class _Part:
+class _LayerAttentions:
     """The attentions of all layers over the source, or over the generated part."""
 
     name: str
     blocks: Mapping[int, AttentionBlock]
-    seen: Sequence[AttentionActivations]
+    activations: Sequence[AttentionActivations]
 
-    def may_stand_in(self, layer: int) -> bool:
-        """Whether anything else than keys can be kept for keys: not where positions or norms change them."""
+    def keys_are_linear(self, layer: int) -> bool:
+        """True where keys are a product with W_K alone; positions or norms after it leave no other form of cache."""
         return not self.blocks[layer].between
 
     def measure(self, layer: int, kind: str, first: int, precision: str) -> GuardResult:
-        """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` keeps."""
-        attention = _Attention.of(self.blocks[layer], self.seen[layer])
+        """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` caches."""
+        attention = _Attention.of(self.blocks[layer], self.activations[layer])
         dtype = PRECISIONS[precision]
         original = attention.error(attention.from_keys_and_values(dtype))
         if precision == "fp32" and not np.isfinite(original):
@@ -144,56 +171,56 @@ class _Part:
                 f"the attention of decoder layer {layer} gives no finite numbers for the calibration texts; mend its "
                 "weights, or the config's numbers (rope_parameters, for one)"
             )
-        half = attention.error_in_half(precision)
+        baseline = attention.baseline_error(precision)
         condition = 0.0
         if kind in ("states", "x"):
-            found = attention.from_rows(attention.inputs, attention.W_K, attention.W_V, dtype)
+            found = attention.from_rows(attention.states, attention.W_K, attention.W_V, dtype)
         else:
             W_K = CachedKeys.of(self.blocks[first if kind == "first-k" else layer]).weight
-            condition = _condition(W_K)
+            condition = _condition_number(W_K)
             if kind == "k" or layer == first:
                 found = attention.from_keys(right_inverse_times(W_K, attention.W_V), dtype)
             else:
-                keys = attention.inputs @ torch.from_numpy(W_K)
+                keys = attention.states @ torch.from_numpy(W_K)
                 found = attention.from_rows(
                     keys, right_inverse_times(W_K, attention.W_K), right_inverse_times(W_K, attention.W_V), dtype
                 )
         error = attention.error(found)
-        return GuardResult(layer, self.name, kind, kind, error, ERROR_RATIO[precision] * half, original, condition)
+        return GuardResult(layer, self.name, kind, kind, error, ERROR_RATIO[precision] * baseline, original, condition)
 
 
 @dataclass(frozen=True)
 class _Attention:
     """One attention in float64, without key and value biases, which fold away."""
 
-    inputs: Tensor  # [B, N, D]
+    states: Tensor  # [B, N, D], what keys and values are projected from
     query: Tensor  # [B, H, T, K], scaled
-    key: Tensor  # [B, N, G K], as it is kept
-    key_bias: Tensor  # [G K], what of it values are not made of: 0 where the bias is folded
-    scored: Tensor  # [B, G, N, K], as queries meet it: turned by positions, where the model does that
+    key: Tensor  # [B, N, G K], as cached
+    key_bias: Tensor  # [G K], the part of the cached key that values are not made of; 0 where the bias is folded
+    scored: Tensor  # [B, G, N, K], as multiplied with queries: rotated, where the model has rotary positions
     value: Tensor  # [B, N, G V]
     mask: Tensor  # [B, 1 or H, T, N]
     W_K: Any  # [D, G K]
     W_V: Any  # [D, G V]
 
     @classmethod
-    def of(cls, block: AttentionBlock, seen: AttentionActivations) -> _Attention:
-        inputs = seen.inputs.double()
-        kept = CachedKeys.of(block)
-        W_K, W_V = kept.weight, np.asarray(block.value.weight.values, np.float64)
-        B, G, N, K = seen.key.shape
+    def of(cls, block: AttentionBlock, activations: AttentionActivations) -> _Attention:
+        states = activations.states.double()
+        cached = CachedKeys.of(block)
+        W_K, W_V = cached.weight, np.asarray(block.value.weight.values, np.float64)
+        B, G, N, K = activations.key.shape
         bias = torch.zeros(G * K, dtype=torch.float64)
-        if block.between and kept.bias is not None:
-            bias = torch.from_numpy(kept.bias)
-        key = inputs @ torch.from_numpy(W_K) + bias
+        if block.between and cached.bias is not None:
+            bias = torch.from_numpy(cached.bias)
+        key = states @ torch.from_numpy(W_K) + bias
         return cls(
-            inputs=inputs,
-            query=seen.query.double() * seen.scale,
+            states=states,
+            query=activations.query.double() * activations.scale,
             key=key,
             key_bias=bias,
-            scored=seen.key.double() if block.between else key.reshape(B, N, G, K).transpose(1, 2),
-            value=inputs @ torch.from_numpy(W_V),
-            mask=seen.mask.double(),
+            scored=activations.key.double() if block.between else key.reshape(B, N, G, K).transpose(1, 2),
+            value=states @ torch.from_numpy(W_V),
+            mask=activations.mask.double(),
             W_K=W_K,
             W_V=W_V,
         )
@@ -204,7 +231,7 @@ class _Attention:
         return self.from_keys_and_values(torch.float64)
 
     def error(self, found: Tensor) -> float:
-        """Of outputs [B, H, T, V], relative to the exact ones; infinite where one is no number."""
+        """Error of outputs [B, H, T, V], relative to the exact ones; infinite where one is NaN or infinite."""
         exact = self.exact
         counted = torch.isfinite(exact)
         difference = (found.double() - exact)[counted].square().mean().sqrt()
@@ -213,9 +240,12 @@ class _Attention:
         error = difference / exact[counted].square().mean().sqrt()
         return float(error) if torch.isfinite(error) else float("inf")
 
-    def error_in_half(self, precision: str) -> float:
-        """What half precision makes of the attention as it was. Activations beyond the range of float16 are measured in
-        bfloat16, whose numbers have 3 bits less; nothing may err where that fails too."""
+    def baseline_error(self, precision: str) -> float:
+        """Error of the original attention at ``BASELINE_PRECISION``.
+
+        Activations beyond the range of float16 are measured in bfloat16, whose mantissa has 3 bits less; 0, so that no
+        error is allowed, where that fails too.
+        """
         half = self.error(self.from_keys_and_values(PRECISIONS[BASELINE_PRECISION[precision]]))
         if np.isfinite(half):
             return half
@@ -223,14 +253,14 @@ class _Attention:
         return wide if np.isfinite(wide) else 0.0
 
     def from_keys_and_values(self, dtype: torch.dtype) -> Tensor:
-        """The attention as it was."""
+        """The original attention."""
         B, N, _ = self.value.shape
         values = self._for_queries(self.value.reshape(B, N, self.scored.shape[1], -1).transpose(1, 2))
         keys = self._for_queries(self.scored)
         return self._weights(self.query.to(dtype), keys.to(dtype)) @ values.to(dtype)
 
     def from_keys(self, W_KV: Any, dtype: torch.dtype) -> Tensor:
-        """Values made of the keys, after the softmax."""
+        """Values made of the cached keys, after the softmax."""
         keys = self.key.to(dtype)
         weights = self._weights(self.query.to(dtype), self._for_queries(self.scored).to(dtype))
         of_bias = self._values(self.key_bias.to(dtype)[None, None, None], W_KV, dtype)
@@ -254,12 +284,12 @@ class _Attention:
         return torch.softmax(scores + self.mask.to(scores.dtype), dim=-1).to(query.dtype)
 
     def _for_queries(self, heads: Tensor) -> Tensor:
-        """[B, G, N, x] as [B, H, N, x], each head once for every query head that reads it."""
+        """[B, G, N, x] as [B, H, N, x]: each key/value head repeated for its query heads."""
         return heads.repeat_interleave(self.query.shape[1] // heads.shape[1], dim=1)
 
 
-def _condition(W_K: Any) -> float:
-    """The largest singular value over the smallest."""
+def _condition_number(W_K: Any) -> float:
+    """The largest singular value over the smallest one."""
     values = torch.linalg.svdvals(torch.from_numpy(np.asarray(W_K, np.float64)))
     smallest = float(values[-1])
     return float(values[0]) / smallest if smallest else float("inf")

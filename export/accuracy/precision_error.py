@@ -1,4 +1,4 @@
-"""The error of a half precision: what rounds as an engine will, against the float32 graphs, both in ONNX Runtime."""
+"""The error of a half precision: float32 graphs next to graphs that round as the precision does, in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,17 +25,48 @@ __all__ = ["describe_error", "measure_rounding_pair", "precision_error", "write_
 EXACT, ROUNDED = "exact", "rounded"
 
 
-def precision_error(bundle: Bundle, graphs: ModelGraphs, room: int) -> PrecisionErrorEntry:
-    """Of an engine: between a float32 bundle and its ``graphs`` in half precision (``lower_precision``), whose caches
-    have ``room`` positions. Raises ExportError where they give no numbers."""
+def precision_error(bundle: Bundle, graphs: ModelGraphs, max_steps: int) -> PrecisionErrorEntry:
+    """Measure the error of an engine in half precision.
+
+    Parameters
+    ----------
+    bundle
+        The float32 bundle that the engine is built from.
+    graphs
+        The engine's graphs in half precision (``lower_precision``).
+    max_steps
+        Capacity of their caches, in tokens.
+
+    Returns
+    -------
+    PrecisionErrorEntry
+        Relative error of the log-probabilities, and how often another token is best.
+
+    Raises
+    ------
+    ExportError
+        The graphs give NaN or infinite scores, or cannot be run.
+    """
     with tempfile.TemporaryDirectory(prefix="tightbeam-") as folder:
         _write_rounded(bundle.manifest, graphs, Path(folder))
         fix = "take --precision bf16 or fp32 (--no-check builds without this test)"
-        return _measure(bundle.path, bundle.manifest, Path(folder), room, fix)
+        return _measure(bundle.path, bundle.manifest, Path(folder), max_steps, fix)
 
 
 def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: ModelGraphs, low: ModelGraphs) -> None:
-    """Of a bundle in half precision, in the folder ``bundle``: write what ``measure_rounding_pair`` compares."""
+    """Write the two float32 bundles that ``measure_rounding_pair`` compares: with exact graphs, and with rounded ones.
+
+    Parameters
+    ----------
+    scratch
+        An empty folder.
+    bundle
+        Folder of the bundle in half precision, for the files beside its graphs.
+    manifest
+        Its manifest.
+    exact, low
+        The graphs in float32, and in half precision.
+    """
     for name in (EXACT, ROUNDED):
         (scratch / name).mkdir()
     graphs_and_weights = (manifest.encoder, manifest.decoder, manifest.weights)
@@ -48,18 +79,17 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
 
 
 def measure_rounding_pair(scratch: Path, manifest: Manifest) -> PrecisionErrorEntry:
-    """Of what ``write_rounding_pair`` wrote. Raises ExportError where the precision gives no numbers."""
+    """Measure the error between the two bundles in ``scratch``. Raises ExportError where scores are NaN or infinite."""
     fix = (
         "take --precision fp32, and of that bundle build-engine --precision bf16 (--no-check exports without this test)"
     )
     return _measure(scratch / EXACT, manifest, scratch / ROUNDED, manifest.sizes.max_target, fix)
 
 
-def _measure(exact: Path, manifest: Manifest, rounded: Path, room: int, fix: str) -> PrecisionErrorEntry:
-    """Compare log-probabilities of two folders, in a process of its own, on a few texts (or random sources, without a
-    tokenizer), for at most ``room`` steps. ``fix``: for scores that are no numbers, an ExportError."""
+def _measure(exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix: str) -> PrecisionErrorEntry:
+    """Compare two bundles in a process of its own, without torch; on random sources where there is no tokenizer."""
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
-    command = [sys.executable, "-m", "tightbeam.deploy.compare", str(exact), str(rounded), str(room), *texts]
+    command = [sys.executable, "-m", "tightbeam.deploy.compare", str(exact), str(rounded), str(max_steps), *texts]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
@@ -73,7 +103,7 @@ def _measure(exact: Path, manifest: Manifest, rounded: Path, room: int, fix: str
 
 
 def _write_rounded(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
-    """A bundle in float32 that rounds wherever ``graphs`` are in half precision."""
+    """Write a float32 bundle that rounds wherever ``graphs`` are in half precision."""
     simulated = graphs.copy()
     simulate_precision(simulated)
     _write(manifest.model_copy(update={"tokenizer": None, "speech": None}), simulated, folder)
@@ -91,7 +121,7 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
 
 
 def describe_error(precision: str, error: PrecisionErrorEntry | None) -> str:
-    """The error of a half precision as a command prints it."""
+    """A line about the error of a half precision, as commands print it."""
     if error is None:
         return f"error of {precision}: not measured (--no-check)"
     return (

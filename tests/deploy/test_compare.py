@@ -1,4 +1,4 @@
-"""How far one form of a model is from another."""
+"""The difference of two forms of a model."""
 
 from __future__ import annotations
 

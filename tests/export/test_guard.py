@@ -185,14 +185,14 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
 
 
 def test_activations_are_those_of_the_model(spoiled: Given) -> None:
-    """From what was seen, attention gives what the model's own layers give to their output projections."""
+    """From the recorded activations, attention gives what the model's own layers give to their output projections."""
     checkpoint, _, (cross, own) = spoiled
     for seen in (*cross, *own):
         weights = torch.softmax(seen.scale * seen.query @ seen.key.transpose(-1, -2) + seen.mask, dim=-1)
         assert torch.isfinite(weights).all()
     layers = checkpoint.model.get_decoder().layers
     for layer, seen in enumerate(cross):
-        projected = layers[layer].encoder_attn.v_proj(seen.inputs)
+        projected = layers[layer].encoder_attn.v_proj(seen.states)
         B, G, N, V = seen.value.shape
         assert torch.allclose(projected.reshape(B, N, G, V).transpose(1, 2), seen.value, atol=1e-5)
     assert (own[0].mask[0, 0].triu(1)[0, 1:] == -torch.inf).all()
