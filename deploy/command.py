@@ -1,4 +1,4 @@
-"""The command ``run-model``, which is ``python deploy/runner.py`` as well."""
+"""The command ``run-model``, which is also ``python deploy/runner.py``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
-    """Entry point. Texts and results are UTF-8, whatever the locale."""
+    """Entry point. Input and results are UTF-8, whatever the locale."""
     command_line(app, "run-model")
 
 
@@ -39,41 +39,88 @@ def run_model(
         str,
         typer.Argument(
             metavar="FILE",
-            help="Input, one text a line; - is standard input. For Whisper a sound file, or a list of them.",
+            help="Text file with one input a line; - is standard input. For Whisper: an audio file, or a text file "
+            "with the name of an audio file in each line.",
         ),
     ] = "-",
-    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="Each line is a JSON list of token ids.")] = False,
-    document: Annotated[bool, typer.Option("--document", help="The whole input is one text.")] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts longer than the model's positions.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Lines run together.")] = 8,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each input, in place of text.")
+    ] = False,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
+    ] = False,
+    document: Annotated[
+        bool, typer.Option("--document", help="Read the whole file as one input, in place of one input a line.")
+    ] = False,
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Cut texts that are longer than the model's positions, in place of an error."),
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs run together in one batch.")] = 8,
     engine: Annotated[
-        str, typer.Option(help="onnxruntime; tensorrt, the engine that fits the GPU; or tensorrt:NAME.")
+        str,
+        typer.Option(
+            help="Runtime of the model: onnxruntime; tensorrt (the engine that fits the GPU); or tensorrt:NAME."
+        ),
     ] = "onnxruntime",
-    device: Annotated[str, typer.Option(help="Where ONNX Runtime runs: cpu or cuda.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads on the CPU; all cores by default.")] = None,
-    num_beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy search.")] = None,
-    num_return_sequences: Annotated[int | None, typer.Option(help="Sequences returned for each input.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens.")] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(help="Fewest new tokens.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Most tokens, start token or prompt included.")] = None,
-    min_length: Annotated[int | None, typer.Option(help="Fewest tokens, start token or prompt included.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours longer sequences.")] = None,
-    language: Annotated[str | None, typer.Option(help="Whisper: the language spoken, by its code (en).")] = None,
-    task: Annotated[str | None, typer.Option(help="Whisper: transcribe, or translate into English.")] = None,
-    early_stopping: Annotated[str | None, typer.Option(help="true, false or never.")] = None,
-    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No n-gram of this size occurs twice.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 disfavours tokens seen before.")] = None,
-    forced_bos_token_id: Annotated[int | None, typer.Option(help="First token, e.g. the target language.")] = None,
-    forced_eos_token_id: Annotated[int | None, typer.Option(help="Last token when the length runs out.")] = None,
+    device: Annotated[str, typer.Option(help="Device of ONNX Runtime: cpu or cuda.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of one operator on the CPU; by default one for each core.")
+    ] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beams of beam search; 1 is greedy search.")] = None,
+    num_return_sequences: Annotated[
+        int | None, typer.Option(help="Sequences returned for each input, the best ones; at most --num-beams.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="The most tokens generated, start token and prompt excluded.")
+    ] = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="The fewest tokens generated, start token and prompt excluded.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="The most tokens of a sequence, start token or prompt included.")
+    ] = None,
+    min_length: Annotated[
+        int | None, typer.Option(help="The fewest tokens of a sequence, start token or prompt included.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Exponent of the length that beam scores are divided by; above 0 favours longer sequences."),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Language spoken in the audio, by its code (en); Whisper only.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="transcribe, or translate into English; Whisper only.")] = None,
+    early_stopping: Annotated[
+        str | None,
+        typer.Option(
+            help="End of beam search once num_beams sequences are finished: true (at once), false (a heuristic) or "
+            "never (when none can improve)."
+        ),
+    ] = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="Forbid n-grams of this size to occur twice.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Penalty on tokens that occurred before; above 1 makes them less likely.")
+    ] = None,
+    forced_bos_token_id: Annotated[
+        int | None, typer.Option(help="Id of the token forced first, such as the target language.")
+    ] = None,
+    forced_eos_token_id: Annotated[
+        int | None, typer.Option(help="Id of the token forced last when the length limit is reached.")
+    ] = None,
     generation_config: Annotated[
-        Path | None, typer.Option(help="JSON file with more settings of model.generate, by name.")
+        Path | None,
+        typer.Option(
+            help="JSON file with settings of model.generate by name; options given on the command line override it."
+        ),
     ] = None,
 ) -> None:
     """Generate for every line of FILE with a bundle, and print one line for each.
 
-    Settings that are not given are the checkpoint's own. With --json, "tokens" are the generated ids from the start
-    token on; a decoder-only model's begin after the prompt, and so does the text.
+    The defaults of the search options are the checkpoint's own. With --json, "tokens" are the ids from the start token
+    on; those of a decoder-only model, like its text, begin after the prompt.
     """
     given = {
         "num_beams": num_beams,
@@ -95,7 +142,7 @@ def run_model(
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
-        lines, count = ([os.fsencode(source)], 1) if is_audio(source) else _lines(source, document)
+        lines, count = ([os.fsencode(source)], 1) if is_audio(source) else _read_input(source, document)
         runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
         if runner.log_mel is None and is_audio(source):
             raise InputError(f"{source} is an audio file, and this is a text model; pass a text file")
@@ -118,7 +165,7 @@ def run_model(
     except KeyboardInterrupt:
         say("error: interrupted; the results printed so far are whole")
         raise typer.Exit(130) from None
-    except BrokenPipeError:  # the reader has what it wanted
+    except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         raise typer.Exit(1) from None
     except OSError as error:
@@ -133,14 +180,14 @@ def run_model(
 
 
 def _drop_output() -> None:
-    """What standard output could not take would else be written again at the exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Discard what is still buffered for standard output, which Python would write again at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _report(result: InputResult, source: str, json_lines: bool) -> bool:
-    """Print one result; True where it is an error."""
+    """Print one result; return True for an error."""
     print(result.as_json() if json_lines else result.as_text(), flush=True)
     name = "standard input" if source == "-" else source
     if result.error is not None:
@@ -150,8 +197,8 @@ def _report(result: InputResult, source: str, json_lines: bool) -> bool:
     return result.error is not None
 
 
-def _lines(source: str, document: bool) -> tuple[Iterable[bytes], int | None]:
-    """The input's lines as bytes, or the whole input as one; and how many there are, where that is known."""
+def _read_input(source: str, document: bool) -> tuple[Iterable[bytes], int | None]:
+    """The inputs as lines of bytes, and their number if known; with ``document`` the whole file is one line."""
     if source == "-" and sys.stdin is None:
         raise InputError("standard input is closed; pass a text file")
     if sys.stdout is None:
@@ -168,7 +215,7 @@ def _lines(source: str, document: bool) -> tuple[Iterable[bytes], int | None]:
 
 
 def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Options of the command line over those of the file."""
+    """Merge the settings of the command line over those of the file."""
     settings: dict[str, Any] = {}
     if file is not None:
         try:
@@ -188,7 +235,7 @@ def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 
 def _progress() -> Progress:
-    """A bar where the results go elsewhere than to the terminal; there, they show how far it is."""
+    """A progress bar; disabled when the results themselves go to the terminal."""
     errors = console()
     return Progress(
         TextColumn("{task.description}"),

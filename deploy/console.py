@@ -1,4 +1,4 @@
-"""What all commands share: one line an error, whatever it quotes."""
+"""Entry point, and errors of one line, of all commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["command_line", "console", "say"]
 
 
 def command_line(app: typer.Typer, name: str) -> None:
-    """Run ``app`` as the command ``name``, and leave the process. UTF-8 out, whatever the locale."""
+    """Run ``app`` as the command ``name``, with UTF-8 output in any locale, and exit the process."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -21,7 +21,7 @@ def command_line(app: typer.Typer, name: str) -> None:
     try:
         code = app(standalone_mode=False)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # those of the command line; typer has no public class for them
+        if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class
             raise
         say(f"error: {error.format_message().rstrip('.')}; see {name} --help")
         code = getattr(error, "exit_code", 2)
@@ -29,15 +29,15 @@ def command_line(app: typer.Typer, name: str) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Whoever ends the command leaves nothing half written behind, as with Ctrl-C."""
+    """Treat SIGTERM like Ctrl-C, so that nothing half written is left."""
     raise KeyboardInterrupt
 
 
 def console() -> Console:
-    """Standard error, without decoration."""
+    """A console on standard error, without decoration."""
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def say(message: str) -> None:
-    """One line on standard error, whatever the message quotes."""
+    """Print one line on standard error; characters of the message that are not printable are escaped."""
     console().print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))

@@ -94,7 +94,7 @@ class Backend:
                 print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
 
     def _run(self, batch: Sequence[Request], responders: Sequence[Responder], stats: Stats) -> None:
-        with closing(self._worker.run(batch, lambda: _gone(responders), stats)) as events:
+        with closing(self._worker.run(batch, lambda: _cancelled(responders), stats)) as events:
             for event in events:
                 responders[event.number].add(event)
         _fail(responders, "the request got no response; this is a defect of Tightbeam")
@@ -134,7 +134,7 @@ def _region() -> str:
     return next((argument for argument in arguments if argument.startswith(REGION)), "")
 
 
-def _gone(responders: Sequence[Responder]) -> list[int]:
+def _cancelled(responders: Sequence[Responder]) -> list[int]:
     return [number for number, responder in enumerate(responders) if responder.was_cancelled()]
 
 

@@ -27,42 +27,66 @@ def main() -> None:
 @app.command()
 def triton_repo(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
-    repository: Annotated[Path, typer.Argument(help="Triton's model repository; made where it is not there.")],
-    name: Annotated[str | None, typer.Option(help="The model's name; by default that of the bundle's folder.")] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Samples that Triton puts together: 16.")] = None,
+    repository: Annotated[Path, typer.Argument(help="Triton's model repository; made if it does not exist.")],
+    name: Annotated[
+        str | None, typer.Option(help="The model's name for clients; by default the name of the bundle's folder.")
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="The most rows of requests in one batch of Triton; 16 by default.")
+    ] = None,
     max_rows: Annotated[
         int | None,
-        typer.Option(help="Samples x beams run together: the batch size times the checkpoint's beams, or 4 if fewer."),
+        typer.Option(
+            help="The most rows (samples x beams) run together; by default --max-batch-size times the "
+            "larger of 4 and the checkpoint's beams."
+        ),
     ] = None,
     instances: Annotated[
-        int | None, typer.Option(help="Processes that hold the model, for each GPU or on the CPU: 1.")
+        int | None, typer.Option(help="Processes that hold the model, on each GPU or in all on the CPU; 1 by default.")
     ] = None,
-    device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="cpu; gpu with --engine tensorrt.")] = None,
+    device: Annotated[
+        Literal["cpu", "gpu"] | None,
+        typer.Option(help="Where the model runs: cpu, or gpu, which needs --engine tensorrt."),
+    ] = None,
     batching_delay_us: Annotated[
-        int | None, typer.Option(help="Microseconds that a request waits for others: 2000.")
+        int | None,
+        typer.Option(help="Microseconds that a request waits for others to share its batch; 2000 by default."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="onnxruntime; tensorrt, the engine that fits the GPU; or tensorrt:NAME.")
+        str | None,
+        typer.Option(
+            help="Runtime of the model: onnxruntime; tensorrt (the engine that fits the GPU); or tensorrt:NAME."
+        ),
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Send each row, and each token of greedy search, as soon as it is there.")
+        bool,
+        typer.Option(
+            "--stream", help="Stream responses: each row, and each token of greedy search, as soon as it is generated."
+        ),
     ] = False,
     max_queue_size: Annotated[
-        int | None, typer.Option(help="Requests that may wait; more are refused. 0: any. Has a price: docs/serving.md.")
+        int | None,
+        typer.Option(
+            help="The most requests that wait; more are refused. 0, the default: no limit. A limit costs latency, see "
+            "docs/serving.md."
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="Where the model's process reaches its server, to have it loaded again: port 8000."),
+        typer.Option(
+            help="The server's HTTP address, at which the model's watchdog asks for a reload; "
+            "http://127.0.0.1:8000 by default."
+        ),
     ] = None,
     next_version: Annotated[
-        bool, typer.Option("--next-version", help="Add a version to the model, whose settings stay.")
+        bool, typer.Option("--next-version", help="Add a version to a model that exists, and keep its settings.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the model.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model of the same name.")] = False,
 ) -> None:
-    """Write a model repository that Triton Inference Server serves BUNDLE from.
+    """Write a model repository from which Triton Inference Server serves BUNDLE.
 
-    The model's README.md holds the server's command and a request. With --next-version, options that are not given stay
-    as they are.
+    The model's README.md holds the server's command and a request. With --next-version, options that are not given keep
+    their values.
     """
     given: dict[str, Any] = {
         "max_batch_size": max_batch_size,
@@ -79,7 +103,7 @@ def triton_repo(
         chosen = model_name_of(bundle.resolve().name) if name is None else name
         settings = settings_there(repository, chosen, force=force) if next_version else ServingSettings(chosen)
         if max_batch_size is not None:
-            settings = replace(settings, max_rows=0)  # follows the batch size
+            settings = replace(settings, max_rows=0)  # the default follows the batch size
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)
@@ -91,8 +115,8 @@ def triton_repo(
         say("error: interrupted; nothing was left behind")
         raise typer.Exit(130) from None
     print(f"wrote {written}; start the server with\n")
-    print(f"    {server_command(str(repository), settings)}\n\nand ask it with\n")
-    print(f"    {request_line(loaded.manifest, settings)}\n\n{written.parent / 'README.md'} says more")
+    print(f"    {server_command(str(repository), settings)}\n\nand send a request with\n")
+    print(f"    {request_line(loaded.manifest, settings)}\n\nsee also {written.parent / 'README.md'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``config.pbtxt`` of a served bundle, written by Triton's own protobuf, so that Triton can read it."""
+"""``config.pbtxt`` of a served bundle, written and read with Triton's own protobuf messages."""
 
 from __future__ import annotations
 
@@ -23,35 +23,47 @@ __all__ = [
 ]
 
 MADE_BY = "made_by"
-"""The parameter that says that a model is ours."""
+"""Parameter that marks a model as made by triton-repo."""
 WARM_UP = "warm_up"
-"""The file, in the model's folder ``warmup``, whose content is the first source that is run."""
+"""File in the model's folder ``warmup``: the source of the warm-up request."""
 WARM_UP_IDS = (0, 1, 2, 0)
+"""Token ids of the warm-up request."""
 INSTALL = "pip install 'tightbeam[triton]'"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class RepositoryError(ValueError):
-    """A model repository cannot be written; one line, with the fix."""
+    """A model repository cannot be written or read; one line, with the fix."""
 
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """How a bundle is served.
+    """Settings of a served bundle.
 
-    Attributes:
-        name: of the model, as clients call it.
-        max_batch_size: requests (their rows) that Triton puts together.
-        max_rows: samples x beams that are run together; more beams are refused. 0: ``max_batch_size`` times the
-            checkpoint's own beams, of which at least 4 are counted.
-        instances: processes that hold the model, on each GPU or together on the CPU.
-        device: "cpu" or "gpu".
-        engine: as ``Runner.load`` takes it.
-        batching_delay_us: microseconds that a request waits for others while the model is idle.
-        max_queue_size: requests that wait; more are refused. 0: any number. With a limit Triton 24.10's batcher sleeps
-            up to half a second when a request comes while the model runs, since nobody wakes it when that is through.
-        stream: a response for each row, and for each token of greedy search, rather than one for a request.
-        url: where the server will take HTTP, seen from itself.
+    Attributes
+    ----------
+    name : str
+        The model's name for clients.
+    max_batch_size : int
+        The most rows of requests that Triton puts into one batch.
+    max_rows : int
+        The most rows (samples x beams) that are run together; a request with more beams is refused. 0:
+        ``max_batch_size`` times the larger of 4 and the checkpoint's beams.
+    instances : int
+        Processes that hold the model, on each GPU, or in all on the CPU.
+    device : "cpu" or "gpu"
+        Where the model runs.
+    engine : str
+        As `Runner.load` takes it.
+    batching_delay_us : int
+        Microseconds that a request waits for others while the model is idle.
+    max_queue_size : int
+        The most requests that wait; more are refused. 0: no limit. With a limit, Triton 24.10's batcher sleeps up to
+        half a second when a request comes while the model runs, since nothing wakes it at the end of the run.
+    stream : bool
+        Send a response for each row, and for each token of greedy search, rather than one for a request.
+    url : str
+        The server's HTTP address, seen from its own machine.
     """
 
     name: str
@@ -66,7 +78,7 @@ class ServingSettings:
     url: str = "http://127.0.0.1:8000"
 
     def rows(self, manifest: Manifest) -> int:
-        """The limit of rows, as a number. Raises RepositoryError for one that refuses the checkpoint's own beams."""
+        """The limit of rows for a bundle. Raises RepositoryError where it refuses the checkpoint's own beams."""
         beams = int(manifest.generation.get("num_beams") or 1)
         if 0 < self.max_rows < beams:
             raise RepositoryError(
@@ -76,10 +88,10 @@ class ServingSettings:
         return self.max_rows or self.max_batch_size * max(4, beams)
 
     def check(self) -> None:
-        """Raise RepositoryError for settings that no server could run."""
+        """Raise RepositoryError for a setting that is wrong, or that no server can run."""
         if not NAME.fullmatch(self.name):
             raise RepositoryError(
-                f"{self.name!r} is no name for a model; pass --name letters, digits, _, - and ., at most 128 of them"
+                f"{self.name!r} is not a model name; pass --name letters, digits, _, - and ., at most 128 of them"
             )
         least = {"max_batch_size": 1, "max_rows": 0, "instances": 1, "batching_delay_us": 0, "max_queue_size": 0}
         for field, minimum in least.items():
@@ -98,16 +110,22 @@ class ServingSettings:
                 "(--device gpu --engine tensorrt), on a CPU ONNX Runtime does (--device cpu --engine onnxruntime)"
             )
         if not re.fullmatch(r"https?://[^\s/]+", self.url):
-            raise RepositoryError(f"--url {self.url} is no address; pass one such as http://127.0.0.1:8000")
+            raise RepositoryError(f"--url {self.url} is not an HTTP address; pass one such as http://127.0.0.1:8000")
 
 
 def model_name_of(folder: str) -> str:
-    """The name that a bundle's folder suggests."""
+    """The default name of a model: its bundle's folder, without characters that Triton refuses."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", folder).lstrip(".-")
 
 
 def settings_of(text: str) -> ServingSettings:
-    """Of a ``config.pbtxt`` that `model_config` wrote, or somebody edited. Raises RepositoryError for what is none."""
+    """Read settings from the text of a ``config.pbtxt``, which may have been edited since `model_config` wrote it.
+
+    Raises
+    ------
+    RepositoryError
+        The text is not a model's configuration, or Triton's protobuf is not installed.
+    """
     text_format, triton = _protobuf()
     config: Any = triton.ModelConfig()
     try:
@@ -133,19 +151,34 @@ def settings_of(text: str) -> ServingSettings:
 
 
 def _protobuf() -> tuple[Any, Any]:
-    """Protobuf's text format, and Triton's messages. Raises RepositoryError where they are not installed."""
+    """Import protobuf's text format and Triton's messages. Raises RepositoryError where they are not installed."""
     try:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2
     except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient without its extra grpc
         raise RepositoryError(
-            f"config.pbtxt is written by tritonclient, which is not there ({error}); {INSTALL}"
+            f"config.pbtxt is written by tritonclient, which is not installed ({error}); {INSTALL}"
         ) from None
     return text_format, model_config_pb2
 
 
 def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) -> str:
-    """The text of ``config.pbtxt``. Raises RepositoryError where Triton's protobuf is not installed."""
+    """The text of ``config.pbtxt``.
+
+    Parameters
+    ----------
+    manifest
+        The bundle's manifest.
+    settings
+        The served model's settings.
+    made_by
+        Name and version of the package that writes it.
+
+    Raises
+    ------
+    RepositoryError
+        Triton's protobuf is not installed, or the limit of rows refuses the checkpoint's own beams.
+    """
     text_format, triton = _protobuf()
     config: Any = triton.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
 
@@ -178,7 +211,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
         count=settings.instances, kind=group.KIND_GPU if settings.device == "gpu" else group.KIND_CPU
     )
     config.dynamic_batching.max_queue_delay_microseconds = settings.batching_delay_us
-    if settings.max_queue_size:  # any policy, even to heed a request's timeout, has that price
+    if settings.max_queue_size:  # any queue policy, even a timeout's, costs the batcher's sleep
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
         config.dynamic_batching.default_queue_policy.allow_timeout_override = True
 

@@ -1,4 +1,4 @@
-"""README.md of a served model: how to start the server, and what to send it."""
+"""README.md of a served model: the server's command, and a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USUAL_PORT = 8000
 
 
 def server_command(repository: str, settings: ServingSettings) -> str:
-    """What starts the server. In explicit mode a model can be loaded anew while the server runs."""
+    """The command that starts the server, in explicit mode, in which a model can be reloaded while the server runs."""
     port = urlsplit(settings.url).port
     options = [
         f"--model-repository={shlex.quote(repository)}",
@@ -30,7 +30,7 @@ def server_command(repository: str, settings: ServingSettings) -> str:
 
 
 def request_line(manifest: Manifest, settings: ServingSettings) -> str:
-    """A request that works in a shell."""
+    """A request as a shell command."""
     action = "generate_stream" if settings.stream else "generate"
     if manifest.speech is not None:
         body = '{"AUDIO": [0.0, 0.1, 0.0, -0.1]}'
@@ -42,7 +42,17 @@ def request_line(manifest: Manifest, settings: ServingSettings) -> str:
 
 
 def readme(manifest: Manifest, settings: ServingSettings, repository: Path) -> str:
-    """The text."""
+    """The text of README.md.
+
+    Parameters
+    ----------
+    manifest
+        The bundle's manifest.
+    settings
+        The served model's settings.
+    repository
+        The model repository.
+    """
     where = repository.absolute()
     gpu = " --gpus all" if settings.device == "gpu" else ""
     extra = "[tensorrt]" if settings.device == "gpu" else ""
@@ -50,7 +60,7 @@ def readme(manifest: Manifest, settings: ServingSettings, repository: Path) -> s
 
 {manifest.model} ({manifest.family}, variant {manifest.variant}), served by Triton's Python backend.
 
-Where `tritonserver` is installed, and the package `tightbeam` for the Python that it runs:
+If `tritonserver` is installed, and the package `tightbeam` for the Python that it runs:
 
     {server_command(str(where), settings)}
 
@@ -63,10 +73,11 @@ A request:
 
     {request_line(manifest, settings)}
 
-Settings of a request are parameters, under the names of `model.generate`: `"num_beams": 4, "max_new_tokens": 60`.
-Where one takes a list, pass JSON in a text: `"bad_words_ids": "[[17], [4, 8]]"`. At most {settings.rows(manifest)} rows
-(samples x beams) are run together; more beams are refused.
+The settings of `model.generate` are parameters of a request: `"num_beams": 4, "max_new_tokens": 60`. A list is passed
+as JSON in a text: `"bad_words_ids": "[[17], [4, 8]]"`. At most {settings.rows(manifest)} rows (samples x beams) are run
+together; a request with more beams is refused.
 
-The model's versions are the numbered folders; the newest one is served. If the model's process is killed, the server
-is asked at {settings.url} to load it again; TIGHTBEAM_TRITON_URL in its environment names another address.
+The numbered folders are the model's versions; the newest one is served. If the model's process is killed, a watchdog
+asks the server at {settings.url} to reload it. Set TIGHTBEAM_TRITON_URL in the server's environment if its address is
+another.
 """

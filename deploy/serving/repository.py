@@ -1,10 +1,10 @@
-"""A bundle -> a model in Triton's repository:
+"""Model repository of Triton: writes a bundle as a model.
 
 REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/README.md          the server's command, and a request
 REPOSITORY/NAME/warmup/            the request that is run before the model is ready
-REPOSITORY/NAME/VERSION/model.py   Triton's Python backend loads it
-REPOSITORY/NAME/VERSION/bundle/    a copy
+REPOSITORY/NAME/VERSION/model.py   the file that Triton's Python backend loads
+REPOSITORY/NAME/VERSION/bundle/    a copy of the bundle
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONFIG, README, MODEL = "config.pbtxt", "README.md", "model.py"
 
 
 def settings_there(repository: str | os.PathLike[str], name: str, *, force: bool = False) -> ServingSettings:
-    """Of the model of that name, to which a version is to be added. Raises RepositoryError where there is none."""
+    """Settings of the model ``name``, to which a version is to be added. Raises RepositoryError where there is none."""
     model = Path(repository) / name
     _check_target(model, force=force, next_version=True)
     return _read_settings(model)
@@ -50,7 +50,7 @@ def _read_settings(model: Path) -> ServingSettings:
     try:
         return settings_of((model / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
-        raise RepositoryError(f"cannot read {model / CONFIG}: {error.strerror or error}; check it") from error
+        raise RepositoryError(f"cannot read {model / CONFIG}: {error.strerror or error}; check the file") from error
 
 
 def write_model(
@@ -61,11 +61,32 @@ def write_model(
     force: bool = False,
     next_version: bool = False,
 ) -> Path:
-    """Write a model that serves ``bundle``, whole or not at all; returns the folder of its version.
+    """Write a model that serves a bundle, whole or not at all.
 
-    ``force`` replaces a model of that name, with all its versions; ``next_version`` adds a version to it, and the
-    settings hold for the whole model from then on. Raises RepositoryError for settings that no server could run, a
-    repository that cannot be written, or a name that is taken; EngineFileError for an engine that the bundle lacks.
+    Parameters
+    ----------
+    bundle
+        The bundle, which is copied.
+    repository
+        The model repository; made if it does not exist.
+    settings
+        The model's settings. With ``next_version`` they replace those of the whole model.
+    force
+        Replace a model of the same name, with all its versions.
+    next_version
+        Add a version to the model of that name.
+
+    Returns
+    -------
+    Path
+        The folder of the new version.
+
+    Raises
+    ------
+    RepositoryError
+        No server can run the settings, the repository cannot be written, or the name is taken.
+    EngineFileError
+        The bundle lacks the TensorRT engine that the settings name.
     """
     settings.check()
     engine, _, engine_name = settings.engine.partition(":")
@@ -79,7 +100,7 @@ def write_model(
     number = _check_target(model, force=force, next_version=next_version)
     if next_version and _read_settings(model).stream != settings.stream:
         raise RepositoryError(
-            f"a version cannot change whether {model} streams, which its clients would not expect; "
+            f"a version cannot change whether {model} streams, since its clients expect one or the other; "
             "choose another --name, or replace the model with --force"
         )
 
@@ -110,14 +131,14 @@ def write_model(
 
 
 def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
-    """The number of the version that may be written; cheap, for use before the work is done."""
+    """Check that a version may be written, before any work, and return its number."""
     try:
         taken = model.exists() or model.is_symlink()
         file = model.parent.exists() and not model.parent.is_dir()
     except OSError as error:
         raise RepositoryError(f"cannot write {model}: {error.strerror or error}; choose another folder") from error
     if file:
-        raise RepositoryError(f"{model.parent} is a file; expected a folder, or a name for one")
+        raise RepositoryError(f"{model.parent} is a file, expected a folder; choose another path")
     try:
         ours = taken and f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -138,8 +159,11 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
 
 
 def _workplace(repository: Path) -> Path:
-    """Where a model is written before it has its name: not in the repository, if that can be, since a server that is
-    told to load all of it does not start where one folder cannot be loaded."""
+    """The folder in which a model is written before it is moved to its name.
+
+    It is outside the repository if possible: a server that loads the whole repository does not start if one folder in
+    it cannot be loaded.
+    """
     repository = repository.resolve()
     parent = repository.parent
     one_disk = parent.stat().st_dev == repository.stat().st_dev
@@ -149,7 +173,7 @@ def _workplace(repository: Path) -> Path:
 def _add_version(
     model: Path, number: int, fill_version: Callable[[Path], None], fill_settings: Callable[[Path], None]
 ) -> None:
-    """Beside the others, and new settings in place of the old ones: both, or neither."""
+    """Add a version, and replace the settings; if one fails, neither is done."""
     version = model / str(number)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=model) as name:
         partial = Path(name)
@@ -157,7 +181,7 @@ def _add_version(
         write_folder(version, fill_version)
         try:
             files = [path for path in partial.rglob("*") if path.is_file()]
-            for path in sorted(files, key=lambda path: path.name == CONFIG):  # last, since Triton reads that alone
+            for path in sorted(files, key=lambda path: path.name == CONFIG):  # last: the only one that the server reads
                 target = model / path.relative_to(partial)
                 target.parent.mkdir(exist_ok=True)
                 path.replace(target)
@@ -167,7 +191,7 @@ def _add_version(
 
 
 def _copy(bundle: Bundle, target: Path, *, engines: bool) -> None:
-    """The files that the manifest names, and no others."""
+    """Copy the files that the manifest names, and no others."""
     for name in (MANIFEST, *(entry.file for entry in bundle.manifest.files())):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle.path / name, target / name)

@@ -1,5 +1,8 @@
-"""A backend that was killed: Triton's Python backend refuses every request from then on, and does not start it again.
-Who sees it die tidies up after it, and has the server load the model anew."""
+"""Watchdog of the backend's process, run by the worker when that process is killed.
+
+Triton's Python backend refuses every request from then on, and does not restart the process. So the worker removes the
+shared memory that is left, and asks the server to reload the model.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,28 @@ from pydantic import BaseModel
 __all__ = ["Server", "reload_model"]
 
 EXIT_GRACE_SECONDS = 0.3
-"""In which a server ends whose end took the backend with it."""
+"""Grace period for the server to exit, to tell a shutdown from a crashed stub."""
 MIN_LIFETIME_SECONDS = 10.0
-"""That a backend lives at least, if loading it again is of any use."""
+"""Least time between two loads of a model, so that one that crashes at once is not reloaded in a tight loop."""
 LOAD_TIMEOUT_SECONDS = 600.0
+"""Timeout of a request to unload or load the model."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Server(BaseModel):
-    """The server that a backend belongs to. ``pid``: its process; ``url``: where it takes HTTP; ``model``: by name;
-    ``region``: the name of the shared memory between server and backend."""
+    """The server that a backend belongs to.
+
+    Attributes
+    ----------
+    pid : int
+        Its process.
+    url : str
+        Its HTTP address, seen from its own machine.
+    model : str
+        The model's name.
+    region : str
+        The name of the shared memory between server and backend; empty if unknown.
+    """
 
     pid: int
     url: str
@@ -36,37 +51,45 @@ class Server(BaseModel):
     region: str
 
 
-def reload_model(server: Server, lived_seconds: float) -> None:
-    """Remove the memory that the backend shared with the server, and, if that is there still, have it load the model
-    again. Tells on standard error, which is the server's log, what became of it. ``lived_seconds``: how long it lived;
-    one that dies at once is not loaded again at once."""
+def reload_model(server: Server, lifetime_seconds: float) -> None:
+    """Remove the shared memory of a killed backend, and have its server reload the model unless the server ended too.
+
+    The outcome is a line on standard error, which is the server's log.
+
+    Parameters
+    ----------
+    server
+        The backend's server.
+    lifetime_seconds
+        How long the backend ran. The reload waits until `MIN_LIFETIME_SECONDS` after its start.
+    """
     ended = _ended(server.pid)
     if server.region:
         with suppress(OSError):
             (SHARED_MEMORY / server.region).unlink()
     if ended:
         return
-    _tell(f"the backend of model {server.model} was killed; loading it again")
-    time.sleep(max(0.0, MIN_LIFETIME_SECONDS - lived_seconds))
+    _log(f"the backend of model {server.model} was killed; loading it again")
+    time.sleep(max(0.0, MIN_LIFETIME_SECONDS - lifetime_seconds))
     try:
         for action in ("unload", "load"):
             _post(f"{server.url}/v2/repository/models/{server.model}/{action}")
     except urllib.error.HTTPError as error:
         fix = "start the server with --model-control-mode=explicit"
-        _tell(f"model {server.model} stays down: {_reason(error)}; {fix}")
+        _log(f"model {server.model} stays down: {_reason(error)}; {fix}")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        _tell(f"model {server.model} stays down: no server at {server.url} ({error}); see its README")
+        _log(f"model {server.model} stays down: no server at {server.url} ({error}); see its README")
     else:
-        _tell(f"model {server.model} is loaded again")
+        _log(f"model {server.model} is loaded again")
 
 
 def _ended(pid: int) -> bool:
-    """Whether a process ends within `EXIT_GRACE_SECONDS`."""
+    """True if a process ends within `EXIT_GRACE_SECONDS`."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    except OSError:  # a kernel, or a sandbox, without it
+    except OSError:  # a kernel or sandbox without pidfd
         return False
     try:
         return bool(select.select([descriptor], [], [], EXIT_GRACE_SECONDS)[0])
@@ -76,19 +99,19 @@ def _ended(pid: int) -> bool:
 
 def _post(url: str) -> None:
     request = urllib.request.Request(url, data=b"{}", method="POST")
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not through a proxy of the environment
     with direct.open(request, timeout=LOAD_TIMEOUT_SECONDS) as response:
         response.read()
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """What the server says, or else the status."""
+    """The error message in the server's reply, or else its status."""
     with suppress(ValueError, OSError, http.client.HTTPException):
-        said = json.loads(error.read())
-        if isinstance(said, dict) and said.get("error"):
-            return " ".join(str(said["error"]).split())
+        reply = json.loads(error.read())
+        if isinstance(reply, dict) and reply.get("error"):
+            return " ".join(str(reply["error"]).split())
     return f"the server answered {error.code} {error.reason}"
 
 
-def _tell(message: str) -> None:
+def _log(message: str) -> None:
     print(f"tightbeam {time.strftime('%H:%M:%S')}: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""The process that holds the model: it runs what a backend that Triton started tells it, and outlives that if need be.
+"""The worker: the process that holds the model, and runs the batches of the backend that started it.
+
+If the backend is killed, the worker has the model reloaded (watchdog.py), then exits.
 
 python -m tightbeam.deploy.serving.worker DESCRIPTOR SETTINGS
 """
@@ -27,26 +29,28 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass
 class _Worker:
+    """The loop over a backend's messages."""
+
     runner: Runner
     backend: Connection
     settings: WorkerSettings
 
     def serve(self) -> None:
-        """Until the backend says goodbye. Raises EOFError, or OSError, where it ended without."""
+        """Run batches until `Shutdown`. Raises EOFError or OSError where the backend ends without one."""
         self.backend.send(Ready())
         while not isinstance(message := self.backend.recv(), Shutdown):
-            if isinstance(message, Batch):  # a cancellation may come late
+            if isinstance(message, Batch):  # a Cancel here came after the end of its batch
                 self.backend.send(self._run(message))
 
     def _run(self, batch: Batch) -> Done | Failed:
-        gone: set[int] = set()
+        numbers: set[int] = set()
 
         def cancelled() -> set[int]:
             while self.backend.poll(0):
                 message = self.backend.recv()
                 assert isinstance(message, Cancel)
-                gone.add(message.number)
-            return gone
+                numbers.add(message.number)
+            return numbers
 
         try:
             return Done(
@@ -59,30 +63,38 @@ class _Worker:
                     cancelled=cancelled,
                 )
             )
-        except (EOFError, OSError):  # of the pipe
+        except (EOFError, OSError):  # from the pipe
             raise
-        except Exception as error:  # the server goes on, whatever we did wrong
+        except Exception as error:  # a defect must not end the worker
             traceback.print_exc()
             return Failed(f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam")
 
 
 def main() -> None:
     """Entry point."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which says goodbye
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the server sends Shutdown
     settings = WorkerSettings.model_validate_json(sys.argv[2])
     start = time.monotonic()
     if not _serve(Connection(int(sys.argv[1])), settings):
-        reload_model(settings.server, time.monotonic() - start)  # the model's memory is free by now
+        reload_model(settings.server, time.monotonic() - start)  # after _serve, so that the model's memory is free
 
 
 def visible_device(number: int, visible: str) -> str:
-    """The GPU that the server calls ``number``, among those that it sees (CUDA_VISIBLE_DEVICES; all where empty)."""
+    """The GPU's entry for CUDA_VISIBLE_DEVICES.
+
+    Parameters
+    ----------
+    number
+        The server's number of the GPU.
+    visible
+        The server's own CUDA_VISIBLE_DEVICES; empty for all GPUs.
+    """
     devices = visible.split(",") if visible else []
     return devices[number].strip() if number < len(devices) else str(number)
 
 
 def _serve(backend: Connection, settings: WorkerSettings) -> bool:
-    """Whether it ended as it should, rather than by the backend's death."""
+    """Load the model and run the backend's batches. Returns False if the backend ended without `Shutdown`."""
     if settings.device is not None:
         os.environ[VISIBLE] = visible_device(settings.device, os.environ.get(VISIBLE, ""))
     try:

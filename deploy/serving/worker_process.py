@@ -1,4 +1,4 @@
-"""The worker as the backend sees it: started, spoken to, and started again."""
+"""The worker as a child process of the backend: start, run, stop."""
 
 from __future__ import annotations
 
@@ -28,25 +28,37 @@ from tightbeam.deploy.serving.messages import (
 __all__ = ["WorkerError", "WorkerProcess"]
 
 SHUTDOWN_SECONDS = 5.0
+"""Time for the worker to exit before it is killed."""
 CANCEL_POLL_SECONDS = 0.005
-"""How often it is asked who cancelled, at most."""
+"""Least time between two checks for cancelled requests."""
 CANCEL_POLL_SHARE = 0.02
-"""Of the time, that asking may take."""
+"""Largest share of the time that these checks may take."""
 
 
 class WorkerError(RuntimeError):
-    """The worker cannot start, or ended."""
+    """The worker cannot start, or has ended."""
 
 
 class WorkerProcess:
-    """Raises WorkerError, with the reason, where the model cannot be loaded."""
+    """A worker. It is started at once, and restarted by `start`.
+
+    Parameters
+    ----------
+    settings
+        The worker's settings.
+
+    Raises
+    ------
+    WorkerError
+        The model cannot be loaded.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until the model is loaded."""
+        """Start the process, and wait until the model is loaded. Raises WorkerError where it cannot be."""
         ours, theirs = socketpair()
         with theirs:
             command = [sys.executable, "-m", "tightbeam.deploy.serving.worker", str(theirs.fileno())]
@@ -60,17 +72,35 @@ class WorkerProcess:
             raise WorkerError(first.message if isinstance(first, Failed) else f"unexpected {first!r}")
 
     def run(
-        self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], stats: Stats
+        self, requests: Sequence[Request], poll_cancelled: Callable[[], Sequence[int]], stats: Stats
     ) -> Generator[Event, None, None]:
-        """Run requests together; yields what comes of them, as it comes.
+        """Run requests together.
 
-        ``gone``: asked now and then; the numbers of requests that were cancelled since. ``stats``: what was done is
-        written there in the end. Raises WorkerError where the worker ends, or fails; nothing more comes then. Whoever
-        stops listening before the end ends the worker: the next batch would receive its messages.
+        If the caller closes the generator before its end, the worker is killed: its next batch would be mixed with the
+        rest of this one.
+
+        Parameters
+        ----------
+        requests
+            The requests.
+        poll_cancelled
+            Function that returns the numbers of requests cancelled since its last call; called every few milliseconds.
+        stats
+            Receives the work that was done, at the end.
+
+        Yields
+        ------
+        Event
+            The events of the requests, as they come.
+
+        Raises
+        ------
+        WorkerError
+            The worker ended or failed.
         """
         over = False
         try:
-            for message in self._listen(requests, gone):
+            for message in self._messages(requests, poll_cancelled):
                 over = isinstance(message, Done | Failed)
                 if isinstance(message, Done):
                     stats.__dict__.update(message.stats.__dict__)
@@ -83,32 +113,33 @@ class WorkerProcess:
                 self._process.kill()
                 self._process.wait()
 
-    def _listen(
-        self, requests: Sequence[Request], gone: Callable[[], Sequence[int]]
+    def _messages(
+        self, requests: Sequence[Request], poll_cancelled: Callable[[], Sequence[int]]
     ) -> Iterator[Event | Done | Failed]:
-        """All that the worker says of a batch; `Done` or `Failed` comes last."""
+        """Send a batch and yield the worker's messages; `Done` or `Failed` comes last."""
         self._send(Batch(tuple(requests)))
-        next_look = 0.0
+        next_check = 0.0
         while True:
-            if self._pipe.poll(max(0.0, next_look - time.monotonic())):
+            if self._pipe.poll(max(0.0, next_check - time.monotonic())):
                 message = self._receive()
                 assert not isinstance(message, Ready)
                 yield message
                 if isinstance(message, Done | Failed):
                     return
-            if time.monotonic() >= next_look:
+            if time.monotonic() >= next_check:
                 start = time.monotonic()
-                for number in gone():
+                for number in poll_cancelled():
                     self._send(Cancel(number))
                 end = time.monotonic()
-                next_look = end + max(CANCEL_POLL_SECONDS, (end - start) / CANCEL_POLL_SHARE)
+                next_check = end + max(CANCEL_POLL_SECONDS, (end - start) / CANCEL_POLL_SHARE)
 
     @property
     def alive(self) -> bool:
+        """True while the process runs."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Say goodbye, and wait until it is gone."""
+        """Stop the process, and wait until it has ended."""
         with suppress(WorkerError):
             self._send(Shutdown())
         try:
@@ -132,7 +163,7 @@ class WorkerProcess:
         return message
 
     def _lost(self) -> WorkerError:
-        """What is known of its end."""
+        """The error for a process that has ended."""
         try:
             code = self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -144,7 +175,7 @@ class WorkerProcess:
 
 
 def _signal_name(number: int) -> str:
-    """Of a real-time signal, which has none, the number."""
+    """The name of a signal, or its number where it has none (a real-time signal)."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -152,5 +183,5 @@ def _signal_name(number: int) -> str:
 
 
 def threads_per_worker(instances: int) -> int | None:
-    """Threads for each of so many workers; None for all cores."""
+    """Threads for each of ``instances`` workers; None for all cores."""
     return None if instances <= 1 else max(1, len(os.sched_getaffinity(0)) // instances)

@@ -290,7 +290,7 @@ def test_a_name_is_made_of_the_folders() -> None:
     ("options", "parts"),
     [
         *(
-            (["--name", name], ["is no name for a model; pass --name letters, digits, _, - and ."])
+            (["--name", name], ["is not a model name; pass --name letters, digits, _, - and ."])
             for name in ("", ".", "..", ".hidden", "-x", "a b", "a/b", "/a", "\u00e9", "a\n", "a" * 129)
         ),
         (["--max-batch-size", 0], ["--max-batch-size 0 is not a number of at least 1; pass 1 or more"]),
@@ -307,9 +307,12 @@ def test_a_name_is_made_of_the_folders() -> None:
         (["--engine", "tensorrtx"], ["--engine tensorrtx is not known; pass onnxruntime"]),
         (["--engine", "cuda"], ["--engine cuda is not known"]),
         (["--engine", ""], ["--engine  is not known"]),
-        (["--url", "127.0.0.1:8000"], ["--url 127.0.0.1:8000 is no address; pass one such as http://127.0.0.1:8000"]),
-        (["--url", "http://a b"], ["is no address"]),
-        (["--url", "http://a/"], ["is no address"]),
+        (
+            ["--url", "127.0.0.1:8000"],
+            ["--url 127.0.0.1:8000 is not an HTTP address; pass one such as http://127.0.0.1:8000"],
+        ),
+        (["--url", "http://a b"], ["is not an HTTP address"]),
+        (["--url", "http://a/"], ["is not an HTTP address"]),
         (["--next-version"], ["does not exist, so it has no next version; leave --next-version out"]),
         (["--next-version", "--force"], ["--force replaces the versions that --next-version keeps; pass one"]),
     ],
@@ -348,7 +351,7 @@ def test_without_tritonclient(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     done = triton_repo(text, tmp_path / "models")
-    done.refused("config.pbtxt is written by tritonclient, which is not there", "pip install 'tightbeam[triton]'")
+    done.refused("config.pbtxt is written by tritonclient, which is not installed", "pip install 'tightbeam[triton]'")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -371,7 +374,7 @@ def test_what_was_not_made_here_stays(triton_repo: Command, text: Path, tmp_path
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("file", "is a file; expected a folder, or a name for one"),
+        ("file", "is a file, expected a folder; choose another path"),
         ("file/models", "Not a directory"),
         ("a" * 300, "File name too long"),
         ("/proc/models", "No such file or directory"),
