@@ -1,4 +1,4 @@
-"""Checkpoint -> bundle. Runs on the build machine; imports torch and transformers when it is used.
+"""Checkpoint -> bundle, on the build machine. torch and transformers are imported at the first use.
 
     from tightbeam.export import export_model
     export_model("path/or/id", "out", variant="el")

@@ -30,40 +30,77 @@ def main() -> None:
 
 @app.command()
 def export_model(
-    model: Annotated[str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id, or checkpoint folder.")],
+    model: Annotated[
+        str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id (owner/name), or checkpoint folder.")
+    ],
     variant: Annotated[
         str | None,
         typer.Option(
-            help="baseline, dedup, el, kcache, xcache, slim, hybrid, or auto; by default el, or dedup for RoPE models."
+            help="Preset of both caches: baseline, dedup, el, kcache, xcache, slim, hybrid, or auto (the fastest by "
+            "prediction); by default el, or dedup for models with RoPE."
         ),
     ] = None,
     source_cache: Annotated[
-        str | None, typer.Option(help="kv-per-beam, kv, k, first-k or states, in place of the variant's.")
+        str | None, typer.Option(help="Source cache in place of the variant's: kv-per-beam, kv, k, first-k or states.")
     ] = None,
     generated_cache: Annotated[
-        str | None, typer.Option(help="kv-reordered, kv, k or x, in place of the variant's.")
+        str | None, typer.Option(help="Generated cache in place of the variant's: kv-reordered, kv, k or x.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Bundle folder; <model>-<variant>[-fp16] by default.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32; or fp16, half of everything, not exact.")] = "fp32",
-    max_new_tokens: Annotated[int | None, typer.Option(help="The bundle's default for new tokens.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the new bundle; <model>-<variant>[-fp16] by default.")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="fp32; or fp16 for products, caches and most weights (half the size, inexact).")
+    ] = "fp32",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Default length of the bundle in new tokens; the checkpoint's by default.")
+    ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Texts, one a line, on which the error of each layer is measured.")
+        Path | None,
+        typer.Option(help="Text file, one text a line, on which the error of rewritten attention is measured."),
     ] = None,
     weight_threshold: Annotated[
-        float, typer.Option(help="Leave source positions out that have less weight, such as 0.001: not exact.")
+        float,
+        typer.Option(
+            help="Skip source positions whose attention probability is below this value, such as 0.001 (inexact)."
+        ),
     ] = 0.0,
     memory_limit: Annotated[
-        str | None, typer.Option(help="For weights and caches, such as 2GB; a variant that needs more is not made.")
+        str | None,
+        typer.Option(help="Limit on the bytes of weights and caches, such as 2GB; an export that exceeds it fails."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples at a time, for auto and the memory limit.")] = 8,
-    num_beams: Annotated[int | None, typer.Option(help="Beams, likewise; the checkpoint's by default.")] = None,
-    source_length: Annotated[int | None, typer.Option(help="Source tokens, likewise; up to 512 by default.")] = None,
-    new_tokens: Annotated[int | None, typer.Option(help="New tokens, likewise; the most by default.")] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Samples of a run that --variant auto and --memory-limit assume.")
+    ] = 8,
+    num_beams: Annotated[
+        int | None,
+        typer.Option(help="Beams that --variant auto and --memory-limit assume; the checkpoint's by default."),
+    ] = None,
+    source_length: Annotated[
+        int | None,
+        typer.Option(help="Source tokens that --variant auto and --memory-limit assume; at most 512 by default."),
+    ] = None,
+    new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="New tokens that --variant auto and --memory-limit assume; the bundle's longest output by default."
+        ),
+    ] = None,
     bandwidth_gb_s: Annotated[
-        float | None, typer.Option(help="Memory bandwidth of the serving machine, for auto; measured here by default.")
+        float | None,
+        typer.Option(
+            help="Memory bandwidth of the serving machine in GB/s, for --variant auto; measured here by default."
+        ),
     ] = None,
-    gflop_s: Annotated[float | None, typer.Option(help="Matrix rate of the serving machine, likewise.")] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare with torch.")] = False,
+    gflop_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Matrix rate of the serving machine in GFLOP/s, for --variant auto; measured here by default."
+        ),
+    ] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export MODEL as a bundle of ONNX graphs, and compare what it generates with torch."""
@@ -153,7 +190,7 @@ def _print_summary(bundle: Bundle, *, named: bool) -> None:
 
 
 def _why_not_exact(manifest: Manifest) -> str:
-    """The options that a bundle is not exact for."""
+    """The options that make a bundle inexact."""
     reasons = ["--weight-threshold"] if manifest.weight_threshold else []
     reasons += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
     return ", ".join(reasons)
@@ -161,7 +198,7 @@ def _why_not_exact(manifest: Manifest) -> str:
 
 @contextmanager
 def _progress(steps: tuple[str, ...]) -> Iterator[Callable[[str], None]]:
-    """Shows each step as it begins: a bar on a terminal, a line a step elsewhere."""
+    """Display of each step as it begins: a bar on a terminal, a line a step elsewhere."""
     console = error_console()
     columns = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""The one exception of the build side, and the reasons that other libraries' exceptions give."""
+"""The exception of the build side, and what it quotes of other libraries' exceptions."""
 
 from __future__ import annotations
 

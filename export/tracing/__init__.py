@@ -1,1 +1,1 @@
-"""Checkpoint to canonical graphs: one trace a model, from which every variant is rewritten."""
+"""Tracing a model with torch's exporter: one prompt or source, and one decoder step."""

@@ -1,17 +1,17 @@
-"""The two steps of a decoder-only model, traced: what its layers make of a prompt, and one new token.
+"""The two steps of a decoder-only model, traced: a whole prompt, and one new token.
 
 The canonical graphs:
 
 - prompt: ``input_ids`` int64 [B, N], padded on the right -> ``prompt_hidden_states`` [B, N, D], ``source.<l>.key``
-  [B, G, N, K] and ``source.<l>.value`` [B, G, N, V]. Causal attention alone keeps padding out: it stands behind all
-  that counts.
+  [B, G, N, K] and ``source.<l>.value`` [B, G, N, V]. The causal mask alone hides padding, which follows the
+  prompt.
 - decoder, one new token a row: ``tokens`` int64 [R, 1], ``positions`` int64 [R, 1], ``past.<l>.key`` [R, G, T, K] and
   ``past.<l>.value`` [R, G, T, V] -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value``, one
   longer.
 
-Attention is the standard ``Attention`` operator of opset 23, with G key heads for H query heads, and keys are turned by
-the standard ``RotaryEmbedding``. A layer's window stands in the prompt graph's mask; the decoder, whose past may end
-anywhere, has none: ``ModelGraphs.windows`` says it to the passes.
+Attention is the standard ``Attention`` operator of opset 23, with G key heads for H query heads, and keys are rotated
+by the standard ``RotaryEmbedding``. A layer's window is part of the prompt graph's mask; the decoder graph has no mask,
+since its past may end anywhere, and ``ModelGraphs.windows`` has the window for the passes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.canonical.decoder_only import canonicalise_decoder_only
 
 ATTENTION = "tightbeam_trace"
-"""Name of the attention that stands in the place of a model's own while it is traced."""
+"""Name of the traced attention in transformers' attention interface."""
 ROTATION = "apply_rotary_pos_emb"
-"""Name of the function by which transformers' models turn queries and keys."""
+"""Name of the function by which transformers' models rotate queries and keys."""
 
 
 class PromptStep(nn.Module):
-    """All positions of a prompt, each seeing those before it."""
+    """All positions of a prompt under the causal mask."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -77,7 +77,27 @@ class TokenStep(nn.Module):
 
 
 def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
-    """The canonical graphs of a decoder-only model whose attention goes through transformers' attention interface."""
+    """Trace a decoder-only model whose attention goes through transformers' attention interface.
+
+    Parameters
+    ----------
+    model
+        transformers' model, with ``base_model`` and ``lm_head``, in eval mode.
+    sizes
+        Its sizes.
+
+    Returns
+    -------
+    ModelGraphs
+        The canonical graphs, prompt and decoder, as described above.
+
+    Raises
+    ------
+    ExportError
+        torch's exporter fails, or fixes a size that must be dynamic.
+    PassError
+        The trace has another number of attentions than layers.
+    """
     with _traceable(model) as windows:
         prompt = _trace_prompt(model, sizes)
         decoder = _trace_decoder(model, sizes)
@@ -89,7 +109,7 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
 
 
 def _rotation(model: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Cosines and sines [positions, X] of all positions, as the model itself makes them."""
+    """Cosines and sines [positions, X] of all positions, by the model's own module."""
     with torch.no_grad():
         tables = model.base_model.rotary_emb(torch.zeros(1), torch.arange(sizes.max_target)[None])
     cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
@@ -130,8 +150,8 @@ def _trace_decoder(model: Any, sizes: Sizes) -> gs.Graph:
 
 @contextmanager
 def _traceable(model: Any) -> Iterator[dict[int, int]]:
-    """While it lasts, attention and rotation of the model are traced as one standard operator each, and its Conv1D as a
-    product. Yields the layers' windows, by layer, as far as they have been traced."""
+    """Context in which the model's attention and rotation are traced as one standard operator each, its Conv1D as a
+    product. Yields a dict that fills with each traced layer's window."""
     windows: dict[int, int] = {}
 
     def attend(
@@ -172,8 +192,8 @@ def _traceable(model: Any) -> Iterator[dict[int, int]]:
 
 
 def _rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """``ROTATION`` of queries and keys [B, heads, N, K], of which the first X numbers turn, by angles [B, N, X] whose
-    second half repeats the first."""
+    """``ROTATION`` of queries and keys [B, heads, N, K] in their first X numbers, by angles [B, N, X] whose second half
+    repeats the first."""
     X = cosines.shape[-1]
     tables = cosines[..., : X // 2], sines[..., : X // 2]
     width = 0 if query.shape[-1] == X else X

@@ -1,4 +1,17 @@
-"""The two steps of an encoder-decoder, traced: what the encoder makes of a source, and one new token."""
+"""The two steps of an encoder-decoder, traced: the encoder over a source, and one new token.
+
+The canonical graphs, whose only caches are the past keys and values of self-attention:
+
+- encoder: ``input_ids`` int64 [B, N], ``attention_mask`` int64 [B, N] -> ``encoder_hidden_states`` [B, N, D]
+- decoder, one new token a row: ``tokens`` int64 [R, 1], ``positions`` int64 [R, 1], ``encoder_hidden_states``
+  [R, N, D], ``attention_mask`` int64 [R, N], ``past.<l>.key`` and ``past.<l>.value`` [R, H, T, K]
+  -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value`` [R, H, T + 1, K]
+
+Attention is the standard ``Attention`` operator of opset 23; keys and values are projected inside the graph, for
+cross-attention from ``encoder_hidden_states``, for self-attention from the new token. With two-stream self-attention
+(``families/prophetnet.py``), the new token's keys are followed by those of the prediction, and the bias on the scores
+[R, H, 2, T + 2] masks what a stream does not see.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +56,7 @@ class PositionTable(nn.Module):
 
     @contextmanager
     def in_place_of(self, decoder: Any) -> Iterator[PositionTable]:
-        """Stands where the decoder embeds its positions, until the block is left."""
+        """Context in which this module embeds the decoder's positions."""
         original = decoder.embed_positions
         decoder.embed_positions = self
         try:
@@ -84,26 +97,28 @@ class DecoderStep(nn.Module):
         return (self.lm_head(states) + self.logits_bias, *present_of(caches))
 
 
-class Placed(Protocol):
-    """A module that looks up what belongs to a position."""
+class PositionLookup(Protocol):
+    """A module that looks up an embedding or a bias by the positions of a step."""
 
     positions: Tensor | None
-    """[R, 1]"""
+    """[R, 1], set before each call"""
 
 
 class ModelStep(nn.Module):
-    """One decoder step over an explicit past, through the whole model, where more than a product stands between the
-    decoder and its logits. ``placed``: the modules that look up a graph input's positions."""
+    """One decoder step over an explicit past, through the whole model: for heads that are more than a product.
 
-    def __init__(self, model: Any, placed: Sequence[Placed]) -> None:
+    ``lookups``: the modules in it that look up the graph input ``positions``.
+    """
+
+    def __init__(self, model: Any, lookups: Sequence[PositionLookup]) -> None:
         super().__init__()
         self.model = model
-        self.placed = placed
+        self.lookups = lookups
 
     def forward(
         self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        for module in self.placed:
+        for module in self.lookups:
             module.positions = positions
         caches = caches_of(past)
         R, T = past[0].shape[0], past[0].shape[2]
@@ -119,12 +134,12 @@ class ModelStep(nn.Module):
 
 
 def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
-    """transformers' caches out of keys and values [R, H, T, K] by layer; that of cross-attention is empty."""
+    """transformers' caches from keys and values [R, H, T, K] by layer; that of cross-attention is empty."""
     return EncoderDecoderCache(cache_of(past), DynamicCache())
 
 
 def cache_of(past: Sequence[Tensor]) -> DynamicCache:
-    """The cache of self-attention alone."""
+    """transformers' cache of self-attention from keys and values [R, G, T, K] by layer."""
     cache = DynamicCache()
     for layer in range(len(past) // 2):
         cache.update(past[2 * layer], past[2 * layer + 1], layer)
@@ -137,21 +152,42 @@ def present_of(caches: EncoderDecoderCache) -> list[Tensor]:
 
 
 def keys_and_values(cache: DynamicCache) -> list[Tensor]:
-    """What a cache holds, by layer: keys, values."""
+    """The tensors of a cache by layer: keys, values."""
     layers: list[Any] = cache.layers
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) -> ModelGraphs:
-    """The canonical graphs of two steps: ``encoder`` takes and gives what :class:`EncoderStep` does, ``decoder`` what
-    :class:`DecoderStep` does."""
+    """Trace both steps of an encoder-decoder.
+
+    Parameters
+    ----------
+    encoder
+        A module with the inputs and outputs of :class:`EncoderStep`.
+    decoder
+        A module with the inputs and outputs of :class:`DecoderStep`.
+    sizes
+        The model's sizes.
+
+    Returns
+    -------
+    ModelGraphs
+        The canonical graphs, as described above.
+
+    Raises
+    ------
+    ExportError
+        torch's exporter fails, or fixes a size that must be dynamic.
+    PassError
+        The decoder has another number of attentions than two a layer.
+    """
     graphs = ModelGraphs(trace_encoder(encoder, sizes), trace_decoder(decoder, sizes), sizes)
     canonicalise_encoder_decoder(graphs)
     return graphs
 
 
 def trace_encoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
-    """``step(input_ids, attention_mask)``, both int64 [B, N], gives [B, N, D]."""
+    """Trace ``step(input_ids, attention_mask)``, both int64 [B, N], to [B, N, D]."""
     B, N = 3, min(7, sizes.max_source)
     mask = torch.ones((B, N), dtype=torch.long)
     mask[1, N // 2 :] = 0
@@ -167,7 +203,7 @@ def trace_encoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
 
 
 def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
-    """``step(tokens, positions, encoder_hidden_states, attention_mask, *past)`` gives the logits and the new past."""
+    """Trace ``step(tokens, positions, encoder_hidden_states, attention_mask, *past)`` to logits and new past."""
     R, N, T = 3, min(7, sizes.max_source), 5
     mask = torch.ones((R, N), dtype=torch.long)
     mask[1, N // 2 :] = 0

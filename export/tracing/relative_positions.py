@@ -1,7 +1,7 @@
-"""T5's relative positions as tables over the distance, in place of the formula that transformers traces to.
+"""T5's relative positions as tables over the distance, in place of the formula in transformers.
 
 The bucket of a distance is the floor of a logarithm (`T5Attention._relative_position_bucket`): two runtimes that round
-it differently would pick different buckets. So every table is filled by transformers' own function, once, in torch.
+it differently would pick different buckets. So transformers' own function fills every table once, in torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 class SourceBias(nn.Module):
     """The bias of the encoder's self-attention [1, H, N, N], by the distance from a query to a key, both directions.
 
-    From the largest distance on that the model tells apart all share one bucket, so that the table serves any N.
+    All distances from ``reach`` on share one bucket, so that the table serves any N.
     """
 
     table: Tensor
@@ -37,7 +37,7 @@ class SourceBias(nn.Module):
 class StepBias(nn.Module):
     """The bias of the decoder's self-attention [R, H, 1, T + 1], by the distance from ``positions`` back to a key.
 
-    ``table`` float32 [max_target, H] is what the operators take as ``distance_bias``, transposed.
+    ``table`` float32 [max_target, H], transposed, is the operators' ``distance_bias``.
     """
 
     table: Tensor
@@ -55,14 +55,14 @@ class StepBias(nn.Module):
 
 
 def attentions_with_bias(stack: Any) -> list[Any]:
-    """The self-attentions of a T5 stack that have a table of their own: the first alone, or, in UMT5, all."""
+    """The self-attentions of a T5 stack that have a bias table: the first alone, or, in UMT5, all."""
     attentions = [block.layer[0].SelfAttention for block in stack.block]
     return [attention for attention in attentions if attention.has_relative_attention_bias]
 
 
 @contextmanager
 def biases_from(tables: dict[Any, nn.Module]) -> Iterator[None]:
-    """Let each attention call its module of ``tables`` in place of its `compute_bias`, until the block is left."""
+    """Context in which each attention calls its module of ``tables`` in place of its `compute_bias`."""
     with ExitStack() as stack:
         for attention, table in tables.items():
             attention.compute_bias = table.forward  # a module would go to the submodules, behind the method

@@ -1,18 +1,4 @@
-"""Checkpoint -> canonical graphs: one trace with torch's exporter, from which every variant is rewritten.
-
-The canonical graphs hold no cache trick at all; those of a decoder-only model stand in ``causal``, those of an
-encoder-decoder are:
-
-- encoder: ``input_ids`` int64 [B, N], ``attention_mask`` int64 [B, N] -> ``encoder_hidden_states`` [B, N, D]
-- decoder, one new token a row: ``tokens`` int64 [R, 1], ``positions`` int64 [R, 1], ``encoder_hidden_states``
-  [R, N, D], ``attention_mask`` int64 [R, N], ``past.<l>.key`` and ``past.<l>.value`` [R, H, T, K]
-  -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value`` [R, H, T + 1, K]
-
-Attention is the standard ``Attention`` operator of opset 23; keys and values are projected inside the graph, for
-cross-attention from ``encoder_hidden_states``, for self-attention from the new token. Where two streams run in a step
-(``graph_passes.streams``), the new token's keys are followed by those of the prediction, and what is added to the
-scores [R, H, 2, T + 2] says which stream sees what.
-"""
+"""torch module -> graph, by torch's exporter."""
 
 from __future__ import annotations
 
@@ -37,7 +23,8 @@ if TYPE_CHECKING:
 
 TRACE_OPSET = 23
 INLINE_BYTES = 1024
-"""Initialisers larger than this never pass through a protobuf message."""
+"""Bytes up to which an initialiser passes through the protobuf message."""
+REPORT = "please report this with the checkpoint's config.json"
 
 
 def trace_module(
@@ -47,10 +34,29 @@ def trace_module(
     inputs: Mapping[str, Sequence[int | str]],
     outputs: Mapping[str, Sequence[int | str]],
 ) -> gs.Graph:
-    """The graph of a module. ``inputs`` and ``outputs``: their names and shapes, in order; a string is a dynamic size.
+    """Trace a module once.
 
-    ``args``: distinct tensors (one object given twice is traced as one input), of dynamic sizes above 1 (0 and 1 are
-    traced as constants). ``dynamic_shapes``: as ``torch.onnx.export`` takes them.
+    Parameters
+    ----------
+    module
+        In eval mode.
+    args
+        Example inputs: distinct tensors (one object given twice is traced as one input), with dynamic sizes above 1
+        (0 and 1 are traced as constants).
+    dynamic_shapes
+        As ``torch.onnx.export`` takes them.
+    inputs, outputs
+        Names and shapes of the graph's inputs and outputs, in order; a string is a dynamic size.
+
+    Returns
+    -------
+    gs.Graph
+        The graph; its weights share memory with the module's.
+
+    Raises
+    ------
+    ExportError
+        torch's exporter fails, or fixes a size that must be dynamic.
     """
     with _quiet_exporter():
         try:
@@ -66,8 +72,7 @@ def trace_module(
             )
         except Exception as error:
             raise ExportError(
-                f"torch.onnx.export could not trace {type(module).__name__}: {first_line(error)}; "
-                "please report this with the checkpoint's config.json"
+                f"torch.onnx.export could not trace {type(module).__name__}: {first_line(error)}; {REPORT}"
             ) from error
     assert program is not None
     graph = _to_graphsurgeon(program.model)
@@ -80,17 +85,19 @@ def trace_module(
 
 
 def _check_dynamic(tensors: list[gs.Tensor], declared: Mapping[str, Sequence[int | str]]) -> None:
-    """The exporter specialises silently; what must be dynamic is checked by name."""
+    """Raise ExportError unless names and dynamic sizes are as declared; the exporter fixes sizes silently."""
     if [tensor.name for tensor in tensors] != list(declared):
-        raise ExportError(f"the trace has {[tensor.name for tensor in tensors]}, expected {list(declared)}")
+        raise ExportError(f"the trace has {[tensor.name for tensor in tensors]}, expected {list(declared)}; {REPORT}")
     for tensor in tensors:
         for axis, (size, wanted) in enumerate(zip(tensor.shape, declared[tensor.name], strict=True)):
             if isinstance(wanted, str) == isinstance(size, int) or (isinstance(wanted, int) and size != wanted):
-                raise ExportError(f"the trace fixed axis {axis} of {tensor.name} to {size}, expected {wanted}")
+                raise ExportError(
+                    f"the trace fixed axis {axis} of {tensor.name} to {size}, expected {wanted}; {REPORT}"
+                )
 
 
 def _to_graphsurgeon(model: ir.Model) -> gs.Graph:
-    """Weights are handed over as arrays that share memory with the torch model, not through the message."""
+    """Convert an onnx_ir model; its weights become arrays that share memory with the torch model."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -114,7 +121,7 @@ def _to_graphsurgeon(model: ir.Model) -> gs.Graph:
 
 
 def _drop_transposes_there_and_back(graph: gs.Graph) -> None:
-    """Two Transposes in a row that undo each other are none, which a pass that looks for a projection need not know."""
+    """Drop pairs of Transposes that undo each other, so that passes find the projection behind them."""
     for node in [node for node in graph.nodes if node.op == "Transpose"]:
         before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
         if before is None or before.op != "Transpose" or node.outputs[0] in graph.outputs:
@@ -127,7 +134,7 @@ def _drop_transposes_there_and_back(graph: gs.Graph) -> None:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """torch's exporter talks about optional packages and deprecations of its own."""
+    """Context without the exporter's log lines and warnings."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:

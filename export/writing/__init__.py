@@ -1,1 +1,1 @@
-"""The files of a bundle: graphs, and one file with every weight once."""
+"""Writing a bundle: its graphs, the weights file that both point into, and the entries of its manifest."""

@@ -1,4 +1,4 @@
-"""Graphs -> ONNX messages whose weights stand in one file, and back."""
+"""Graphs -> ONNX files whose weights are external data in one file, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
@@ -18,16 +17,29 @@ from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.export.writing.entries import sizes_of, states_of
 from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
+from tightbeam.graph_passes.model import Array
 from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
-G_LOGGER.severity = G_LOGGER.ERROR  # it writes to standard output, that numpy has no bfloat16 for instance
-Array = npt.NDArray[Any]
+G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
 INLINE_BYTES = 256
-"""Constants up to this size stay in the graph, where shape inference can read them."""
+"""Bytes up to which constants stay in the graph, where shape inference can read them."""
 
 
 def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
-    """Write ``encoder.onnx``, ``decoder.onnx`` and the weights that both point into. Raises OSError."""
+    """Write ``encoder.onnx``, ``decoder.onnx`` and ``weights.safetensors``, each weight once.
+
+    Parameters
+    ----------
+    graphs
+        The graphs of a variant; they are unchanged.
+    folder
+        An existing folder.
+
+    Raises
+    ------
+    OSError
+        A file cannot be written.
+    """
     named = {"encoder": graphs.encoder, "decoder": graphs.decoder}
     constants = {f"{name}.{tensor.name}": tensor for name, graph in named.items() for tensor in _weights(graph)}
     plan = plan_weights({name: tensor.values for name, tensor in constants.items()})
@@ -45,12 +57,12 @@ def _weights(graph: gs.Graph) -> list[gs.Constant]:
 
 
 def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:
-    """The message without weights; the graph itself keeps its arrays."""
+    """The ONNX message of a graph, without its weights; the graph itself is unchanged."""
     graph = graph.copy()
     graph.name = name
     graph.opset = OPSET
     graph.import_domains = None
-    graph.functions = []  # of a graph that was read from a file; they are made anew below
+    graph.functions = []  # a graph that was read from a file has some; the current ones are added below
     graph.producer_name = "tightbeam"
     for tensor in _weights(graph):
         tensor.values = LazyValues(_external(tensor, plan.offsets[f"{name}.{tensor.name}"]))
@@ -80,7 +92,7 @@ def _external(tensor: gs.Constant, offset: int) -> onnx.TensorProto:
 
 
 def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy for the checker, which would look for the weights beside the current folder."""
+    """A copy in which weights are graph inputs, for the checker, which looks for files in the current folder."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for tensor in copy.graph.initializer:
@@ -94,9 +106,22 @@ def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def read_graphs(bundle: Bundle) -> ModelGraphs:
-    """The graphs of a bundle, with the types of all tensors; weights are mapped, not read.
+    """Read the graphs of a bundle, with the types of all tensors.
 
-    Raises BundleError where a file is no ONNX graph over the bundle's weights.
+    Parameters
+    ----------
+    bundle
+        A bundle whose files were checked.
+
+    Returns
+    -------
+    ModelGraphs
+        The graphs; their weights are mapped from the file, not read.
+
+    Raises
+    ------
+    BundleError
+        A file is no ONNX graph over the bundle's weights.
     """
     manifest = bundle.manifest
     weights = np.memmap(bundle.file(manifest.weights), np.uint8, mode="r") if manifest.weights.bytes else None
@@ -135,5 +160,5 @@ def _place(tensor: onnx.TensorProto) -> tuple[int, np.dtype[Any], tuple[int, ...
     """Offset, type and shape of a weight in the weights file."""
     fields = {field.key: field.value for field in tensor.external_data}
     if fields["location"] != WEIGHTS:
-        raise ValueError(f"{tensor.name} lies in {fields['location']!r}, expected {WEIGHTS}")
+        raise ValueError(f"{tensor.name} is in {fields['location']!r}, expected {WEIGHTS}")
     return int(fields["offset"]), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)

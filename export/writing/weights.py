@@ -1,6 +1,6 @@
-"""``weights.safetensors``: every weight once, laid out before it is written, so that graphs can point into it.
+"""``weights.safetensors``: every weight once, at an offset that is known before it is written.
 
-The safetensors library pads its header to 8 bytes alone and takes copies; this writes the same format, aligned to 64.
+The safetensors library aligns the data to 8 bytes and copies it; this writes the same format, aligned to 64, uncopied.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from tightbeam.graph_passes.model import Array
 
 __all__ = ["WeightPlan", "plan_weights", "write_weights"]
 
 ALIGNMENT = 64
-"""Bytes that the data section, and every weight of a multiple of so many bytes, is aligned to."""
-
-Array = npt.NDArray[Any]
+"""Bytes to which the data section is aligned, and every weight whose size is a multiple of it."""
 
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Where each weight will lie in ``weights.safetensors``; ``offsets`` count bytes from the start of the file."""
+    """The layout of ``weights.safetensors``."""
 
     header: bytes
+    """the beginning of the file: length and JSON"""
     arrays: tuple[Array, ...]
+    """distinct weights, in the order of the file"""
     offsets: Mapping[str, int]
+    """bytes from the start of the file to each weight, by name; equal weights share one"""
 
 
 _SAFETENSORS_DTYPES = {
@@ -39,9 +41,20 @@ _SAFETENSORS_DTYPES = {
 
 
 def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
-    """Lay out named weights. Equal weights are stored once: their names share an offset.
+    """Lay out named weights, equal ones once.
 
-    Weights whose size is a multiple of 64 bytes come first, then the wider types, so that all are aligned.
+    Weights whose size is a multiple of 64 bytes come first, the others by decreasing width of their type, so that all
+    are aligned.
+
+    Parameters
+    ----------
+    weights
+        Arrays by name, of the types in ``_SAFETENSORS_DTYPES``.
+
+    Raises
+    ------
+    KeyError
+        A weight has another type.
     """
     kept: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     same_as: dict[str, str] = {}
@@ -75,7 +88,7 @@ def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
 
 
 def _equal(one: Array, other: Array) -> bool:
-    """Bit for bit, so that a NaN equals itself and -0.0 is not 0.0; the first rows decide most comparisons."""
+    """Bitwise equality: NaN equals itself, -0.0 and 0.0 differ. The first rows decide most comparisons."""
     head = slice(0, 1)
     if one.ndim and one[head].tobytes() != other[head].tobytes():
         return False
@@ -87,7 +100,7 @@ def _bits(array: Array) -> Array:
 
 
 def write_weights(path: Path, plan: WeightPlan) -> None:
-    """Write a plan as a safetensors file."""
+    """Write a plan as a safetensors file, and sync it to the disk. Raises OSError."""
     with path.open("wb") as stream:
         stream.write(plan.header)
         for array in plan.arrays:
