@@ -8,8 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from support.bundles import BundleCache, traced
+from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
+from support.traces import traced
 from tightbeam.export import pipeline as exporter
 
 

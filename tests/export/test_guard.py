@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from support.bundles import traced
 from support.checkpoint_edits import edit_weights
 from support.checkpoints import CheckpointCache
 from support.ill_conditioned import OWN_2, spoil
+from support.traces import traced
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration

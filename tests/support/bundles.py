@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,13 @@ from typing import Any
 import numpy as np
 
 from support.checkpoints import CheckpointCache
+from support.traces import traced
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
-from tightbeam.export.pipeline import trace
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, ModelGraphs, rewrite, same_for_all
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
-
-_TRACED: dict[str, ModelGraphs] = {}
-
-
-def traced(checkpoint: Checkpoint) -> ModelGraphs:
-    """As ``trace``, which takes torch seconds, once in a test run for each content of a checkpoint's folder."""
-    content = hashlib.sha256(checkpoint.family.model_type.encode())
-    for path in sorted([checkpoint.path / "config.json", *checkpoint.path.glob("*.safetensors")]):
-        content.update(path.read_bytes())
-    key = content.hexdigest()
-    if key not in _TRACED:
-        _TRACED[key] = trace(checkpoint)
-    return _TRACED[key].copy()
 
 
 class BundleCache:
