@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
-    """Entry point; every error is one line."""
+    """Entry point; an error is one line."""
     command_line(app, "build-engine")
 
 
@@ -29,23 +29,38 @@ def main() -> None:
 def build_engine(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
     compute_capability: Annotated[
-        str, typer.Option(help="Of the GPUs to build for, such as 80,89,120; current: the GPU of this machine.")
+        str,
+        typer.Option(
+            help="Compute capabilities of the GPUs to build for, such as 80,89,120; current: this machine's GPU."
+        ),
     ] = "current",
-    precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16; softmax and norms stay float32.")] = "fp32",
-    max_batch_size: Annotated[int, typer.Option(help="Most samples of a run.")] = 8,
-    max_num_beams: Annotated[int | None, typer.Option(help="Most beams; the bundle's default, at least 4.")] = None,
-    max_source_length: Annotated[int | None, typer.Option(help="Most source tokens; the model's most.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens; the bundle's default.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="Precision of the engine: fp32, fp16 or bf16; softmax and norms stay float32.")
+    ] = "fp32",
+    max_batch_size: Annotated[int, typer.Option(help="Largest batch, in samples.")] = 8,
+    max_num_beams: Annotated[
+        int | None, typer.Option(help="Largest number of beams; by default the bundle's, at least 4.")
+    ] = None,
+    max_source_length: Annotated[
+        int | None, typer.Option(help="Longest source, in tokens; by default the model's limit.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest output, in tokens; by default the bundle's.")
+    ] = None,
     max_candidates: Annotated[
-        int | None, typer.Option(help="Most candidates of a sample in a step; 8 a beam, for up to 7 end tokens.")
+        int | None,
+        typer.Option(help="Most candidates of a sample in a step; by default 8 a beam, for up to 7 end tokens."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the engine; made of capability and precision by default.")
+        str | None,
+        typer.Option(help="Name of the engine; by default its capabilities and precision, such as sm80-fp16."),
     ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Do not measure the error of fp16 or bf16.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Skip the measurement of the error of fp16 or bf16.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine of that name.")] = False,
 ) -> None:
-    """Build a TensorRT engine of BUNDLE into it, to be run by run-model --engine tensorrt."""
+    """Build a TensorRT engine of BUNDLE into the bundle, for run-model --engine tensorrt."""
     # Imported here, so that --help does not wait for onnx.
     from tightbeam.deploy.bundle.reader import Bundle, BundleError
     from tightbeam.export.errors import ExportError
@@ -111,20 +126,20 @@ def _print_summary(built: BuiltEngine) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal; elsewhere a line for each thing that is done."""
+    """A bar on a terminal; elsewhere a line for each step."""
     out = console()
     columns = (TextColumn("{task.description:48}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=out, disable=not out.is_terminal, transient=True) as progress:
         task = progress.add_task("", total=1)
-        told = ""
+        printed = ""
 
         def show(what: str, done: int, steps: int) -> None:
-            nonlocal told
+            nonlocal printed
             progress.update(task, description=what, completed=done, total=steps)
             step = what.partition(":")[0]
-            if not out.is_terminal and step != told:
+            if not out.is_terminal and step != printed:
                 out.print(step)
-                told = step
+                printed = step
 
         yield show
 

@@ -1,4 +1,4 @@
-"""The tables that end an export: what its passes did, and what each variant keeps, for the model's own sizes."""
+"""Tables of the export command: cache bytes by variant, results of the passes, errors of the guard."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ BATCHES = (1, 32)
 
 
 def memory_table(bundle: Bundle) -> Table:
-    """Bytes of the source and the generated cache by variant, batch 1 and 32, beam 4, at the model's full lengths; in
-    bold the bundle's own, in a row of its own where its layers are no preset's."""
+    """Bytes of the source and the generated cache by variant, for batch 1 and 32, 4 beams and the model's full lengths.
+
+    The bundle's own variant is in bold, in an extra row where its layers match no preset.
+    """
     manifest = bundle.manifest
     sizes = sizes_of(manifest)
     T = longest_output(manifest.generation, sizes.max_target)
@@ -49,13 +51,13 @@ def memory_table(bundle: Bundle) -> Table:
 
 
 def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
-    """T, the most positions a generation with these defaults keeps in its cache."""
+    """T, the longest output with these generation defaults, in tokens that the cache holds."""
     new_tokens = generation.get("max_new_tokens") or (generation.get("max_length") or 21) - 1
     return int(min(new_tokens, max_target))
 
 
 def passes_table(bundle: Bundle) -> Table:
-    """What each pass did: places rewritten, and bytes saved at batch 1 and the model's full lengths."""
+    """Places that each pass rewrote, and bytes that it saved, for batch 1 and the model's full lengths."""
     table = Table(title=f"Passes of {bundle.manifest.variant}, batch 1", title_justify="left", box=box.SIMPLE)
     for heading in ("pass", "places", "bytes saved", ""):
         table.add_column(heading, justify="right" if heading in ("places", "bytes saved") else "left")
@@ -65,7 +67,7 @@ def passes_table(bundle: Bundle) -> Table:
 
 
 def guard_table(bundle: Bundle) -> Table:
-    """The error of each layer's rewritten attention on real activations, and what the layer keeps for it."""
+    """The error of each layer's rewritten attention on real activations, and the kind of cache that follows."""
     title = f"Error of attention in {bundle.manifest.precision}, on real activations"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for heading in ("layer", "part", "wanted", "error", "allowed", "cond(W_K)", "kept"):

@@ -1,4 +1,4 @@
-"""The two numbers of this machine that the cost model needs, measured once and kept in the user's cache folder."""
+"""Memory bandwidth and matrix rate of this machine, measured once and stored in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ ROUNDS = 7
 
 
 def cache_file() -> Path:
-    """Where the numbers are kept; remove it to have them measured again."""
+    """File of the measurements; without it they are taken again."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "tightbeam" / "machine.json"
 
 
 def this_machine() -> Machine:
-    """Memory bandwidth and matrix rate with all of torch's threads, in float32; the best of a few rounds, since
-    what else runs only takes away; about a second."""
+    """Measure memory bandwidth and matrix rate with all of torch's threads, in float32; about a second.
+
+    Returns
+    -------
+    Machine
+        Bytes/s and FLOP/s. The best of a few rounds: other processes only take time away. A processor that was
+        measured before is read from ``cache_file()``.
+    """
     name = f"{_processor()}, {torch.get_num_threads()} threads"
     path = cache_file()
     known = _read(path)
@@ -69,7 +75,7 @@ def _processor() -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    """What was measured before; nothing from a file that is not as this module writes it."""
+    """Earlier measurements; none from a file in another format."""
     try:
         known = json.loads(path.read_text("utf-8"))
         return {
@@ -82,7 +88,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _write(path: Path, known: dict[str, dict[str, float]]) -> None:
-    """Best effort: without a cache folder it is measured again next time."""
+    """Write the file if possible; without a cache folder every process measures again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}")

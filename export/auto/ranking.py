@@ -1,4 +1,4 @@
-"""``--variant auto``: the variants that a model and a memory limit allow, by the time that the cost model predicts."""
+"""``--variant auto``: variants ranked by predicted time, within a memory limit."""
 
 from __future__ import annotations
 
@@ -30,21 +30,43 @@ __all__ = ["Ranked", "best_of", "rank", "ranking_table"]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A variant for a run on a machine. ``refused``: why it cannot be, empty where it can."""
+    """A variant for a run on a machine.
+
+    ``refused``: the reason against it, or empty. ``memory_bytes``: weights and caches.
+    """
 
     variant: str
     refused: str
     cache_bytes: int
     memory_bytes: int
-    """weights and caches"""
     prediction: RunCost
 
 
 def rank(
     canonical: ModelGraphs, run: RunSize, machine: Machine, weight_bytes: int, memory_limit: int | None
 ) -> tuple[list[Ranked], dict[str, str]]:
-    """The presets that the model can have, all but ``baseline``, which is there to compare with: those that fit the
-    memory limit first, then by predicted time. And why the algebra does not allow the others, by name."""
+    """Rank the presets that the model can have, without ``baseline``, which is for comparisons only.
+
+    Parameters
+    ----------
+    canonical
+        The traced graphs.
+    run
+        Sizes of the run to predict.
+    machine
+        Bytes/s and FLOP/s of the machine that will run the bundle.
+    weight_bytes
+        Bytes of all weights.
+    memory_limit
+        Bytes for weights and caches; None for no limit.
+
+    Returns
+    -------
+    list of Ranked
+        Variants within the limit first, then by predicted time.
+    dict of str to str
+        The other presets, with the reason why the algebra does not allow them.
+    """
     sizes, counts = canonical.sizes, count_weights(canonical)
     folded = canonical.copy()
     fold_biases(folded)
@@ -65,7 +87,7 @@ def rank(
 
 
 def _refusal(folded: ModelGraphs, preset: Preset) -> str:
-    """Why the algebra does not allow a preset for a model, tried on its first layer; the biases are folded already."""
+    """Reason why the algebra does not allow a preset, tried on the first layer of folded graphs; empty if it does."""
     graphs = folded.copy()
     try:
         (PROMPT if graphs.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
@@ -78,7 +100,7 @@ def _refusal(folded: ModelGraphs, preset: Preset) -> str:
 
 
 def best_of(ranked: Sequence[Ranked]) -> Ranked:
-    """The first. Raises ExportError where none fits the memory limit."""
+    """The first variant. Raises ExportError where none fits the memory limit."""
     if ranked[0].refused:
         smallest = min(ranked, key=lambda variant: variant.memory_bytes)
         raise ExportError(
@@ -91,7 +113,7 @@ def best_of(ranked: Sequence[Ranked]) -> Ranked:
 def ranking_table(
     ranked: Sequence[Ranked], impossible: Mapping[str, str], run: RunSize, machine: Machine
 ) -> RenderableType:
-    """The ranking, best first, with predicted times and bytes by formula; below, what cannot be, and why."""
+    """The ranking, best first, with predicted times and bytes; below it the impossible variants and their reasons."""
     table = Table(
         title=(
             f"Predicted for batch {run.B}, {run.M} beams, source of {run.N}, output of {run.T} tokens, at "

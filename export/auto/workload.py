@@ -1,4 +1,4 @@
-"""What a bundle is for: how many samples, beams and tokens at a time, and what memory and machine there are."""
+"""The workload of a bundle: samples, beams and tokens of a run, and memory and speed of its machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ MOST_BYTES = 10**15
 
 @dataclass(frozen=True)
 class Workload:
-    """None stands for what the checkpoint or this machine says. Lengths in tokens; ``memory_limit`` in bytes, for
-    weights and caches; ``bandwidth_gb_s`` and ``gflop_s`` of the machine that will run the bundle."""
+    """Sizes of the runs that a bundle is made for, and the machine that runs it.
+
+    None takes the checkpoint's default, or a measurement of this machine. ``source_length`` and ``new_tokens``: in
+    tokens. ``memory_limit``: bytes for weights and caches. ``bandwidth_gb_s`` and ``gflop_s``: of the serving machine.
+    """
 
     batch_size: int = 8
     num_beams: int | None = None
@@ -39,9 +42,24 @@ class Workload:
                 raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
 
     def run_size(self, checkpoint: Checkpoint, itemsize: int = 4) -> RunSize:
-        """The sizes of a run, with numbers of ``itemsize`` bytes.
+        """Sizes of the run, with the checkpoint's defaults for what is not given.
 
-        Raises ExportError for lengths that the model does not have.
+        Parameters
+        ----------
+        checkpoint
+            Its generation defaults and limits.
+        itemsize
+            Bytes of a number in the caches.
+
+        Returns
+        -------
+        RunSize
+            B, M, N and T.
+
+        Raises
+        ------
+        ExportError
+            A length exceeds the model's positions.
         """
         sizes, defaults = checkpoint.sizes, checkpoint.generation_config
         for name, length, limit in (
@@ -59,7 +77,7 @@ class Workload:
         )
 
     def machine(self) -> Machine:
-        """Its two numbers, measured here where they are not given."""
+        """Bandwidth and matrix rate, measured on this machine where they are not given."""
         if self.bandwidth_gb_s is not None and self.gflop_s is not None:
             return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9)
         here = this_machine()
@@ -68,7 +86,7 @@ class Workload:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``2GB``, ``1.5 GiB`` or ``7b``. Raises ExportError for anything else."""
+    """Parse an amount of memory such as ``2GB``, ``1.5 GiB`` or ``7b`` to bytes. Raises ExportError."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b?|b)\s*", text.lower())
     unit = found.group(2) if found else ""
     unit += "b" if unit and not unit.endswith("b") else ""

@@ -1,4 +1,4 @@
-"""Bundle -> TensorRT engine inside the bundle: graphs in TensorRT's form, built in a process of its own."""
+"""The build of a TensorRT engine into a bundle: graphs in TensorRT's form, built in a process of its own."""
 
 from __future__ import annotations
 
@@ -60,13 +60,42 @@ def build_engine(
     force: bool = False,
     on_progress: Progress = lambda what, done, steps: None,
 ) -> BuiltEngine:
-    """Build an engine of the bundle at ``path`` into it, for the largest run that ``limits`` allow.
+    """Build an engine of a bundle into the bundle. After an error the bundle is unchanged.
 
-    ``capabilities``: compute capabilities such as "80", or "current" for the GPU of this machine. ``precision``: of
-    weights, caches and products; softmax, norms and log-softmax stay float32. ``name``: of the engine, by default made
-    of these. ``check``: measure the error of a half precision. ``on_progress``: called with what is being done, and how
-    many of how many steps are.
-    Raises ExportError, PassError, TensorRTError or EngineFileError; after an error the bundle is as it was.
+    Parameters
+    ----------
+    path
+        Folder of a float32 bundle.
+    capabilities
+        Compute capabilities such as "80", or "current" for the GPU of this machine.
+    precision
+        "fp32", "fp16" or "bf16", of weights, caches and products; softmax, norms and log-softmax stay float32.
+    limits
+        The largest run; by default ``engine_limits`` of the bundle.
+    name
+        Name of the engine; by default made of capabilities and precision.
+    check
+        Measure the error of a half precision.
+    force
+        Replace an engine of that name.
+    on_progress
+        Called with the current step, and with how many of how many parts of it are done.
+
+    Returns
+    -------
+    BuiltEngine
+        The engine's folder and entry.
+
+    Raises
+    ------
+    ExportError
+        An option does not suit the bundle, or the build failed.
+    PassError
+        A graph cannot be brought into TensorRT's form.
+    TensorRTError
+        TensorRT is missing, or does not support an option.
+    EngineFileError
+        The engine cannot be written into the bundle.
     """
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
@@ -90,7 +119,7 @@ def build_engine(
 
 
 def _check_exact(manifest: Manifest, precision: str) -> None:
-    """Raise ExportError for values made of keys in a precision at which nobody measured how exact they are."""
+    """Raise ExportError for values that are made of keys in half precision, where the guard measured float32 alone."""
     layers = [
         layer.layer
         for layer in manifest.layers
@@ -105,7 +134,7 @@ def _check_exact(manifest: Manifest, precision: str) -> None:
 
 @dataclass(frozen=True)
 class _Build:
-    """``capabilities`` as TensorRT is told them, ``targets`` as the engine has them."""
+    """One build. ``capabilities``: as requested; ``targets``: as the engine has them, "current" resolved."""
 
     bundle: Bundle
     found: TensorRT
@@ -167,8 +196,29 @@ class _Build:
 
 
 def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, folder: Path) -> ModelGraphs:
-    """Write ``encoder.onnx``, ``decoder.onnx`` and their weights as TensorRT's parser takes them; the graphs, with our
-    operators still as such. Raises PassError."""
+    """Write ``encoder.onnx``, ``decoder.onnx`` and their weights for TensorRT's parser.
+
+    Parameters
+    ----------
+    bundle
+        A float32 bundle.
+    limits
+        The engine's; its ``max_new_tokens`` is the capacity of the caches.
+    precision
+        Precision of weights, caches and products.
+    folder
+        Where the files go.
+
+    Returns
+    -------
+    ModelGraphs
+        The same graphs, before operators became plugin nodes.
+
+    Raises
+    ------
+    PassError
+        A graph cannot be brought into TensorRT's form.
+    """
     graphs, _ = tensorrt_form(read_graphs(bundle), limits.max_new_tokens, precision)
     write_graphs(graphs, folder)
     for part in ("encoder", "decoder"):
@@ -180,7 +230,7 @@ def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, 
 
 
 def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> tuple[TensorEntry, ...]:
-    """The graph's inputs or outputs, if the engine has the same ones."""
+    """The graph's inputs or outputs. Raises ExportError where the engine's differ."""
     entries = tensor_entries(list(tensors))
     if [entry.name for entry in entries] != [tensor["name"] for tensor in built]:
         raise ExportError(
@@ -191,7 +241,7 @@ def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> 
 
 
 def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, Any]]:
-    """Build in a process of its own; what it says of each part. Raises ExportError where it fails, or dies."""
+    """Build in a process of its own; its report on each part. Raises ExportError where it fails, crashes included."""
     command = [sys.executable, "-m", "tightbeam.export.tensorrt.builder_process"]
     built: dict[str, dict[str, Any]] = {}
     what, failure = "starting TensorRT", None
@@ -200,7 +250,7 @@ def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, A
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         assert process.stdin is not None and process.stdout is not None
         try:
-            with suppress(BrokenPipeError):  # it ended at once; its exit says why
+            with suppress(BrokenPipeError):  # it ended at once; its exit code gives the reason
                 process.stdin.write(json.dumps(request.model_dump(), default=os.fspath).encode())
                 process.stdin.close()
             part = ""
@@ -219,11 +269,11 @@ def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, A
             process.wait()
             process.stdout.close()
         errors.seek(0)
-        told = errors.read().decode(errors="replace").strip().splitlines()
+        output = errors.read().decode(errors="replace").strip().splitlines()
     if failure is not None:
         raise ExportError(f"{what} failed: {failure}")
     if code != 0 or len(built) < len(request.graphs):
-        reason = f"; it said: {told[-1]}" if told else ""
+        reason = f"; its last output: {output[-1]}" if output else ""
         raise ExportError(
             f"{what} failed: TensorRT ended its process ({_ending(code)}){reason}; please report this with the "
             "bundle.json"

@@ -1,9 +1,12 @@
-"""TensorRT's builds, in a process of their own: ``python -m tightbeam.export.tensorrt.builder_process``.
+"""The process of TensorRT's builds: ``python -m tightbeam.export.tensorrt.builder_process``.
 
-TensorRT can end a process that gives it something it does not expect; here that ends this one, and whoever started it
-says so. Takes a ``Request`` as JSON on standard input, and writes a JSON object a line on standard output: ``part``;
-``phase`` and ``done`` of ``steps`` while it works on it; at its end ``plugins`` (nodes of each operator in the engine),
-``inputs`` and ``outputs``, or ``error``, which ends all.
+TensorRT can abort its process on unexpected input; the caller (``run_builds``) survives that and reports it. The
+process reads a ``Request`` as JSON on standard input, and writes JSON objects on standard output, one a line:
+
+    {"part"}                        a graph begins
+    {"phase", "done", "steps"}      progress
+    {"plugins", "inputs", "outputs"}  the graph is built; ``plugins``: nodes of each operator in the engine
+    {"error"}                       the reason of a failure, which ends the process
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ from tightbeam.plugins.tensorrt.plugin import plugin_errors, register_plugins
 __all__ = ["GraphRequest", "Range", "Request", "build"]
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Smallest, usual and largest shape of an input; or its values, where TensorRT has it on the host."""
+"""Smallest, usual and largest shape of an input; or its values, for an input on the host."""
 FIRST_REASONS = 3
 
 
 class GraphRequest(BaseModel):
-    """``part``: what the graph is called. ``model``: its file, with plugin nodes, beside its weights. ``ranges``: of
-    every input with a dynamic shape. ``on_host``: of inputs whose values TensorRT may need on the host."""
+    """A graph to build.
+
+    ``part``: its name. ``model``: its ONNX file, with plugin nodes, beside its weights. ``target``: the engine's file.
+    ``ranges``: shapes of every input. ``on_host``: values of the inputs that TensorRT may need on the host.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -44,7 +50,7 @@ class GraphRequest(BaseModel):
 
 
 class Request(BaseModel):
-    """Graphs to build one after the other."""
+    """Graphs to build one after another."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,7 +61,27 @@ class Request(BaseModel):
 def build(
     request: GraphRequest, capabilities: Sequence[str], report: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """Build and write the engine; what it has. Raises TensorRTError with TensorRT's own reasons."""
+    """Build an engine and write its file.
+
+    Parameters
+    ----------
+    request
+        The graph.
+    capabilities
+        Compute capabilities such as "80", or "current".
+    report
+        Called with progress.
+
+    Returns
+    -------
+    dict
+        ``plugins``, ``inputs`` and ``outputs`` of the engine, as the process reports them.
+
+    Raises
+    ------
+    TensorRTError
+        With TensorRT's own reasons.
+    """
     found = register_plugins()
     trt = found.trt
     plugin_errors.clear()
@@ -64,8 +90,8 @@ def build(
     network = found.network(builder)
     parser = trt.OnnxParser(network, found.logger)
     if not parser.parse_from_file(str(request.model)):
-        told = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        raise TensorRTError(_reason(found, "parse", [*plugin_errors, *told]))
+        refused = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+        raise TensorRTError(_reason(found, "parse", [*plugin_errors, *refused]))
     config = found.configure(builder, capabilities)
     config.add_optimization_profile(_profile(builder, network, request))
     monitor = _monitor(trt, report)
@@ -83,9 +109,9 @@ def build(
 
 
 def _reason(found: TensorRT, what: str, reasons: list[str]) -> str:
-    reasons = [reason for reason in reasons if "checkMacros" not in reason]  # of the driver that is not there
-    told = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
-    return f"{found.distribution} {found.version} cannot {what} the graph: {told}"
+    reasons = [reason for reason in reasons if "checkMacros" not in reason]  # TensorRT's warning about a missing driver
+    said = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
+    return f"{found.distribution} {found.version} cannot {what} the graph: {said}"
 
 
 def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:
@@ -95,7 +121,7 @@ def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:
         if tensor.is_shape_tensor:
             if tensor.name not in request.on_host:
                 raise TensorRTError(
-                    f"TensorRT needs the values of input {tensor.name} on the host, which nothing gives it"
+                    f"TensorRT needs the values of input {tensor.name} on the host, which no runtime passes"
                 )
             profile.set_shape_input(tensor.name, *map(list, request.on_host[tensor.name]))
         elif any(size < 0 for size in tensor.shape):
@@ -104,7 +130,7 @@ def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:
 
 
 def _plugins(trt: Any, network: Any) -> dict[str, int]:
-    """How many layers are plugins, by operator."""
+    """Count of plugin layers by operator."""
     layers = (network.get_layer(index) for index in range(network.num_layers))
     found: Counter[str] = Counter()
     for layer in layers:
@@ -119,7 +145,7 @@ def _described(tensor: Any) -> dict[str, Any]:
 
 
 def _monitor(trt: Any, report: Callable[[Mapping[str, Any]], None]) -> Any:
-    """Tells of every phase, and of those inside it."""
+    """A progress monitor that reports every phase, nested ones too."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

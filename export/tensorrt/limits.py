@@ -1,4 +1,4 @@
-"""How large the runs of an engine may be, and what follows for the shapes of its inputs."""
+"""Limits of an engine's runs, and the shapes of its inputs that follow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tightbeam.export.tensorrt.builder_process import Range
 __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
 
 CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
-"""A step has as many candidates a beam as there are end-of-sequence tokens, and one more; at least two."""
+"""A step has one candidate a beam more than there are end-of-sequence tokens; at least two."""
 
 DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
-"""Settings of a bundle that limits are made of."""
+"""Generation defaults that limits are made of."""
 
 
 def engine_limits(
@@ -29,9 +29,30 @@ def engine_limits(
     max_new_tokens: int | None = None,
     max_candidates: int | None = None,
 ) -> EngineLimits:
-    """The largest run of an engine; what is not given comes from the bundle's sizes and generation defaults.
+    """Limits of an engine.
 
-    Raises ExportError for what the model cannot do.
+    Parameters
+    ----------
+    manifest
+        The bundle's; its sizes and generation defaults stand in for limits that are not given.
+    max_batch_size
+        B.
+    max_num_beams
+        M; by default the bundle's, at least 4.
+    max_source_length, max_new_tokens
+        N and T, in tokens.
+    max_candidates
+        Candidates of a sample in a step; by default 8 a beam.
+
+    Returns
+    -------
+    EngineLimits
+        The largest run.
+
+    Raises
+    ------
+    ExportError
+        The model cannot run a limit, or a generation default of the bundle is no positive integer.
     """
     sizes = manifest.sizes
     for setting in DEFAULTS:
@@ -62,7 +83,7 @@ def engine_limits(
 
 
 def shape_ranges(graph: gs.Graph, manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
-    """The smallest, usual and largest shape of every input."""
+    """Smallest, usual and largest shape of every input of a graph, by name."""
     sizes = _sizes(manifest, limits)
 
     def shape(tensor: gs.Tensor, place: int) -> tuple[int, ...]:
@@ -72,7 +93,7 @@ def shape_ranges(graph: gs.Graph, manifest: Manifest, limits: EngineLimits) -> d
 
 
 def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int, int]]:
-    """Of each letter: the smallest, usual and largest size."""
+    """Smallest, usual and largest size of each letter."""
     B, M, T = limits.max_batch_size, limits.max_num_beams, limits.max_new_tokens
     usual = min(manifest.generation.get("num_beams") or 1, M)
     history = T + (limits.max_source_length if manifest.sizes.decoder_only else 0)
@@ -89,7 +110,7 @@ def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int
 
 
 def values_on_host(manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:
-    """Of inputs whose values are sizes: the smallest, usual and largest value."""
+    """Smallest, usual and largest value of the inputs whose values are sizes, by name."""
     usual = _sizes(manifest, limits)["M"][1]
     return {
         "num_beams": ((1,), (usual,), (limits.max_num_beams,)),
