@@ -69,7 +69,7 @@ def functions(nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
     while pending:
         node = pending.pop()
         operator = OPERATORS[node.op_type]
-        present = _present(operator.inputs, node.input) | _present(operator.outputs, node.output)
+        present = _present(operator.input_names, node.input) | _present(operator.output_names, node.output)
         if node.op_type not in found:
             found[node.op_type] = present, function(node.op_type, present)
             pending += [called for called in found[node.op_type][1].node if called.domain == DOMAIN]

@@ -160,7 +160,7 @@ def _is_mask(node: gs.Node, index: int) -> bool:
 def _slots(node: gs.Node) -> Iterable[tuple[str, str]]:
     """The tensors of a node of ours by name, each with its own name in the operator's table."""
     operator = OPERATORS[node.op]
-    for tensors, names in ((node.inputs, operator.inputs), (node.outputs, operator.outputs)):
+    for tensors, names in ((node.inputs, operator.input_names), (node.outputs, operator.output_names)):
         yield from ((tensor.name, name) for tensor, name in zip(tensors, names, strict=False))
 
 
@@ -174,7 +174,7 @@ def _rewrite(graph: gs.Graph, plan: _Plan, outputs: Mapping[str, bool], converte
             if tensor.name not in plan.floats:
                 continue
             if _is_ours(node):
-                read_low = OPERATORS[node.op].inputs[index] not in OPERATORS[node.op].float32
+                read_low = OPERATORS[node.op].input_names[index] not in OPERATORS[node.op].float32
             node.inputs[index] = casts.mask(tensor) if _is_mask(node, index) else casts.read(tensor, read_low)
         if node.op == "Attention":
             node.attrs["softmax_precision"] = FLOAT

@@ -27,8 +27,8 @@ def to_plugin_nodes(model: onnx.ModelProto) -> int:
     nodes = [node for node in model.graph.node if node.domain == DOMAIN]
     for node in nodes:
         operator = OPERATORS[node.op_type]
-        inputs = [(name, tensor) for name, tensor in zip(operator.inputs, node.input, strict=False) if tensor]
-        outputs = [(name, tensor) for name, tensor in zip(operator.outputs, node.output, strict=False) if tensor]
+        inputs = [(name, tensor) for name, tensor in zip(operator.input_names, node.input, strict=False) if tensor]
+        outputs = [(name, tensor) for name, tensor in zip(operator.output_names, node.output, strict=False) if tensor]
         del node.input[:], node.output[:]
         node.input.extend(tensor for _, tensor in inputs)
         node.output.extend(tensor for _, tensor in outputs)
@@ -50,8 +50,8 @@ def from_plugin_nodes(model: onnx.ModelProto) -> None:
         operator = OPERATORS[node.op_type]
         given = dict(zip(names.replace("->", " ").split(), [*node.input, *node.output], strict=True))
         del node.input[:], node.output[:]
-        node.input.extend(_in_order(operator.inputs, given))
-        node.output.extend(_in_order(operator.outputs, given))
+        node.input.extend(_in_order(operator.input_names, given))
+        node.output.extend(_in_order(operator.output_names, given))
         kept = [attribute for attribute in node.attribute if attribute.name not in (TENSORS, SIZES)]
         del node.attribute[:]
         node.attribute.extend(kept)

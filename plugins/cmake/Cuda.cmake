@@ -24,8 +24,8 @@ find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS onnxruntime/cuda.cpp ops/*/cuda.cu ops/*/onnxruntime_cuda.cpp)
-add_library(tightbeam_cuda MODULE onnxruntime/register.cpp ${cuda_sources} $<TARGET_OBJECTS:tightbeam_operators> ${kernel_objects})
+file(GLOB cuda_sources ${CMAKE_CURRENT_BINARY_DIR}/generated/cuda/*.cu)
+add_library(tightbeam_cuda MODULE onnxruntime/register.cpp onnxruntime/cuda.cpp ${cuda_sources} $<TARGET_OBJECTS:tightbeam_operators> ${kernel_objects})
 target_compile_definitions(tightbeam_cuda PRIVATE TIGHTBEAM_WITH_CUDA)
 target_compile_options(tightbeam_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>)

@@ -1,7 +1,6 @@
-# libtightbeam_tensorrt.so: the operators' tables and how their CUDA kernels are started, for the plugins of
-# plugins/tensorrt. Needs nothing but a C++ compiler: the kernels are compiled where they run.
-file(GLOB tensorrt_sources CONFIGURE_DEPENDS tensorrt/library.cpp ops/*/tensorrt.cpp)
-add_library(tightbeam_tensorrt MODULE ${tensorrt_sources} kernels/operator.cpp)
+# libtightbeam_tensorrt.so: how the operators' CUDA kernels are launched, for the plugins of plugins/tensorrt. Needs nothing but a C++ compiler: the kernels are compiled where they run.
+add_library(tightbeam_tensorrt MODULE tensorrt/library.cpp kernels/operator.cpp
+  ${CMAKE_CURRENT_BINARY_DIR}/generated/operators.cpp)
 install(TARGETS tightbeam_tensorrt LIBRARY DESTINATION tightbeam/plugins/lib)
 
 # TensorRT-RTX's parser looks for libtensorrt_rtx.so when it meets a plugin, and its wheels have libtensorrt_rtx.so.1

@@ -46,8 +46,6 @@ Operator::Operator(const char* name, std::vector<Input> inputs, std::vector<Outp
     input.dimensions = parse(input.shape);
     if (input.letter != nullptr) add_letter(input.letter);
   }
-  for (const Attribute& attribute : this->attributes)
-    if (attribute.letter != nullptr) add_letter(attribute.letter);
   for (Output& output : this->outputs) output.dimensions = parse(output.shape);
   may_be_zero.resize(letters.size());
   for (const std::string& word : words(zeros)) may_be_zero[letter(word.c_str())] = true;
@@ -140,16 +138,8 @@ void Operator::verify(const Input& input, const KnownShape& shape, const std::ve
   }
 }
 
-std::vector<int64_t> Operator::sizes(const std::vector<KnownShape>& shapes, const std::vector<double>& values) const {
+std::vector<int64_t> Operator::sizes(const std::vector<KnownShape>& shapes) const {
   std::vector<int64_t> sizes(letters.size(), -1);
-  for (size_t i = 0; i < attributes.size(); ++i) {
-    if (attributes[i].letter == nullptr) continue;
-    const auto size = static_cast<int64_t>(values[i]);
-    if (size < 1)
-      throw OperatorError{std::string(name) + ": attribute " + attributes[i].name + " is " + std::to_string(size) +
-                          ", expected at least 1"};
-    sizes[letter(attributes[i].letter)] = size;
-  }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = inputs[i];
     if (!shapes[i].present || !shapes[i].has_rank) continue;

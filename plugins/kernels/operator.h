@@ -1,16 +1,8 @@
-// What an operator's table says, for every runtime: names, types, shapes by letters, and the checks that follow.
+// An operator's table for every runtime: names, types, shapes by letters, and the checks that follow.
 //
-// An operator is one `static const Operator` in plugins/ops/<op>/operator.h, written like the table in its __init__.py:
-//
-//   Operator{"NGramBlock",
-//            {Input("scores", Element::Float, "R, vocabulary"), Input("lengths", Element::int32, "R"),
-//             Scalar("ngram_size", Element::int64)},
-//            {Output("blocked", Element::Float, "R, vocabulary").reuses("scores")},
-//            {}}
-//
-// A dimension is a letter or a name, a number, a product ("B M", "H K") or a sum of products ("H K + G K + G V").
-// Each letter is found from the shapes that came (also inside a product, once the other letters are known), and every
-// other place where it stands must agree. A letter must be at least 1 unless it stands in `may_be_zero`.
+// The tables are generated from the declarations in plugins/ops/<op>/__init__.py (plugins/schema.py) when the libraries
+// are built. Each letter is found from the shapes of a call (also inside a product, once the other letters are known),
+// and every other shape with the letter must agree. A letter is at least 1 unless it is in `may_be_zero`.
 #pragma once
 
 #include <climits>
@@ -22,10 +14,6 @@
 #include "kernels/tensor.h"
 
 namespace tightbeam {
-
-// The version of the domain from which on the tables hold: VERSION in plugins/__init__.py. A model of an older one keeps
-// to the functions it carries.
-constexpr int OPERATOR_VERSION = 2;
 
 // Float: the type that the operator is asked to run in, float32, float16 or bfloat16.
 enum class Element { Float, float32, int32, int64, boolean };
@@ -108,18 +96,10 @@ struct Attribute {
     return {name, true, false, static_cast<double>(value)};
   }
 
-  // An int whose value is the size of a letter.
-  Attribute gives(const char* letter) const {
-    Attribute attribute = *this;
-    attribute.letter = letter;
-    return attribute;
-  }
-
   const char* name;
   bool is_int;
   bool is_required;
   double value;
-  const char* letter = nullptr;
 };
 
 // Input or output as far as it is known: at run time all of it, while a model is loaded perhaps only some dimensions.
@@ -135,7 +115,7 @@ struct Operator {
            const char* may_be_zero = "");
 
   // Finds the size of every letter (-1: unknown yet). Raises OperatorError where shapes contradict.
-  std::vector<int64_t> sizes(const std::vector<KnownShape>& inputs, const std::vector<double>& attributes) const;
+  std::vector<int64_t> sizes(const std::vector<KnownShape>& inputs) const;
 
   // -1 for what is unknown.
   std::vector<int64_t> output_shape(size_t output, const std::vector<int64_t>& sizes) const;

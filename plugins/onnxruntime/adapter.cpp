@@ -6,6 +6,8 @@
 #include <mutex>
 #include <string>
 
+#include "generated/operators.h"
+
 namespace tightbeam {
 namespace {
 
@@ -114,23 +116,6 @@ std::vector<double> attribute_values(const OrtApi& api, const OrtKernelInfo* inf
   return values;
 }
 
-std::vector<double> attribute_values(const OrtApi& api, const OrtShapeInferContext* context, const Operator& table) {
-  std::vector<double> values;
-  for (const Attribute& wanted : table.attributes) {
-    FoundAttribute found{};
-    const OrtOpAttr* attribute = nullptr;
-    size_t size = 0;
-    if (succeeded(api, api.ShapeInferContext_GetAttribute(context, wanted.name, &attribute))) {
-      found.is_float = !wanted.is_int && succeeded(api, api.ReadOpAttr(attribute, ORT_OP_ATTR_FLOAT, &found.number,
-                                                                       sizeof found.number, &size));
-      found.is_int = wanted.is_int && succeeded(api, api.ReadOpAttr(attribute, ORT_OP_ATTR_INT, &found.integer,
-                                                                    sizeof found.integer, &size));
-    }
-    values.push_back(attribute_value(table.name, wanted, found));
-  }
-  return values;
-}
-
 OrtStatus* ORT_API_CALL create_node(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,
                                     void** node) noexcept {
   const CustomOperator& custom = self(op);
@@ -177,7 +162,7 @@ OrtStatus* ORT_API_CALL run_node(void* pointer, OrtKernelContext* context) noexc
       shapes.push_back({tensor.present, tensor.present, tensor.shape,
                         input.letter == nullptr ? nullptr : tensor.as<int64_t>()});
     }
-    call.sizes = table.sizes(shapes, call.attributes);
+    call.sizes = table.sizes(shapes);
     size_t count = 0;
     check(node.api.KernelContext_GetOutputCount(context, &count));
     for (size_t i = 0; i < table.outputs.size(); ++i) {
@@ -254,7 +239,7 @@ OrtStatus* ORT_API_CALL infer_shapes(const OrtCustomOp* op, OrtShapeInferContext
       shapes.push_back(inputs.back().shape);
       if (custom.table.inputs[i].type == Element::Float && inputs.back().shape.present) float_type = inputs.back().type;
     }
-    const std::vector<int64_t> sizes = custom.table.sizes(shapes, attribute_values(*runtime, context, custom.table));
+    const std::vector<int64_t> sizes = custom.table.sizes(shapes);
     for (size_t i = 0; i < custom.table.outputs.size(); ++i)
       if (!custom.table.outputs[i].is_optional) infer_shape(*runtime, context, custom, i, inputs, sizes, float_type);
   }));

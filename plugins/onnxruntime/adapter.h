@@ -1,13 +1,12 @@
 // An operator's table as custom operators of ONNX Runtime, one for each float type.
 //
-// plugins/ops/<op>/onnxruntime.cpp gives the adapter a struct with the table and the call of the kernel:
+// cpu.cpp and cuda.cpp give the adapter a struct for each operator, with the table and the call of the kernel:
 //
 //   struct Kernel {
-//     static const Operator& table() { return NGRAM_BLOCK; }
+//     static const Operator& table();
 //     template <class Float>
-//     static void run(const Call& call, const Parallel& parallel) { ... }
+//     static void run(const Call& call, const Parallel& parallel);
 //   };
-//   void add_ngram_block(Operators& operators) { add_cpu_operator<Kernel, float>(operators); }
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -16,6 +15,7 @@
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/floats.h"
@@ -92,10 +92,17 @@ void run_on_cpu(Call& call, const OrtApi& api, OrtKernelContext* context) {
   Kernel::template run<Float>(call, threads);
 }
 
-// `Floats`: the types that the kernel serves, float among them; it is given the others widened.
-template <class Kernel, class Float, class... Floats>
-void run_on_cpu_as(Call& call, const OrtApi& api, OrtKernelContext* context) {
-  if constexpr ((std::is_same_v<Float, Floats> || ...)) {
+// True where the operator has a kernel for a float type; float always has one, which is given the others widened.
+template <class Kernel, class Float, class = void>
+constexpr bool has_kernel = false;
+template <class Kernel, class Float>
+constexpr bool has_kernel<Kernel, Float,
+                          std::void_t<decltype(Kernel::template run<Float>(std::declval<const Call&>(),
+                                                                           std::declval<const Parallel&>()))>> = true;
+
+template <class Kernel, class Float>
+void run_or_widen(Call& call, const OrtApi& api, OrtKernelContext* context) {
+  if constexpr (has_kernel<Kernel, Float>) {
     run_on_cpu<Kernel, Float>(call, api, context);
   } else {
     const Type narrow = std::is_same_v<Float, Float16> ? Type::float16 : Type::bfloat16;
@@ -103,16 +110,21 @@ void run_on_cpu_as(Call& call, const OrtApi& api, OrtKernelContext* context) {
   }
 }
 
-template <class Kernel, class... Floats>
+template <class Kernel>
 void add_cpu_operator(Operators& operators) {
+  static_assert(has_kernel<Kernel, float>);
   const auto add = [&](ONNXTensorElementDataType type, Run run) {
     operators.push_back(std::make_unique<CustomOperator>(Kernel::table(), type, nullptr, run));
     operators.back()->GetMayInplace = shared_memory_of<Kernel>;
   };
-  add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, run_on_cpu_as<Kernel, float, Floats...>);
-  add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, run_on_cpu_as<Kernel, Float16, Floats...>);
-  add(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, run_on_cpu_as<Kernel, BFloat16, Floats...>);
+  add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, run_or_widen<Kernel, float>);
+  add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, run_or_widen<Kernel, Float16>);
+  add(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, run_or_widen<Kernel, BFloat16>);
 }
+
+// Add the custom operators of one provider: cpu.cpp, and cuda.cpp, which only the CUDA library is linked with.
+void add_cpu_operators(Operators& operators);
+void add_cuda_operators(Operators& operators);
 
 // Adds the operators to a session's options under domain "tightbeam"; what RegisterCustomOps of each library does.
 OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base, void (*add_all)(Operators&));

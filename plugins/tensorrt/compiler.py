@@ -1,4 +1,4 @@
-"""NVRTC: one kernel of an operator's ``cuda.cuh`` for one GPU, compiled once and kept on disk."""
+"""NVRTC: one kernel of an operator's ``kernel_cuda.cuh`` for one GPU, compiled once and kept on disk."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def _compile(nvrtc: Any, headers: Path, operator: str, name: str, capability: st
             raise TensorRTError(f"NVRTC cannot compile {name} for compute capability {capability}: {code.name}")
         return results[0] if results else None
 
-    program = run(nvrtc.nvrtcCreateProgram, f'#include "ops/{operator}/cuda.cuh"\n'.encode(), b"kernel.cu", 0, [], [])
+    source = f'#include "ops/{operator}/kernel_cuda.cuh"\n'.encode()
+    program = run(nvrtc.nvrtcCreateProgram, source, b"kernel.cu", 0, [], [])
     try:
         run(nvrtc.nvrtcAddNameExpression, program, name.encode())
         options = [f"--gpu-architecture=sm_{capability}", f"-I{SOURCES}", f"-I{headers}", *OPTIONS]

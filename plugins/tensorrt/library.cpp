@@ -1,18 +1,12 @@
-// libtightbeam_tensorrt.so: what plugins/tensorrt/native.py calls.
+// libtightbeam_tensorrt.so: the functions that plugins/tensorrt/native.py calls.
 #include "tensorrt/library.h"
 
 #include <cstdint>
 #include <exception>
 
-#include "ops/operators.h"
-
-namespace tightbeam {
-
-#define TIGHTBEAM_DECLARE(op) TensorRtOperator op##_for_tensorrt();
-TIGHTBEAM_OPERATORS(TIGHTBEAM_DECLARE)
-#undef TIGHTBEAM_DECLARE
-
-}  // namespace tightbeam
+#include "generated/arguments.h"
+#include "generated/launch_plans.h"
+#include "generated/operators.h"
 
 // The structs of native.py.
 extern "C" {
@@ -42,82 +36,30 @@ namespace tightbeam {
 namespace {
 
 struct Entry {
-  const char* folder;
-  TensorRtOperator op;
+  const Operator& table;
+  Plan (*plan[3])(const Call& call, const Gpu& gpu, void* workspace);  // by float type: float32, float16, bfloat16
 };
 
-const std::vector<Entry>& operators() {
-  static const std::vector<Entry> all = {
-#define TIGHTBEAM_GATHER(op) {#op, op##_for_tensorrt()},
-      TIGHTBEAM_OPERATORS(TIGHTBEAM_GATHER)
-#undef TIGHTBEAM_GATHER
-  };
-  return all;
-}
-
-const TensorRtOperator& find(const char* name) {
-  for (const Entry& entry : operators())
-    if (std::strcmp(entry.op.table().name, name) == 0) return entry.op;
-  throw OperatorError{std::string(name) + ": no such operator"};
-}
-
-// ---- the tables as JSON ----
-
-const char* type_name(Element element) {
-  switch (element) {
-    case Element::float32: return "float32";
-    case Element::int32: return "int32";
-    case Element::int64: return "int64";
-    case Element::boolean: return "bool";
-    case Element::Float: break;
+#define TIGHTBEAM_PLAN(op, Arguments)                                                          \
+  template <class Float>                                                                       \
+  Plan plan_of_##op(const Call& call, const Gpu& gpu, void* workspace) {                       \
+    const Arguments<Float> arguments = op##_arguments<Float>(call);                            \
+    Plan plan{op##_workspace(arguments, gpu), op##_most_workspace(arguments, gpu), {}};        \
+    launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                          \
+    return plan;                                                                               \
   }
-  return "Float";
-}
+TIGHTBEAM_OPERATORS(TIGHTBEAM_PLAN)
+#undef TIGHTBEAM_PLAN
 
-std::string quoted(const char* text) { return text == nullptr ? "null" : "\"" + std::string(text) + "\""; }
-
-// Names hold nothing that JSON escapes.
-std::string object(const std::vector<std::pair<const char*, std::string>>& fields) {
-  std::string text;
-  for (const auto& [name, value] : fields) text += (text.empty() ? "{" : ", ") + quoted(name) + ": " + value;
-  return text + "}";
-}
-
-std::string list(const std::vector<std::string>& items) {
-  std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "[" : ", ") + item;
-  return text.empty() ? "[]" : text + "]";
-}
-
-const char* boolean(bool value) { return value ? "true" : "false"; }
-
-std::string as_json(const Entry& entry) {
-  const Operator& table = entry.op.table();
-  std::vector<std::string> inputs, outputs, attributes;
-  for (const Input& input : table.inputs)
-    inputs.push_back(object({{"name", quoted(input.name)},
-                             {"type", quoted(type_name(input.type))},
-                             {"shape", quoted(input.shape)},
-                             {"optional", boolean(input.is_optional)},
-                             {"scalar", boolean(input.is_scalar)},
-                             {"gives", quoted(input.letter)}}));
-  for (const Output& output : table.outputs)
-    outputs.push_back(object({{"name", quoted(output.name)},
-                              {"type", quoted(type_name(output.type))},
-                              {"shape", quoted(output.shape)},
-                              {"optional", boolean(output.is_optional)},
-                              {"updates", quoted(output.starts_as_copy ? output.input : nullptr)}}));
-  for (const Attribute& attribute : table.attributes)
-    attributes.push_back(object({{"name", quoted(attribute.name)},
-                                 {"is_int", boolean(attribute.is_int)},
-                                 {"required", boolean(attribute.is_required)},
-                                 {"value", std::to_string(attribute.value)},
-                                 {"gives", quoted(attribute.letter)}}));
-  return object({{"name", quoted(table.name)},
-                 {"folder", quoted(entry.folder)},
-                 {"inputs", list(inputs)},
-                 {"outputs", list(outputs)},
-                 {"attributes", list(attributes)}});
+const Entry& find(const char* name) {
+  static const std::vector<Entry> entries = {
+#define TIGHTBEAM_ENTRY(op, Arguments) {op##_table(), {plan_of_##op<float>, plan_of_##op<Float16>, plan_of_##op<BFloat16>}},
+      TIGHTBEAM_OPERATORS(TIGHTBEAM_ENTRY)
+#undef TIGHTBEAM_ENTRY
+  };
+  for (const Entry& entry : entries)
+    if (std::strcmp(entry.table.name, name) == 0) return entry;
+  throw OperatorError{std::string(name) + ": no such operator"};
 }
 
 // ---- a call ----
@@ -180,7 +122,7 @@ Call make_call(const Operator& table, int float_type, const TightbeamTensor* inp
     shapes.push_back({tensor.present, tensor.present, tensor.shape, nullptr});
     call.inputs.push_back(std::move(tensor));
   }
-  call.sizes = table.sizes(shapes, call.attributes);
+  call.sizes = table.sizes(shapes);
   for (size_t i = 0; i < table.outputs.size(); ++i) {
     const Output& output = table.outputs[i];
     if (outputs[i].present == 0 && !output.is_optional) call.fail(std::string(output.name) + " is missing");
@@ -198,27 +140,27 @@ Call make_call(const Operator& table, int float_type, const TightbeamTensor* inp
   return call;
 }
 
-struct Kept {
+// The memory that a TightbeamPlan points into.
+struct PlanMemory {
   Plan plan;
   std::vector<std::vector<void*>> parameters;
   std::vector<TightbeamKernel> kernels;
 };
 
-// What TightbeamPlan points into.
-void keep(Kept& kept, Plan plan, TightbeamPlan& result) {
-  kept = {std::move(plan), {}, {}};
-  for (LaunchedKernel& started : kept.plan.kernels) {
-    std::vector<void*>& parameters = kept.parameters.emplace_back();
-    for (std::vector<unsigned char>& bytes : started.parameters) parameters.push_back(bytes.data());
+TightbeamPlan store(PlanMemory& memory, Plan plan) {
+  memory = {std::move(plan), {}, {}};
+  for (LaunchedKernel& kernel : memory.plan.kernels) {
+    std::vector<void*>& parameters = memory.parameters.emplace_back();
+    for (std::vector<unsigned char>& bytes : kernel.parameters) parameters.push_back(bytes.data());
   }
-  for (size_t i = 0; i < kept.plan.kernels.size(); ++i) {
-    const LaunchedKernel& started = kept.plan.kernels[i];
-    const Launch& launch = started.launch;
-    kept.kernels.push_back({started.name.c_str(), kept.parameters[i].data(),
-                            {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.block, launch.shared_bytes});
+  for (size_t i = 0; i < memory.plan.kernels.size(); ++i) {
+    const LaunchedKernel& kernel = memory.plan.kernels[i];
+    const Launch& launch = kernel.launch;
+    memory.kernels.push_back({kernel.name.c_str(), memory.parameters[i].data(),
+                              {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.block, launch.shared_bytes});
   }
-  result = {kept.plan.workspace_bytes, kept.plan.most_workspace_bytes, kept.kernels.data(),
-            static_cast<int32_t>(kept.kernels.size())};
+  return {memory.plan.workspace_bytes, memory.plan.most_workspace_bytes, memory.kernels.data(),
+          static_cast<int32_t>(memory.kernels.size())};
 }
 
 }  // namespace
@@ -226,17 +168,10 @@ void keep(Kept& kept, Plan plan, TightbeamPlan& result) {
 
 #define TIGHTBEAM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The tables of all operators, a JSON list.
-TIGHTBEAM_EXPORT const char* tightbeam_tables() {
-  static const std::string text = [] {
-    std::vector<std::string> tables;
-    for (const auto& entry : tightbeam::operators()) tables.push_back(tightbeam::as_json(entry));
-    return tightbeam::list(tables);
-  }();
-  return text.c_str();
-}
+// The fingerprint of the operators that this library has.
+TIGHTBEAM_EXPORT const char* tightbeam_operators() { return tightbeam::OPERATORS_FINGERPRINT; }
 
-// What a call of an operator starts: `inputs`, `outputs` and `attributes` in the order of its table; `float_type` 0 to
+// The kernels that a call of an operator launches: `inputs`, `outputs` and `attributes` in the order of its table; `float_type` 0 to
 // 2: float32, float16, bfloat16; scalar inputs on the device unless `scalars_on_host`. Null, or what is wrong with the
 // call.
 TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type, const TightbeamTensor* inputs,
@@ -244,12 +179,12 @@ TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type
                                             int32_t multiprocessors, uint32_t shared_bytes, void* workspace,
                                             TightbeamPlan* plan, int32_t scalars_on_host) {
   using namespace tightbeam;
-  thread_local Kept kept;
+  thread_local PlanMemory memory;
   thread_local std::string failure;
   try {
-    const TensorRtOperator op = find(name);
-    const Call call = make_call(op.table(), float_type, inputs, outputs, attributes, scalars_on_host == 0);
-    keep(kept, op.plan[float_type](call, {multiprocessors, shared_bytes}, workspace), *plan);
+    const Entry& entry = find(name);
+    const Call call = make_call(entry.table, float_type, inputs, outputs, attributes, scalars_on_host == 0);
+    *plan = store(memory, entry.plan[float_type](call, {multiprocessors, shared_bytes}, workspace));
     return nullptr;
   } catch (const OperatorError& error) {
     failure = error.message;

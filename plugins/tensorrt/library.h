@@ -1,7 +1,5 @@
-// What a TensorRT plugin needs of an operator: its table, and which kernels a call starts, by name and with the bytes of
-// their parameters. Nothing of TensorRT or CUDA; plugins/tensorrt compiles the kernels and starts them.
-//
-// plugins/ops/<op>/tensorrt.cpp is its headers and one line: TIGHTBEAM_TENSORRT_OPERATOR(<op>)
+// The kernels that a call of an operator launches, by name and with the bytes of their parameters. Needs neither
+// TensorRT nor CUDA; plugins/tensorrt compiles the kernels and launches them.
 #pragma once
 
 #include <cstring>
@@ -62,25 +60,5 @@ struct NoteKernel {
     return bytes;
   }
 };
-
-struct TensorRtOperator {
-  const Operator& (*table)();
-  Plan (*plan[3])(const Call& call, const Gpu& gpu, void* workspace);  // by float type: float32, float16, bfloat16
-};
-
-// Defines <op>_for_tensorrt out of <op>_table and <op>_arguments (operator.h) and the functions of launch.h.
-#define TIGHTBEAM_TENSORRT_OPERATOR(op)                                                               \
-  namespace tightbeam {                                                                               \
-  namespace {                                                                                         \
-  template <class Float>                                                                              \
-  Plan plan(const Call& call, const Gpu& gpu, void* workspace) {                                      \
-    const auto arguments = op##_arguments<Float>(call);                                               \
-    Plan plan{op##_workspace(arguments, gpu), op##_most_workspace(arguments, gpu), {}};               \
-    launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                                  \
-    return plan;                                                                                      \
-  }                                                                                                   \
-  }                                                                                                   \
-  TensorRtOperator op##_for_tensorrt() { return {op##_table, {plan<float>, plan<Float16>, plan<BFloat16>}}; } \
-  }
 
 }  // namespace tightbeam

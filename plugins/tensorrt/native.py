@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.library import tensorrt_library
+from tightbeam.plugins.schema import fingerprint
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.tables import Table
 
-__all__ = ["FLOAT_TYPES", "Gpu", "Kernel", "Plan", "TensorAt", "plan", "tables"]
+__all__ = ["FLOAT_TYPES", "Gpu", "Kernel", "Plan", "TensorAt", "plan"]
 
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
 """In the order of the library's ``float_type``."""
@@ -95,7 +95,9 @@ def _library() -> ctypes.CDLL:
             "compiler (GCC 12 or newer, or Clang) and then tightbeam again"
         )
     library = ctypes.CDLL(str(path))
-    library.tightbeam_tables.restype = ctypes.c_char_p
+    library.tightbeam_operators.restype = ctypes.c_char_p
+    if library.tightbeam_operators().decode() != fingerprint(OPERATORS.values()):
+        raise TensorRTError(f"{path} was compiled for other operators than this package has; install tightbeam again")
     library.tightbeam_plan.restype = ctypes.c_char_p
     library.tightbeam_plan.argtypes = (
         ctypes.c_char_p,
@@ -110,12 +112,6 @@ def _library() -> ctypes.CDLL:
         ctypes.c_int32,
     )
     return library
-
-
-@functools.cache
-def tables() -> dict[str, Table]:
-    """Every operator's table by its name. Raises TensorRTError where the library is missing."""
-    return {entry["name"]: Table.read(entry) for entry in json.loads(_library().tightbeam_tables())}
 
 
 def plan(
@@ -136,14 +132,16 @@ def plan(
     device's.
     Raises TensorRTError where the shapes contradict the table or one another, or a value is not valid.
     """
-    table = tables()[name]
+    operator = OPERATORS[name]
     found = _Plan()
     failure = _library().tightbeam_plan(
         name.encode(),
         FLOAT_TYPES.index(float_type),
-        _tensors([entry.name for entry in table.inputs], inputs),
-        _tensors([entry.name for entry in table.outputs], outputs),
-        (ctypes.c_double * len(table.attributes))(*(attributes.get(a.name, a.value) for a in table.attributes)),
+        _tensors(operator.input_names, inputs),
+        _tensors(operator.output_names, outputs),
+        (ctypes.c_double * len(operator.attributes))(
+            *(attributes.get(a.name, a.default or 0) for a in operator.attributes)
+        ),
         gpu.multiprocessors,
         gpu.shared_bytes,
         workspace,

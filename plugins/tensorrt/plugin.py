@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 from tightbeam.plugins.tensorrt.distribution import TensorRT, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.launcher import Launcher, default_launcher
-from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan, tables
-from tightbeam.plugins.tensorrt.tables import InputEntry, OutputEntry, Table
+from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan
+from tightbeam.plugins.tensorrt.shapes import output_shapes
 
 __all__ = ["NAMESPACE", "TENSORS", "VERSION", "make_plugin", "plugin_errors", "register_plugins"]
 
@@ -42,24 +44,23 @@ plugin_errors: list[str] = []
 
 @dataclass(frozen=True)
 class Node:
-    """A node of an operator: the table's entries of the tensors it has, and its attributes."""
+    """A node of an operator: the entries of the tensors it has, and its attributes."""
 
-    table: Table
-    inputs: tuple[InputEntry, ...]
-    outputs: tuple[OutputEntry, ...]
+    operator: Operator
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
     attributes: Mapping[str, float]
 
     @classmethod
     def of(cls, name: str, tensors: str, attributes: Mapping[str, float]) -> Node:
         """Raises TensorRTError for tensors that the operator does not have, or that it needs and the node lacks."""
-        table = tables()[name]
+        operator = OPERATORS[name]
         for former, new in RENAMED.items():
             tensors = tensors.replace(former, new)
         left, arrow, right = tensors.partition("->")
         named = (left.split(), right.split())
-        known = ([entry.name for entry in table.inputs], [entry.name for entry in table.outputs])
-        needed = {entry.name for entry in table.inputs if not entry.optional}
-        needed |= {entry.name for entry in table.outputs if not entry.optional}
+        known = (operator.input_names, operator.output_names)
+        needed = {*known[0], *known[1]} - operator.optional
         wrong = [given for given, order in zip(named, known, strict=True) if given != [n for n in order if n in given]]
         missing = sorted(needed - {*named[0], *named[1]})
         if not arrow or wrong or missing:
@@ -67,14 +68,14 @@ class Node:
                 f"{name}: the attribute {TENSORS} is {tensors!r}, expected names of {' '.join(known[0])} -> "
                 f"{' '.join(known[1])}, in this order, with {', '.join(sorted(needed))}; build the engine again"
             )
-        required = {entry.name for entry in table.attributes if entry.required}
+        required = {entry.name for entry in operator.attributes if entry.default is None}
         if not required <= attributes.keys():
             lacking = ", ".join(sorted(required - attributes.keys()))
             raise TensorRTError(f"{name}: attribute {lacking} is missing; export the model again")
         return cls(
-            table,
-            tuple(entry for entry in table.inputs if entry.name in named[0]),
-            tuple(entry for entry in table.outputs if entry.name in named[1]),
+            operator,
+            tuple(entry for entry in operator.inputs if entry.name in named[0]),
+            tuple(entry for entry in operator.outputs if entry.name in named[1]),
             dict(attributes),
         )
 
@@ -83,7 +84,7 @@ class Node:
         return " ".join([*(entry.name for entry in self.inputs), "->", *(entry.name for entry in self.outputs)])
 
     @property
-    def on_device(self) -> tuple[InputEntry, ...]:
+    def on_device(self) -> tuple[Input, ...]:
         """The inputs but for those that give a size, whose values TensorRT has on the host and keeps for itself."""
         return tuple(entry for entry in self.inputs if entry.gives is None)
 
@@ -104,7 +105,7 @@ def make_plugin(name: str, tensors: str, attributes: Mapping[str, float], launch
 def _register(found: TensorRT) -> tuple[Any, ...]:
     registry = found.trt.get_plugin_registry()
     _, creator_class = _classes(found)
-    creators = tuple(creator_class(table) for table in tables().values())
+    creators = tuple(creator_class(operator) for operator in OPERATORS.values())
     for creator in creators:
         if not registry.register_creator(creator, NAMESPACE):
             raise TensorRTError(f"{found.distribution} {found.version} does not take the plugin {creator.name}")
@@ -173,7 +174,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
 
     def float_type_of(node: Node, given: Sequence[Any]) -> Any:
         """Of the first input whose type the node chooses."""
-        return next(kind for entry, kind in zip(node.on_device, given, strict=True) if entry.type == "Float")
+        return next(kind for entry, kind in zip(node.on_device, given, strict=True) if entry.type == FLOAT)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
         def __init__(self, node: Node, launcher: Launcher | None = None) -> None:
@@ -181,7 +182,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
                 base.__init__(self)
             self.node = node
             self.launcher = launcher
-            self.plugin_name = node.table.name
+            self.plugin_name = node.operator.name
             self.plugin_version = VERSION
             self.plugin_namespace = NAMESPACE
             self.num_outputs = len(node.outputs)
@@ -198,7 +199,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         @_guarded([])
         def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
             chosen = float_type_of(self.node, input_types)
-            return [chosen if entry.type == "Float" else types[entry.type] for entry in self.node.outputs]
+            return [chosen if entry.type == FLOAT else types[entry.type] for entry in self.node.outputs]
 
         @_guarded([])
         def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
@@ -206,26 +207,23 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             letters = [entry.gives for entry in node.inputs if entry.gives is not None]
             given = {letter: expression[0] for letter, expression in zip(letters, shape_inputs, strict=True)}
             expressions = Expressions(builder)
-            for attribute in node.table.attributes:
-                if attribute.gives is not None:
-                    given[attribute.gives] = expressions.constant(int(node.attributes[attribute.name]))
             shapes = {
                 entry.name: [dimensions[i] for i in range(len(dimensions))]
                 for entry, dimensions in zip(node.on_device, inputs, strict=True)
             }
-            found = node.table.output_shapes(shapes, given, expressions)
+            found = output_shapes(node.operator, shapes, given, expressions)
             return [as_dimensions(found[entry.name]) for entry in node.outputs]
 
         @_guarded(True)
         def supports_format_combination(self, position: int, tensors: Sequence[Any], input_count: int) -> bool:
             described = [tensor.desc for tensor in tensors]
-            entries: tuple[InputEntry | OutputEntry, ...] = (*self.node.on_device, *self.node.outputs)
+            entries: tuple[Input | Output, ...] = (*self.node.on_device, *self.node.outputs)
             if described[position].format != trt.TensorFormat.LINEAR:
                 return False
             kind, entry = described[position].type, entries[position]
-            if entry.type != "Float":
+            if entry.type != FLOAT:
                 return bool(kind == types[entry.type])
-            first = next(index for index, other in enumerate(entries) if other.type == "Float")
+            first = next(index for index, other in enumerate(entries) if other.type == FLOAT)
             return kind in float_types and (position <= first or kind == described[first].type)
 
         def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -248,7 +246,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         def get_fields_to_serialize(self) -> Any:
             values = [
                 (entry.name, np.array([self.node.attributes[entry.name]], dtype), kind)
-                for entry, dtype, kind in _attribute_kinds(trt, self.node.table)
+                for entry, dtype, kind in _attribute_kinds(trt, self.node.operator)
                 if entry.name in self.node.attributes
             ]
             values.append((TENSORS, np.frombuffer(self.node.tensors.encode(), np.int8), trt.PluginFieldType.CHAR))
@@ -282,7 +280,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             launcher = self.launcher or default_launcher()
             found = self._plan(chosen, *self._tensors(before, after, inputs, outputs), launcher.gpu, workspace)
             for kernel in found.kernels:
-                launcher.launch(self.node.table.folder, kernel, stream)
+                launcher.launch(self.node.operator.folder, kernel, stream)
             return 0
 
         def _tensors(
@@ -315,18 +313,18 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             workspace: int = 0,
         ) -> Plan:
             node = self.node
-            return plan(node.table.name, float_type, inputs, outputs, node.attributes, gpu, workspace)
+            return plan(node.operator.name, float_type, inputs, outputs, node.attributes, gpu, workspace)
 
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
-        def __init__(self, table: Table) -> None:
+        def __init__(self, operator: Operator) -> None:
             super().__init__()
-            self.table = table
-            self.name = table.name
+            self.operator = operator
+            self.name = operator.name
             self.plugin_namespace = NAMESPACE
             self.plugin_version = VERSION
             numbers = [
                 trt.PluginField(entry.name, np.array([], dtype), kind)
-                for entry, dtype, kind in _attribute_kinds(trt, table)
+                for entry, dtype, kind in _attribute_kinds(trt, operator)
             ]
             text = trt.PluginField(TENSORS, np.array([], np.int8), trt.PluginFieldType.CHAR)
             self.field_names = trt.PluginFieldCollection([*numbers, text])
@@ -335,18 +333,18 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
             given = {field.name: np.asarray(field.data) for field in fields}
             text = given.pop(TENSORS, np.array([], np.int8))
-            names = {entry.name for entry in self.table.attributes}
+            names = {entry.name for entry in self.operator.attributes}
             there = {key: value.reshape(-1)[0] for key, value in given.items() if key in names and value.size}
             attributes = {key: float(value) for key, value in there.items()}
-            return Plugin(Node.of(self.table.name, text.tobytes().decode().rstrip("\0"), attributes))
+            return Plugin(Node.of(self.operator.name, text.tobytes().decode().rstrip("\0"), attributes))
 
     return Plugin, Creator
 
 
-def _attribute_kinds(trt: Any, table: Table) -> list[tuple[Any, type[np.generic], Any]]:
+def _attribute_kinds(trt: Any, operator: Operator) -> list[tuple[Attribute, type[np.generic], Any]]:
     """Of each attribute: its entry, its type in numpy, its type as a plugin's field."""
-    kinds: dict[bool, tuple[type[np.generic], Any]] = {
-        True: (np.int32, trt.PluginFieldType.INT32),
-        False: (np.float32, trt.PluginFieldType.FLOAT32),
+    kinds: dict[str, tuple[type[np.generic], Any]] = {
+        "int": (np.int32, trt.PluginFieldType.INT32),
+        "float": (np.float32, trt.PluginFieldType.FLOAT32),
     }
-    return [(entry, *kinds[entry.is_int]) for entry in table.attributes]
+    return [(entry, *kinds[entry.type]) for entry in operator.attributes]

@@ -27,8 +27,6 @@ from tightbeam.graph_passes.model import RunSize, Sizes
 from tightbeam.graph_passes.precision.lower_precision import NORMS, PRODUCTS, lower_precision
 from tightbeam.graph_passes.precision.simulate_precision import simulate_precision
 from tightbeam.plugins import DOMAIN, OPERATORS
-from tightbeam.plugins.library import tensorrt_library
-from tightbeam.plugins.tensorrt.native import tables
 
 Array = Any
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -42,13 +40,6 @@ CASES = [
     *(("gpt2", variant) for variant in ("dedup", "el", "kcache", "xcache", "baseline")),
     *((family, variant) for family in ("llama", "qwen3") for variant in CAUSAL),
 ]
-
-
-@pytest.mark.skipif(tensorrt_library() is None, reason="the library of the tables was not built: no C++ compiler")
-def test_the_float32_tensors_of_operators_are_those_of_their_tables() -> None:
-    for name, table in tables().items():
-        entries = (*table.inputs, *table.outputs)
-        assert OPERATORS[name].float32 == {entry.name for entry in entries if entry.type == "float32"}
 
 
 def lowered(bundles: BundleCache, family: str, variant: str, precision: str) -> ModelGraphs:
@@ -77,7 +68,7 @@ def types_of(graph: onnx.GraphProto) -> dict[str, int]:
 
 def typed_inputs(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, int]]:
     """The float inputs, each with its slot's name for our operators, or its number."""
-    names = OPERATORS[node.op_type].inputs if node.domain == DOMAIN else map(str, range(len(node.input)))
+    names = OPERATORS[node.op_type].input_names if node.domain == DOMAIN else map(str, range(len(node.input)))
     for name, tensor in zip(names, node.input, strict=False):
         if tensor and types[tensor] in (FLOAT, *LOW.values()):
             yield name, types[tensor]

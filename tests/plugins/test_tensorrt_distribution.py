@@ -15,7 +15,7 @@ from tightbeam.plugins.tensorrt import distribution, launcher, native
 from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher, default_launcher
-from tightbeam.plugins.tensorrt.native import Gpu, plan, tables
+from tightbeam.plugins.tensorrt.native import Gpu, plan
 
 CAPABILITIES = SimpleNamespace(__members__=dict.fromkeys(("NONE", "CURRENT", "SM120", "SM80")))
 RTX = TensorRT(SimpleNamespace(__version__="1.7", ComputeCapability=CAPABILITIES), "tensorrt_rtx")
@@ -36,7 +36,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Nothing is remembered of what was loaded, nor of what a test finds."""
-    caches: list[Any] = [load_tensorrt, native._library, tables, default_launcher]
+    caches: list[Any] = [load_tensorrt, native._library, default_launcher]
     for cache in caches:
         cache.cache_clear()
     yield
@@ -186,7 +186,7 @@ def test_without_the_library_that_names_tensorrt_rtx(fresh: None, monkeypatch: p
 
 def test_without_our_library(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "tensorrt_library", lambda: None)
-    for call in (tables, lambda: plan("NGramBlock", "float32", {}, {}, {}, Gpu(1, 1), 0)):
+    for call in (native._library, lambda: plan("NGramBlock", "float32", {}, {}, {}, Gpu(1, 1), 0)):
         with pytest.raises(TensorRTError, match=r"libtightbeam_tensorrt.so is missing.* Install a C\+\+ compiler"):
             call()
 

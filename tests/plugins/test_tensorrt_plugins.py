@@ -19,10 +19,12 @@ from support.operator_runs import model_of
 from support.plugin_runs import described, described_range, node_of, plugin_of, run_plugin
 from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
+from tightbeam.plugins.tensorrt import native
 from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.native import Gpu, Kernel, Plan, TensorAt, plan, tables
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel, Plan, TensorAt, plan
 from tightbeam.plugins.tensorrt.plugin import NAMESPACE, VERSION, make_plugin, plugin_errors, register_plugins
+from tightbeam.plugins.tensorrt.shapes import output_shapes
 
 CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
@@ -61,7 +63,7 @@ def test_ngram_block_in_place(dtype: str) -> None:
 
 def test_without_outputs_that_may_be_missing() -> None:
     case = MODULES["SourceAttention"].cases()[1]
-    table, expected = tables()["SourceAttention"], on_host("SourceAttention", case, "float32")
+    table, expected = OPERATORS["SourceAttention"], on_host("SourceAttention", case, "float32")
     arrays = {name: np.array(array) for name, array in case.inputs.items()} | {
         "output": np.zeros_like(expected["output"])
     }
@@ -88,23 +90,33 @@ def test_without_outputs_that_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_tables_are_those_of_the_functions(name: str) -> None:
-    table, operator = tables()[name], OPERATORS[name]
-    assert MODULES[name].__name__.split(".")[-2] == table.folder
-    assert tuple(entry.name for entry in table.inputs) == operator.inputs
-    assert tuple(entry.name for entry in table.outputs) == operator.outputs
-    assert {entry.name for entry in (*table.inputs, *table.outputs) if entry.optional} == operator.optional
-    written = [re.fullmatch(r"(\w+)(?:: (\w+) = (.+))?", text) for text in operator.attributes]
-    assert len(written) == len(table.attributes)
-    for entry, match in zip(table.attributes, written, strict=True):
-        assert match is not None
-        assert (entry.name, entry.required) == (match[1], match[2] is None)
-        if match[2] is not None:
-            assert (entry.is_int, entry.value) == (match[2] == "int", float(match[3]))
+def test_operators_are_in_their_folders(name: str) -> None:
+    assert MODULES[name].__name__.split(".")[-2] == OPERATORS[name].folder
 
 
-def test_there_are_no_other_tables() -> None:
-    assert tables().keys() == OPERATORS.keys()
+def test_a_library_of_other_operators_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = replace(OPERATORS["NGramBlock"], may_be_zero=("T",))
+    monkeypatch.setattr(native, "OPERATORS", {**OPERATORS, "NGramBlock": changed})
+    native._library.cache_clear()
+    with pytest.raises(TensorRTError, match=r"compiled for other operators .*; install tightbeam again"):
+        plan("NGramBlock", "float32", {}, {}, {}, Gpu(1, 1), 0)
+    native._library.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
+def test_c_plus_plus_solves_for_the_same_shapes(name: str, case: Case) -> None:
+    """C++ accepts the outputs' shapes that Python finds, and no others."""
+    given = {entry.name for entry in OPERATORS[name].inputs if entry.gives is not None}
+    inputs = {tensor: TensorAt(array.shape, 4096) for tensor, array in case.inputs.items() if tensor not in given}
+    shares = {entry.name: entry.updates for entry in OPERATORS[name].outputs}
+    outputs = {
+        tensor: TensorAt(shape, 4096 if shares[tensor] else 8192) for tensor, shape in shapes_of(name, case).items()
+    }
+    plan(name, "float32", inputs, outputs, case.attributes, Gpu(132, 227 * 1024), 0)
+    for tensor, output in outputs.items():
+        other = {**outputs, tensor: TensorAt((*output.shape[:-1], output.shape[-1] + 1), output.address)}
+        with pytest.raises(TensorRTError, match=rf"{name}: \w+ is \["):
+            plan(name, "float32", inputs, other, case.attributes, Gpu(132, 227 * 1024), 0)
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
@@ -117,7 +129,7 @@ def built(tensorrt: TensorRT, name: str, case: Case, dtype: str) -> tuple[Any, b
     """A network of one node, through TensorRT's parser; and the engine."""
     trt = tensorrt.trt
     inputs = {t: array.astype(FLOATS[dtype]) if t in case.floats else array for t, array in case.inputs.items()}
-    given = [entry.name for entry in tables()[name].inputs if entry.gives is not None]
+    given = [entry.name for entry in OPERATORS[name].inputs if entry.gives is not None]
     attributes = {**case.attributes, "tensors": node_of(name, case)}
     if given:
         attributes["tensorrt_plugin_shape_input_indices"] = [list(inputs).index(tensor) for tensor in given]
@@ -159,9 +171,9 @@ def test_an_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> Non
         kinds = {tensor: described((), kind).type for tensor, kind in types_of(name, dtype).items()}
         assert outputs == {tensor: (shape, kinds[tensor]) for tensor, shape in shapes_of(name, case).items()}
         assert node_of(name, case).encode() in engine
-        for attribute in tables()[name].attributes:
+        for attribute in OPERATORS[name].attributes:
             if attribute.name in case.attributes:
-                kind = np.int32 if attribute.is_int else np.float32
+                kind = np.int32 if attribute.type == "int" else np.float32
                 assert kind(case.attributes[attribute.name]).tobytes() in engine
     assert not plugin_errors
 
@@ -502,4 +514,4 @@ def test_nothing_is_raised_into_tensorrt() -> None:
 )
 def test_output_shapes_that_do_not_follow(shapes: dict[str, list[int]], message: str) -> None:
     with pytest.raises(TensorRTError, match=message):
-        tables()["SourceAttention"].output_shapes(shapes, {}, Ints())
+        output_shapes(OPERATORS["SourceAttention"], shapes, {}, Ints())

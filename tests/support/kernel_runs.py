@@ -11,9 +11,11 @@ import numpy as np
 
 from support.cuda_host import FLOATS, GuardedMemory, HostLauncher
 from support.operator_cases import outputs_of
+from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.launcher import Launcher
-from tightbeam.plugins.tensorrt.native import Gpu, TensorAt, plan, tables
+from tightbeam.plugins.tensorrt.native import Gpu, TensorAt, plan
+from tightbeam.plugins.tensorrt.shapes import output_shapes
 
 __all__ = [
     "GPU",
@@ -72,17 +74,19 @@ class Ints:
 
 
 def shapes_of(name: str, case: Case) -> dict[str, tuple[int, ...]]:
-    """Shapes of the outputs by the table."""
-    table = tables()[name]
-    given = {entry.gives: int(case.inputs[entry.name][0]) for entry in table.inputs if entry.gives is not None}
-    found = table.output_shapes({tensor: array.shape for tensor, array in case.inputs.items()}, given, Ints())
+    """Shapes of the outputs by the operator."""
+    operator = OPERATORS[name]
+    given = {entry.gives: int(case.inputs[entry.name][0]) for entry in operator.inputs if entry.gives is not None}
+    found = output_shapes(operator, {tensor: array.shape for tensor, array in case.inputs.items()}, given, Ints())
     return {tensor: tuple(found[tensor]) for tensor in outputs_of(name, case)}
 
 
 def types_of(name: str, dtype: str) -> dict[str, str]:
     """Types of all tensors of an operator, by name."""
-    table = tables()[name]
-    return {entry.name: dtype if entry.type == "Float" else entry.type for entry in (*table.inputs, *table.outputs)}
+    operator = OPERATORS[name]
+    return {
+        entry.name: dtype if entry.type == "Float" else entry.type for entry in (*operator.inputs, *operator.outputs)
+    }
 
 
 def launch_kernels(
@@ -100,7 +104,7 @@ def launch_kernels(
     attributes, gpu = case.attributes, launcher.gpu
     found = plan(name, dtype, inputs, outputs, attributes, gpu, workspace, scalars_on_host=scalars_on_host)
     for kernel in found.kernels:
-        launcher.launch(tables()[name].folder, kernel, 0)
+        launcher.launch(OPERATORS[name].folder, kernel, 0)
 
 
 def run_kernels(
@@ -134,13 +138,13 @@ def run_kernels(
     ------
     RuntimeError: a kernel wrote outside its outputs; and all that ``call`` raises.
     """
-    table, types = tables()[name], types_of(name, dtype)
+    operator, types = OPERATORS[name], types_of(name, dtype)
     inputs = {
         entry.name: np.array(case.inputs[entry.name], dtype=FLOATS.get(types[entry.name]), order="C")
-        for entry in table.inputs
+        for entry in operator.inputs
         if entry.name in case.inputs and entry.gives is None
     }
-    shares = {entry.name: entry.updates for entry in table.outputs if entry.updates is not None}
+    shares = {entry.name: entry.updates for entry in operator.outputs if entry.updates is not None}
     if in_place and name == "NGramBlock":
         shares["blocked"] = "scores"
     outputs = {
@@ -191,10 +195,10 @@ def samples_of(
     name: str, case: Case, found: Mapping[str, Array], samples: Iterable[int]
 ) -> tuple[Case, dict[str, Array]]:
     """The call and its outputs for some samples alone (NGramBlock: rows), since a definition is slow."""
-    table = tables()[name]
+    operator = OPERATORS[name]
     wanted = list(samples)
     B = len(case.inputs["lengths" if "lengths" in case.inputs else "mask"])
-    first = {entry.name: entry.shape.split(",")[0].strip() for entry in (*table.inputs, *table.outputs)}
+    first = {entry.name: entry.shape.split(",")[0].strip() for entry in (*operator.inputs, *operator.outputs)}
 
     def rows_of(tensor: str, array: Array) -> Array:
         if first[tensor] in ("B", "R"):

@@ -24,7 +24,7 @@ def model_of(
 ) -> onnx.ModelProto:
     """A model of one node, all dimensions dynamic."""
     operator = OPERATORS[name]
-    node_inputs = [tensor if tensor in inputs else "" for tensor in operator.inputs]
+    node_inputs = [tensor if tensor in inputs else "" for tensor in operator.input_names]
     while node_inputs[-1] == "":
         node_inputs.pop()
     node = onnx.helper.make_node(name, node_inputs, list(outputs), domain=DOMAIN, **attributes)

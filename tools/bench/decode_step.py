@@ -354,7 +354,7 @@ class _SearchHead:
 
     def _runner(self, name: str, inputs: dict[str, CaseArray], threads: int | None) -> Callable[[], None]:
         operator = OPERATORS[name]
-        node = onnx.helper.make_node(name, operator.inputs, operator.outputs, domain=DOMAIN)
+        node = onnx.helper.make_node(name, operator.input_names, operator.output_names, domain=DOMAIN)
         types = {"scores": 1, "blocked": 1, "beams": 7, "tokens": 7}
         graph = onnx.helper.make_graph(
             [node],
@@ -363,7 +363,7 @@ class _SearchHead:
                 onnx.helper.make_tensor_value_info(tensor, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
                 for tensor, a in inputs.items()
             ],
-            [onnx.helper.make_tensor_value_info(tensor, types[tensor], None) for tensor in operator.outputs],
+            [onnx.helper.make_tensor_value_info(tensor, types[tensor], None) for tensor in operator.output_names],
         )
         opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)]
         model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions([node]), ir_version=IR_VERSION)
@@ -375,7 +375,7 @@ class _SearchHead:
         values = {tensor: ort.OrtValue.ortvalue_from_numpy(array) for tensor, array in inputs.items()}
         for tensor, value in values.items():
             binding.bind_ortvalue_input(tensor, value)
-        for tensor in operator.outputs:
+        for tensor in operator.output_names:
             if tensor == "blocked":
                 binding.bind_ortvalue_output(tensor, values["scores"])
             else:

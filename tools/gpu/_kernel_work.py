@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import torch
 
+from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.ops._case import Case
 from tightbeam.plugins.tensorrt.launcher import Launcher
-from tightbeam.plugins.tensorrt.native import Kernel, Plan, TensorAt, plan, tables
+from tightbeam.plugins.tensorrt.native import Kernel, Plan, TensorAt, plan
 from tools.gpu._graph_times import Place
 
 __all__ = ["FLOAT_NAMES", "Operator", "Peer", "Tensors", "Work", "as_case", "as_doubles", "copies"]
@@ -91,7 +92,7 @@ class Operator:
 
     def __init__(self, work: Work, place: Place, launcher: Launcher) -> None:
         self.work, self.place, self.launcher = work, place, launcher
-        self.table = tables()[work.operator]
+        self.operator = OPERATORS[work.operator]
         self.workspace = torch.empty(0, dtype=torch.uint8, device=place.device)
 
     def __call__(self, inputs: Tensors, outputs: Tensors) -> tuple[Kernel, ...]:
@@ -105,7 +106,7 @@ class Operator:
             self.workspace = torch.empty(planned.workspace_bytes, dtype=torch.uint8, device=self.place.device)
             planned = self._plan(before, after)
         for kernel in planned.kernels:
-            self.launcher.launch(self.table.folder, kernel, self.place.stream())
+            self.launcher.launch(self.operator.folder, kernel, self.place.stream())
         return planned.kernels
 
     def _plan(self, before: dict[str, TensorAt], after: dict[str, TensorAt]) -> Plan:

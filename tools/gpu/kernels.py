@@ -33,8 +33,9 @@ import numpy as np
 import torch
 import typer
 
+from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
-from tightbeam.plugins.tensorrt.native import Gpu, Kernel, tables
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 from tools.gpu._attention_work import BeamLatentWork, BeamWork, LatentWork, SourceWork
 from tools.gpu._graph_times import OnGpu, Place, Times, begin
 from tools.gpu._kernel_work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
@@ -191,7 +192,7 @@ class Section:
     def _check_definition(self, name: str, small: Work) -> bool:
         """Against the operator's own definition, which knows nothing of torch."""
         inputs = small.inputs(1, odd=True)
-        module = importlib.import_module(f"tightbeam.plugins.ops.{tables()[small.operator].folder}.cases")
+        module = importlib.import_module(f"tightbeam.plugins.ops.{OPERATORS[small.operator].folder}.cases")
         case, outputs = as_case(small, inputs), small.outputs(inputs)
         if small.operator == "BeamTopK":
             case.inputs["candidates"] = np.array([outputs["scores"].shape[1]])
@@ -329,7 +330,7 @@ class Section:
             "blocks a multiprocessor",
         )
         for kernel in kernels:
-            found = self.place.resources(operator.table.folder, kernel, self.launcher)
+            found = self.place.resources(operator.operator.folder, kernel, self.launcher)
             given = ("", "", "") if found is None else (found.registers, found.local_bytes, found.blocks)
             cells = (name, kernel.name.removeprefix("tightbeam::device::"), kernel.grid, kernel.block)
             self.results.row("Kernels", columns, (*cells, kernel.shared_bytes, *given))

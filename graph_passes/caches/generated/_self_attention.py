@@ -15,7 +15,7 @@ from tightbeam.graph_passes.caches.generated._two_streams import Streams, pairs_
 from tightbeam.graph_passes.caches.prompt._prefix import prefix_of, share_query
 from tightbeam.graph_passes.caches.rotation import RotationTables
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassError, RunSize, Sizes
-from tightbeam.plugins.ops.beam_attention import OPTIONAL_INPUTS
+from tightbeam.plugins.ops.beam_attention import BEAM_ATTENTION
 
 
 @dataclass
@@ -79,7 +79,7 @@ class SelfAttentionCaches:
         rotation = self._rotation(block) if before_rotation else [MISSING] * 3
         optional = [*rotation, bias, *self._prior(layer, block, space)]
         if last:
-            optional += [MISSING] * (len(OPTIONAL_INPUTS) - len(optional)) + list(last)
+            optional += [MISSING] * (len(BEAM_ATTENTION.optional) - len(optional)) + list(last)
         while optional and optional[-1] is MISSING:
             optional.pop()
         attributes = {"scale": block.scale, "window": self.graphs.window(layer)}

@@ -1,4 +1,4 @@
-// How a CUDA kernel is started. Every operator's launch.h has three functions of its arguments and a GPU:
+// How a CUDA kernel is launched. Every operator's launch_plan.h has three functions of its arguments and a GPU:
 //   <op>_workspace       bytes of device memory that its kernels need beside their arguments
 //   <op>_most_workspace  at least as much for these sizes and all smaller ones
 //   launch_<op>           calls launcher(Kernel<...>, launch, arguments...) for each kernel, in order
@@ -15,7 +15,7 @@ struct Launch {
 #ifndef __CUDACC_RTC__  // the rest is the host's
 
 #if !defined(__CUDACC__) && !defined(__global__)
-#define __global__  // launch.h of an operator declares its kernels, for hosts without CUDA too
+#define __global__  // launch_plan.h of an operator declares its kernels, for hosts without CUDA too
 #endif
 
 // The GPU that a plan is for. The defaults are an H100's; `shared_bytes` is what one block may have.

@@ -1,45 +1,22 @@
 """BeamAttention: self-attention over a cache that never moves, read through the beams' ancestry.
 
-=========================  =========================  ========================================================
-input                      type, shape                meaning
-=========================  =========================  ========================================================
-``projected``              float [R, H K + G (K+V)]   the new token's queries, key and value side by side
-``key_cache``              float [R, G, T_max, K]     room for T_max positions of each beam slot
-``value_cache``            float [R, G, T_max, V]     as the keys
-``ancestry``               int32 [B, M, T]            which beam slot wrote position t of a beam's own history
-``lengths``                int32 [B]                  tokens of the sample so far, the new one included, 1..T
-``cosines``, optional      float32 [P, X]             rotation: the first 2 X numbers of a key head, in two halves
-``sines``, optional        float32 [P, X]             as the cosines
-``first_positions``, opt.  int32 [B]                  row of the tables at which the cache begins; 0 when missing
-``distance_bias``, opt.    float32 [H, Y]             added to a score by its distance lengths - 1 - t
-``prefix_output``, opt.     float [R, H V]             another attention's output, to be joined in one softmax
-``prefix_lse``, optional    float32 [R, H]             log of the sum of the exponentials of its scores
-``row_bias``, optional     float32 [R, H, Y]          in place of ``distance_bias``: each row's own
-attribute ``scale``        float                      factor on the scores
-attribute ``window``       int                        newest positions that count; 0, the default: all
-output ``output``          float [R, H V]             attention over positions 0..lengths-1
-``key_cache_out``          float [R, G, T_max, K]     the cache with the new row at position lengths-1
-``value_cache_out``        float [R, G, T_max, V]     as the keys
-=========================  =========================  ========================================================
-
 Bind each cache's input and output to one buffer: the new row is then the only thing written. A beam update moves
-nothing but ``ancestry``, whose newest entry is each beam's own slot. Head h reads key head h G / H. Keys are kept
+nothing but ``ancestry``, whose newest entry is each beam's own slot. Head h reads key head h G / H. Keys are cached
 unrotated and rotated when they are read. What a cache holds beyond ``lengths`` must be finite; it never counts.
 
 A decoder-only model gives its prompt, which the beams share, to another attention (``source_attention``, or
-``latent_attention`` and its projection), whose result is the prefix here. A position that a step sees but does not keep
-(ProphetNet's predicting stream) is a prefix too, and so is the bias by row ProphetNet's: its queries weigh distances.
+``latent_attention`` and its projection), whose attention state is the prefix here. A position that a step sees but does
+not cache (the two-stream self-attention of ProphetNet) is a prefix too. The bias by row is ProphetNet's as well, whose
+queries weigh distances.
 """
 
 from __future__ import annotations
 
 from tightbeam.plugins.ops._history import HISTORY, JOIN, gather, rotations, scores_and_weights
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
-__all__ = ["BEAM_ATTENTION", "FLOAT32_INPUTS", "OPTIONAL_INPUTS"]
+__all__ = ["ATTRIBUTES", "BEAM_ATTENTION", "history_inputs"]
 
-OPTIONAL_INPUTS = ("cosines", "sines", "first_positions", "distance_bias", "prefix_output", "prefix_lse", "row_bias")
-FLOAT32_INPUTS = ("cosines", "sines", "distance_bias", "prefix_lse", "row_bias")
 
 SPLIT = """
     width = Shape <start = 1, end = 2> (projected)
@@ -89,12 +66,42 @@ def _body(present: frozenset[str]) -> str:
     return text + scores_and_weights(present) + EXPLICIT + join + OUTPUT.replace("(attended,", "(joined,")
 
 
+def history_inputs(width: str) -> tuple[Input, ...]:
+    """The inputs that BeamAttention and BeamLatentAttention share; ``width``: of a row of the output."""
+    return (
+        Input("ancestry", "int32", "B, M, T", "beam slot that wrote position t of a beam's own history"),
+        Input("lengths", "int32", "B", "tokens of the sample so far, the new one included, 1..T"),
+        Input(
+            "cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, in two halves", optional=True
+        ),
+        Input("sines", "float32", "P, X", "as the cosines", optional=True),
+        Input("first_positions", "int32", "B", "row of the tables where the cache begins; 0 if missing", optional=True),
+        Input("distance_bias", "float32", "H, Y", "added to a score by its distance lengths - 1 - t", optional=True),
+        Input("prefix_output", FLOAT, f"B M, {width}", "output of another attention, to be merged", optional=True),
+        Input("prefix_lse", "float32", "B M, H", "log-sum-exp of the scores of that attention", optional=True),
+        Input("row_bias", "float32", "B M, H, Y", "distance_bias of each row, in its place", optional=True),
+    )
+
+
+ATTRIBUTES = (
+    Attribute("scale", "float", "factor on the scores"),
+    Attribute("window", "int", "newest positions that count; 0: all", default=0),
+)
+
 BEAM_ATTENTION = Operator(
     "BeamAttention",
-    ("projected", "key_cache", "value_cache", "ancestry", "lengths", *OPTIONAL_INPUTS),
-    ("output", "key_cache_out", "value_cache_out"),
+    "beam_attention",
+    (
+        Input("projected", FLOAT, "B M, H K + G K + G V", "the new token's queries, key and value side by side"),
+        Input("key_cache", FLOAT, "B M, G, T_max, K", "capacity for T_max positions of each beam slot"),
+        Input("value_cache", FLOAT, "B M, G, T_max, V", "as the keys"),
+        *history_inputs("H V"),
+    ),
+    (
+        Output("output", FLOAT, "B M, H V", "attention over positions 0..lengths-1"),
+        Output("key_cache_out", FLOAT, "B M, G, T_max, K", "new row at position lengths-1", updates="key_cache"),
+        Output("value_cache_out", FLOAT, "B M, G, T_max, V", "as the keys", updates="value_cache"),
+    ),
     _body,
-    optional=frozenset(OPTIONAL_INPUTS),
-    float32=frozenset(FLOAT32_INPUTS),
-    attributes=("scale", "window: int = 0"),
+    ATTRIBUTES,
 )

@@ -1,5 +1,9 @@
-// What a kernel of BeamAttention is given. Letters: docs/design.md, Letters. R = B x M rows.
+// Arguments of the kernels of BeamAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows.
 #pragma once
+
+#ifndef __CUDACC__
+#include "kernels/attention_arguments.h"
+#endif
 
 namespace tightbeam {
 
@@ -7,7 +11,7 @@ template <class Float>
 struct BeamAttentionArguments {
   int B, M, H, G, K, V;
   int T;      // width of ancestry; lengths <= T
-  int T_max;  // positions that the caches have room for; T <= T_max
+  int T_max;  // capacity of the caches in positions; T <= T_max
   int rotary;          // numbers of a key head that are rotated, even, <= K; 0 without cosines
   int rotary_positions;  // rows of the rotation tables
   int bias_heads;      // H, or 0 without a bias
@@ -24,12 +28,32 @@ struct BeamAttentionArguments {
   const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
   const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
                                // [R, H, bias_distances]; or null
-  const Float* prefix_output;   // [R, H V]: attention over other positions, to be joined in one softmax; or null
+  const Float* prefix_output;   // [R, H V]: attention over other positions, an attention state to be merged; or null
   const float* prefix_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prefix_output
 
   Float* key_cache;    // [R, G, T_max, K]: read, and written at position lengths-1
   Float* value_cache;  // [R, G, T_max, V]
   Float* output;       // [R, H V]
 };
+
+#ifndef __CUDACC__  // the rest is the host's
+
+class Parallel;
+
+template <class Float>
+BeamAttentionArguments<Float> beam_attention_arguments(const Call& call) {
+  BeamAttentionArguments<Float> arguments{};
+  fill_history<Float>(call, arguments);
+  arguments.V = call.size("V");
+  arguments.projected = call.input<Float>("projected");
+  arguments.key_cache = call.output<Float>("key_cache_out");
+  arguments.value_cache = call.output<Float>("value_cache_out");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError, before anything is written, for values that point outside the cache or the tables.
+void beam_attention(const BeamAttentionArguments<float>& arguments, const Parallel& parallel);
+
+#endif
 
 }  // namespace tightbeam

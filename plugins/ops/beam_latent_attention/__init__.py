@@ -1,23 +1,5 @@
 """BeamLatentAttention: BeamAttention where the cached row is key and value at once (Slim attention, option 2).
 
-=========================  =====================  ========================================================
-input                      type, shape            meaning
-=========================  =====================  ========================================================
-``query``                  float [R, H K]         the new token's queries
-``row``                    float [R, G K]         the new token's row: its keys (K form) or its input x (X form, G = 1)
-``cache``                  float [R, G, T_max, K] room for T_max positions of each beam slot
-``ancestry``               int32 [B, M, T]        which beam slot wrote position t of a beam's own history
-``lengths``                int32 [B]              tokens of the sample so far, the new one included, 1..T
-optional ones              as in BeamAttention    ``prefix_output`` is [R, H G K]
-``row_scales``, optional   float32 [R, G]         factors on the new row's scores, head by head: what a norm made of it
-``scale_cache``, optional  [R, G, T_max, 1]       float32, likewise of every position
-attribute ``scale``        float                  factor on the scores
-attribute ``window``       int                    newest positions that count; 0, the default: all
-output ``output``          float [R, H G K]       each head's weights over whole rows, unrotated
-``cache_out``              float [R, G, T_max, K] the cache with the new row at position lengths-1
-``scale_cache_out``        [R, G, T_max, 1]       likewise, where there is a ``scale_cache``
-=========================  =====================  ========================================================
-
 Scores come from a head's own part of the row, as in BeamAttention; the values are whole rows, of which W_KV,i or W_V,i
 makes the head's value after the softmax. Everything else is as in ``beam_attention``.
 """
@@ -25,12 +7,10 @@ makes the head's value after the softmax. Everything else is as in ``beam_attent
 from __future__ import annotations
 
 from tightbeam.plugins.ops._history import HISTORY, JOIN, gather, rotations, scores_and_weights
-from tightbeam.plugins.ops.beam_attention import FLOAT32_INPUTS, OPTIONAL_INPUTS
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.ops.beam_attention import ATTRIBUTES, history_inputs
+from tightbeam.plugins.schema import FLOAT, Input, Operator, Output
 
 __all__ = ["BEAM_LATENT_ATTENTION"]
-
-SCALES = ("row_scales", "scale_cache")
 
 WRITE = """
     width = Shape <start = 1, end = 2> (query)
@@ -81,10 +61,20 @@ def _body(present: frozenset[str]) -> str:
 
 BEAM_LATENT_ATTENTION = Operator(
     "BeamLatentAttention",
-    ("query", "row", "cache", "ancestry", "lengths", *OPTIONAL_INPUTS, *SCALES),
-    ("output", "cache_out", "scale_cache_out"),
+    "beam_latent_attention",
+    (
+        Input("query", FLOAT, "B M, H K", "the new token's queries"),
+        Input("row", FLOAT, "B M, G K", "the new token's keys (K form), or its input x (X form, G = 1)"),
+        Input("cache", FLOAT, "B M, G, T_max, K", "capacity for T_max positions of each beam slot"),
+        *history_inputs("H G K"),
+        Input("row_scales", "float32", "B M, G", "factors of the new row's scores: its norm's, by head", optional=True),
+        Input("scale_cache", "float32", "B M, G, T_max, 1", "likewise of every position", optional=True),
+    ),
+    (
+        Output("output", FLOAT, "B M, H G K", "each head's weights over whole rows, unrotated"),
+        Output("cache_out", FLOAT, "B M, G, T_max, K", "new row at position lengths-1", updates="cache"),
+        Output("scale_cache_out", "float32", "B M, G, T_max, 1", "as the rows", optional=True, updates="scale_cache"),
+    ),
     _body,
-    optional=frozenset((*OPTIONAL_INPUTS, *SCALES, "scale_cache_out")),
-    float32=frozenset((*FLOAT32_INPUTS, *SCALES, "scale_cache_out")),
-    attributes=("scale", "window: int = 0"),
+    ATTRIBUTES,
 )

@@ -1,5 +1,9 @@
-// What a kernel of BeamLatentAttention is given. Letters: docs/design.md, Letters. R = B x M rows.
+// Arguments of the kernels of BeamLatentAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows.
 #pragma once
+
+#ifndef __CUDACC__
+#include "kernels/attention_arguments.h"
+#endif
 
 namespace tightbeam {
 
@@ -7,7 +11,7 @@ template <class Float>
 struct BeamLatentAttentionArguments {
   int B, M, H, G, K;
   int T;      // width of ancestry; lengths <= T
-  int T_max;  // positions that the cache has room for; T <= T_max
+  int T_max;  // capacity of the cache in positions; T <= T_max
   int rotary;          // numbers of a key head that are rotated for the scores, even, <= K; 0 without cosines
   int rotary_positions;  // rows of the rotation tables
   int bias_heads;      // H, or 0 without a bias
@@ -25,7 +29,7 @@ struct BeamLatentAttentionArguments {
   const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
   const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
                                // [R, H, bias_distances]; or null
-  const Float* prefix_output;   // [R, H G K]: attention over other positions, to be joined in one softmax; or null
+  const Float* prefix_output;   // [R, H G K]: attention over other positions, an attention state to be merged; or null
   const float* prefix_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prefix_output
 
   const float* row_scales;  // [R, G]: factors on the new row's scores; or null
@@ -34,5 +38,29 @@ struct BeamLatentAttentionArguments {
   float* scale_cache;  // [R, G, T_max, 1]: likewise, the factors of each position; null with row_scales
   Float* output;  // [R, H, G K]: each head's weights over whole rows, unrotated
 };
+
+#ifndef __CUDACC__  // the rest is the host's
+
+class Parallel;
+
+template <class Float>
+BeamLatentAttentionArguments<Float> beam_latent_attention_arguments(const Call& call) {
+  BeamLatentAttentionArguments<Float> arguments{};
+  fill_history<Float>(call, arguments);
+  arguments.query = call.input<Float>("query");
+  arguments.row = call.input<Float>("row");
+  arguments.cache = call.output<Float>("cache_out");
+  check_pair(call, "row_scales", "scale_cache");
+  arguments.row_scales = call.input<float>("row_scales");
+  arguments.scale_cache = call.output<float>("scale_cache_out");
+  if ((arguments.row_scales == nullptr) != (arguments.scale_cache == nullptr))
+    call.fail("has one of scale_cache and scale_cache_out, expected both or none");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError, before anything is written, for values that point outside the cache or the tables.
+void beam_latent_attention(const BeamLatentAttentionArguments<float>& arguments, const Parallel& parallel);
+
+#endif
 
 }  // namespace tightbeam

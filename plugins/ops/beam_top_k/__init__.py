@@ -1,29 +1,12 @@
 """BeamTopK: the search head; from the logits to the best C candidates of each sample.
 
-==========================  ==================  ========================================================
-input                       type, shape         meaning
-==========================  ==================  ========================================================
-``logits``                  float [R, V]        of the next token, R = B x M rows
-``beam_scores``             float32 [B, M]      score of each beam so far
-``history``                 int64 [R, T]        tokens of each row, left-aligned
-``lengths``                 int32 [B]           tokens of the sample so far, 1..T
-``banned``                  int64 [R, P]        tokens that get -inf; -1 where there is none
-``normalize``               bool []             log-softmax first (beam search) or not (greedy search)
-``repetition_penalty``      float32 []          on every token of the row; 1 changes nothing
-``no_repeat_ngram_size``    int64 []            n of NGramBlock; 0 blocks nothing
-``candidates``              int64 [1]           C, at most voc
-output ``scores``           float32 [B, C]      beam score + token score, descending
-``beams``                   int64 [B, C]        the beam 0..M-1 a candidate continues
-``tokens``                  int64 [B, C]        its token
-==========================  ==================  ========================================================
-
-Equal scores: the lower beam, then the lower token comes first. The processors stand in the order in which transformers
-applies them; bans commute, since each of them is a minimum with -inf.
+Equal scores: the lower beam, then the lower token comes first. The processors are applied in the order of transformers;
+bans commute, since each of them is a minimum with -inf.
 """
 
 from __future__ import annotations
 
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.schema import FLOAT, Input, Operator, Output
 
 __all__ = ["BEAM_TOP_K"]
 
@@ -86,19 +69,23 @@ BODY = """
 
 BEAM_TOP_K = Operator(
     "BeamTopK",
+    "beam_top_k",
     (
-        "logits",
-        "beam_scores",
-        "history",
-        "lengths",
-        "banned",
-        "normalize",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "candidates",
+        Input("logits", FLOAT, "B M, vocabulary", "logits of the next token"),
+        Input("beam_scores", "float32", "B, M", "score of each beam so far"),
+        Input("history", "int64", "B M, T", "tokens of each row, left-aligned"),
+        Input("lengths", "int32", "B", "tokens of the sample so far, 1..T"),
+        Input("banned", "int64", "B M, P", "tokens that get -inf; -1 where there is none"),
+        Input("normalize", "bool", "", "log-softmax first (beam search), or not (greedy search)", scalar=True),
+        Input("repetition_penalty", "float32", "", "on every token of the row; 1 changes nothing", scalar=True),
+        Input("no_repeat_ngram_size", "int64", "", "n of NGramBlock; 0 blocks nothing", scalar=True),
+        Input("candidates", "int64", "", "C, at most the vocabulary", scalar=True, gives="C", at_most="vocabulary"),
     ),
-    ("scores", "beams", "tokens"),
+    (
+        Output("scores", "float32", "B, C", "beam score + token score, descending"),
+        Output("beams", "int64", "B, C", "beam 0..M-1 that a candidate continues"),
+        Output("tokens", "int64", "B, C", "its token"),
+    ),
     lambda present: BODY,
-    sizes=frozenset({"candidates"}),
-    float32=frozenset({"beam_scores", "repetition_penalty", "scores"}),
+    may_be_zero=("P",),
 )

@@ -1,5 +1,12 @@
-// What a kernel of BeamTopK is given. Letters: docs/design.md, Letters. R = B x M rows, C candidates, P banned tokens.
+// Arguments of the kernels of BeamTopK, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows, C candidates, P banned tokens.
 #pragma once
+
+#ifndef __CUDACC__
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/operator.h"
+#endif
 
 namespace tightbeam {
 
@@ -27,5 +34,48 @@ struct BeamTopKArguments {
   long long* beams;   // [B, C]
   long long* tokens;  // [B, C]
 };
+
+#ifndef __CUDACC__  // the rest is the host's
+
+class Parallel;
+
+template <class Float>
+BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
+  BeamTopKArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.C = call.size("C");
+  arguments.T = call.size("T");
+  arguments.P = call.size("P");
+  arguments.vocabulary = call.size("vocabulary");
+  if (call.scalars_on_device) {
+    arguments.normalize_at = call.input<bool>("normalize");
+    arguments.repetition_penalty_at = call.input<float>("repetition_penalty");
+    arguments.ngram_size_at = call.input<long long>("no_repeat_ngram_size");
+  } else {
+    const auto ngram_size = call.scalar<int64_t>("no_repeat_ngram_size");
+    if (ngram_size < 0) call.fail("no_repeat_ngram_size is " + std::to_string(ngram_size) + ", expected 0 or more");
+    arguments.ngram_size = static_cast<int>(std::min<int64_t>(ngram_size, INT_MAX));
+    arguments.normalize = call.scalar<bool>("normalize");
+    const auto penalty = arguments.repetition_penalty = call.scalar<float>("repetition_penalty");
+    if (!(penalty > 0) || std::isinf(penalty))
+      call.fail("repetition_penalty is " + std::to_string(penalty) + ", expected a number above 0");
+  }
+  arguments.logits = call.input<Float>("logits");
+  arguments.beam_scores = call.input<float>("beam_scores");
+  arguments.history = call.input<long long>("history");
+  arguments.lengths = call.input<int>("lengths");
+  arguments.banned = call.input<long long>("banned");
+  arguments.scores = call.output<float>("scores");
+  arguments.beams = call.output<long long>("beams");
+  arguments.tokens = call.output<long long>("tokens");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for logits or beam scores that no candidate can be chosen by (NaN, +inf, a row of -inf), for
+// tokens outside the vocabulary and for lengths beyond the history.
+void beam_top_k(const BeamTopKArguments<float>& arguments, const Parallel& parallel);
+
+#endif
 
 }  // namespace tightbeam

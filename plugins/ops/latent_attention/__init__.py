@@ -1,30 +1,15 @@
 """LatentAttention: scores and values from one shared matrix (EL-attention, section 3.1; Slim attention, option 2).
 
-==============================  ==================  ==========================================================
-input                           type, shape         meaning
-==============================  ==================  ==========================================================
-``query``                       float [R, H, K]     R = B x M rows, in the space of the states' heads
-``states``                      float [B, N, G K]   what is attended to, keys and values at once, for all beams
-``mask``                        bool [B, N]         True where a position counts
-``cosines``, optional           float32 [P, X]      rotation: the first 2 X numbers of a key head, P >= N
-``sines``, optional             float32 [P, X]      as the cosines
-``key_scales``, optional        float32 [B, G, N]   factor on a key head's scores at a position: what a norm made of it
-attribute ``scale``             float               factor on the scores
-attribute ``weight_threshold``  float               as SourceAttention has it
-output ``output``               float [R, H, G K]   each head's weights over whole rows of the states
-``lse``, optional               float32 [R, H]      log of the sum of the exponentials of the scores
-==============================  ==================  ==========================================================
-
 EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
 part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
-alone, position n is rotated by row n of the tables; the queries come rotated. Where nothing counts, ``output`` is 0 and
-``lse`` -inf.
+alone, position n is rotated by row n of the tables; the queries come rotated. Where no position counts, ``output`` is 0
+and ``lse`` -inf.
 """
 
 from __future__ import annotations
 
 from tightbeam.plugins.ops._rotation import rotate
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["LATENT_ATTENTION"]
 
@@ -52,11 +37,11 @@ QUERIES = """
     states_by_head = Reshape (states, states_shape)
 """
 
-PLAIN_KEYS = """
+UNROTATED_KEYS = """
     keys_t = Transpose <perm = [0, 2, 3, 1]> (states_by_head)
 """
 
-TURNED_KEYS = (
+ROTATED_KEYS = (
     """
     axis0 = Constant <value = int64[1] {0}> ()
     zero = Constant <value = int64 {0}> ()
@@ -131,17 +116,29 @@ LSE = """
 
 
 def _body(present: frozenset[str]) -> str:
-    keys = TURNED_KEYS if "cosines" in present else PLAIN_KEYS
+    keys = ROTATED_KEYS if "cosines" in present else UNROTATED_KEYS
     scores = SCALED_SCORES if "key_scales" in present else PLAIN_SCORES
     return QUERIES + keys + PRODUCTS + scores + ATTEND + (LSE if "lse" in present else "")
 
 
 LATENT_ATTENTION = Operator(
     "LatentAttention",
-    ("query", "states", "mask", "cosines", "sines", "key_scales"),
-    ("output", "lse"),
+    "latent_attention",
+    (
+        Input("query", FLOAT, "B M, H, K", "queries, in the space of the states' heads"),
+        Input("states", FLOAT, "B, N, G K", "keys and values at once, for all beams"),
+        Input("mask", "bool", "B, N", "True where a position counts"),
+        Input("cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, P >= N", optional=True),
+        Input("sines", "float32", "P, X", "as the cosines", optional=True),
+        Input("key_scales", "float32", "B, G, N", "factors of a key head's scores: its norm's", optional=True),
+    ),
+    (
+        Output("output", FLOAT, "B M, H, G K", "each head's weights over whole rows of the states"),
+        Output("lse", "float32", "B M, H", "log-sum-exp of the scores", optional=True),
+    ),
     _body,
-    optional=frozenset({"cosines", "sines", "key_scales", "lse"}),
-    float32=frozenset({"cosines", "sines", "key_scales", "lse"}),
-    attributes=("scale", "weight_threshold: float = 0.0"),
+    (
+        Attribute("scale", "float", "factor on the scores"),
+        Attribute("weight_threshold", "float", "as in SourceAttention", default=0.0),
+    ),
 )

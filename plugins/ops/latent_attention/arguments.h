@@ -1,5 +1,9 @@
-// What a kernel of LatentAttention is given. Letters: docs/design.md, Letters. R = B x M rows.
+// Arguments of the kernels of LatentAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows.
 #pragma once
+
+#ifndef __CUDACC__
+#include "kernels/attention_arguments.h"
+#endif
 
 namespace tightbeam {
 
@@ -22,5 +26,42 @@ struct LatentAttentionArguments {
   Float* output;  // [R, H, G K]: each head's weights over whole rows
   float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
 };
+
+#ifndef __CUDACC__  // the rest is the host's
+
+class Parallel;
+
+template <class Float>
+LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
+  LatentAttentionArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.N = call.size("N");
+  check_heads(call, arguments.H, arguments.G);
+  check_pair(call, "cosines", "sines");
+  arguments.rotary = rotated_numbers(call, arguments.K);
+  if (call.has("cosines") && call.size("P") < arguments.N)
+    call.fail("cosines has " + std::to_string(call.size("P")) + " rows, expected one for each of the " +
+              std::to_string(arguments.N) + " positions of states");
+  arguments.scale = call.float_attribute("scale");
+  arguments.weight_threshold = weight_threshold(call);
+  arguments.query = call.input<Float>("query");
+  arguments.states = call.input<Float>("states");
+  arguments.mask = call.input<bool>("mask");
+  arguments.cosines = call.input<float>("cosines");
+  arguments.sines = call.input<float>("sines");
+  arguments.key_scales = call.input<float>("key_scales");
+  arguments.output = call.output<Float>("output");
+  arguments.lse = call.output<float>("lse");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp).
+void latent_attention(const LatentAttentionArguments<float>& arguments, const Parallel& parallel);
+
+#endif
 
 }  // namespace tightbeam

@@ -1,15 +1,5 @@
 """NGramBlock: -inf for every token that would repeat an n-gram of its row (FastSeq, Algorithm 1).
 
-========================  ===============  =============================================================
-input                     type, shape      meaning
-========================  ===============  =============================================================
-``scores``                float [R, voc]   scores of the next token; float32, float16 or bfloat16
-``history``               int64 [R, T]     tokens of each row, left-aligned; ids in 0..voc-1
-``lengths``               int32 [R]        how many tokens of the row count, 1..T
-``ngram_size``            int64 []         n; 0 blocks nothing
-output ``blocked``        float [R, voc]   the scores, -inf where the token is blocked
-========================  ===============  =============================================================
-
 A window of n tokens that ends at position e blocks its last token when its first n-1 tokens equal the row's last
 n-1. All windows of all rows are compared at once, at least one token back, since a reduction over no tokens has no
 portable shape. A window that does not match scatters +inf, which min ignores.
@@ -17,7 +7,7 @@ portable shape. A window that does not match scatters +inf, which min ignores.
 
 from __future__ import annotations
 
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.schema import FLOAT, Input, Operator, Output
 
 __all__ = ["NGRAM_BLOCK"]
 
@@ -76,4 +66,15 @@ BODY = """
     blocked = ScatterElements <axis = 1, reduction = "min"> (scores, history, updates)
 """
 
-NGRAM_BLOCK = Operator("NGramBlock", ("scores", "history", "lengths", "ngram_size"), ("blocked",), lambda present: BODY)
+NGRAM_BLOCK = Operator(
+    "NGramBlock",
+    "ngram_block",
+    (
+        Input("scores", FLOAT, "R, vocabulary", "scores of the next token"),
+        Input("history", "int64", "R, T", "tokens of each row, left-aligned; ids below the vocabulary"),
+        Input("lengths", "int32", "R", "tokens of the row that count, 1..T"),
+        Input("ngram_size", "int64", "", "n; 0 blocks nothing", scalar=True),
+    ),
+    (Output("blocked", FLOAT, "R, vocabulary", "the scores, -inf where the token is blocked", reuses="scores"),),
+    lambda present: BODY,
+)

@@ -1,20 +1,7 @@
 """SourceAttention: attention over keys and values that the beams of a sample share (FastSeq, section 4.1).
 
-==============================  =====================  ==========================================================
-input                           type, shape            meaning
-==============================  =====================  ==========================================================
-``query``                       float [R, H K]         R = B x M rows
-``key``                         float [B, G, N, K]     once a sample, for all its beams
-``value``                       float [B, G, N, V]     as the keys
-``mask``                        bool [B, N]            True where a position counts; one at least a sample, or ``lse``
-attribute ``scale``             float                  factor on the scores
-attribute ``weight_threshold``  float                  smaller weights may count as 0; by default none does
-output ``output``               float [R, H V]
-``lse``, optional               float32 [R, H]         log of the sum of the exponentials of the scores
-==============================  =====================  ==========================================================
-
-Head h reads key head h G / H. Where nothing counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another attention
-join in the same softmax: the prefix of BeamAttention.
+Head h reads key head h G / H. Where no position counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another
+attention merge its attention state with this one: it is then the prefix of BeamAttention.
 
 ``weight_threshold`` is a permission, and not exact (Slim attention, section 3): a position of which no query takes so
 much need not be read for its value. The softmax itself, and ``lse``, are over all positions. The CPU kernel makes use
@@ -23,7 +10,7 @@ of it; the CUDA kernels and the function below leave nothing out.
 
 from __future__ import annotations
 
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["SOURCE_ATTENTION"]
 
@@ -106,10 +93,20 @@ def _body(present: frozenset[str]) -> str:
 
 SOURCE_ATTENTION = Operator(
     "SourceAttention",
-    ("query", "key", "value", "mask"),
-    ("output", "lse"),
+    "source_attention",
+    (
+        Input("query", FLOAT, "B M, H K", "queries of R = B x M rows"),
+        Input("key", FLOAT, "B, G, N, K", "keys, once a sample, for all its beams"),
+        Input("value", FLOAT, "B, G, N, V", "as the keys"),
+        Input("mask", "bool", "B, N", "True where a position counts: one at least, unless there is lse"),
+    ),
+    (
+        Output("output", FLOAT, "B M, H V", "attention over the positions that count"),
+        Output("lse", "float32", "B M, H", "log-sum-exp of the scores", optional=True),
+    ),
     _body,
-    optional=frozenset({"lse"}),
-    float32=frozenset({"lse"}),
-    attributes=("scale", "weight_threshold: float = 0.0"),
+    (
+        Attribute("scale", "float", "factor on the scores"),
+        Attribute("weight_threshold", "float", "weights below it may count as 0; 0: none", default=0.0),
+    ),
 )

@@ -1,5 +1,9 @@
-// What a kernel of SourceAttention is given. Letters: docs/design.md, Letters. R = B x M rows.
+// Arguments of the kernels of SourceAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows.
 #pragma once
+
+#ifndef __CUDACC__
+#include "kernels/attention_arguments.h"
+#endif
 
 namespace tightbeam {
 
@@ -17,5 +21,36 @@ struct SourceAttentionArguments {
   Float* output;  // [R, H V]
   float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
 };
+
+#ifndef __CUDACC__  // the rest is the host's
+
+class Parallel;
+
+template <class Float>
+SourceAttentionArguments<Float> source_attention_arguments(const Call& call) {
+  SourceAttentionArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.V = call.size("V");
+  arguments.N = call.size("N");
+  check_heads(call, arguments.H, arguments.G);
+  arguments.scale = call.float_attribute("scale");
+  arguments.weight_threshold = weight_threshold(call);
+  arguments.query = call.input<Float>("query");
+  arguments.key = call.input<Float>("key");
+  arguments.value = call.input<Float>("value");
+  arguments.mask = call.input<bool>("mask");
+  arguments.output = call.output<Float>("output");
+  arguments.lse = call.output<float>("lse");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp).
+void source_attention(const SourceAttentionArguments<float>& arguments, const Parallel& parallel);
+
+#endif
 
 }  // namespace tightbeam

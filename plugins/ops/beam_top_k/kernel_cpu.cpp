@@ -1,6 +1,6 @@
 // BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
 // kept aside, skipped while the rest is looked through for the best, and offered last.
-#include "ops/beam_top_k/cpu.h"
+#include "ops/beam_top_k/arguments.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/check_values.h"
 #include "kernels/cpu/math.h"
+#include "kernels/cpu/parallel.h"
 #include "ops/ngram_block/repeats.h"
 
 namespace tightbeam {

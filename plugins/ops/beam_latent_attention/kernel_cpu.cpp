@@ -1,4 +1,4 @@
-#include "ops/beam_latent_attention/cpu.h"
+#include "ops/beam_latent_attention/arguments.h"
 
 #include "kernels/cpu/attend_history.h"
 

@@ -1,4 +1,4 @@
-#include "ops/source_attention/cpu.h"
+#include "ops/source_attention/arguments.h"
 
 #include "kernels/cpu/attend_source.h"
 

@@ -5,7 +5,7 @@
 #include "kernels/cuda/device.cuh"
 #include "ops/ngram_block/arguments.h"
 #ifndef __CUDACC_RTC__
-#include "ops/ngram_block/launch.h"
+#include "ops/ngram_block/launch_plan.h"
 #endif
 
 namespace tightbeam::device {

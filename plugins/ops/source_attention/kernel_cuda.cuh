@@ -6,7 +6,7 @@
 #include "kernels/cuda/attention_plan.h"
 #include "ops/source_attention/arguments.h"
 #ifndef __CUDACC_RTC__
-#include "ops/source_attention/launch.h"
+#include "ops/source_attention/launch_plan.h"
 #endif
 
 namespace tightbeam::device {

@@ -1,4 +1,4 @@
-#include "ops/ngram_block/cpu.h"
+#include "ops/ngram_block/arguments.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cpu/check_values.h"
+#include "kernels/cpu/parallel.h"
 #include "kernels/floats.h"
 #include "ops/ngram_block/repeats.h"
 

@@ -7,7 +7,7 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_plan.h"
 #ifndef __CUDACC_RTC__
-#include "ops/beam_attention/launch.h"
+#include "ops/beam_attention/launch_plan.h"
 #endif
 
 namespace tightbeam::device {

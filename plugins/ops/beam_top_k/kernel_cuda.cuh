@@ -9,9 +9,9 @@
 #include "ops/beam_top_k/arguments.h"
 #include "ops/beam_top_k/workspace.h"
 #include "kernels/cuda/device.cuh"
-#include "ops/ngram_block/cuda.cuh"
+#include "ops/ngram_block/kernel_cuda.cuh"
 #ifndef __CUDACC_RTC__
-#include "ops/beam_top_k/launch.h"
+#include "ops/beam_top_k/launch_plan.h"
 #endif
 
 namespace tightbeam::device {

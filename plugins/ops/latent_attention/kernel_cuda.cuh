@@ -4,7 +4,7 @@
 #include "kernels/cuda/attention_rows.cuh"
 #include "ops/latent_attention/arguments.h"
 #ifndef __CUDACC_RTC__
-#include "ops/latent_attention/launch.h"
+#include "ops/latent_attention/launch_plan.h"
 #endif
 
 namespace tightbeam::device {

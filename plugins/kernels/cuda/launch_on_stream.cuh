@@ -1,4 +1,4 @@
-// Starting a kernel from nvcc's host code.
+// Launching an operator's kernels on a stream, from nvcc's host code.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,8 +35,9 @@ inline Gpu current_gpu() {
 
 }  // namespace tightbeam::device
 
-// Defines what an operator's cuda.h declares, out of its launch.h.
-#define TIGHTBEAM_CUDA_LAUNCH(op, Arguments)                                                         \
+// Defines what onnxruntime/cuda.cpp calls, out of the operator's launch_plan.h. `workspace`: device memory of
+// <op>_workspace bytes. Errors of a launch: cudaGetLastError.
+#define TIGHTBEAM_LAUNCH_ON_STREAM(op, Arguments)                                                         \
   namespace tightbeam {                                                                              \
   template <class Float>                                                                             \
   void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) {        \

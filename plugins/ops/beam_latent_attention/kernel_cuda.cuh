@@ -4,7 +4,7 @@
 #include "ops/beam_latent_attention/arguments.h"
 #include "kernels/cuda/attention_rows.cuh"
 #ifndef __CUDACC_RTC__
-#include "ops/beam_latent_attention/launch.h"
+#include "ops/beam_latent_attention/launch_plan.h"
 #endif
 
 namespace tightbeam::device {

@@ -1,6 +1,0 @@
-#include "ops/beam_attention/cuda.h"
-
-#include "kernels/cuda/start.cuh"
-#include "ops/beam_attention/cuda.cuh"
-
-TIGHTBEAM_CUDA_LAUNCH(beam_attention, BeamAttentionArguments)

@@ -1,0 +1,129 @@
+"""Shapes of an operator's outputs from those of its inputs, for any kind of size.
+
+A size is an int, or one of TensorRT's expressions while an engine is built; ``Sizes`` has the arithmetic. C++ solves
+for the letters too (``Operator::sizes`` in ``kernels/operator.cpp``), since ONNX Runtime and a plan need numbers and
+checks where there is no Python, and TensorRT's expressions exist in Python alone; a test compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from tightbeam.plugins.schema import Operator, Output
+from tightbeam.plugins.tensorrt.errors import TensorRTError
+
+__all__ = ["Sizes", "output_shapes"]
+
+Size = TypeVar("Size")
+Term = tuple[int, tuple[str, ...]]
+"""A factor and letters: 2 B M."""
+Dimension = tuple[Term, ...]
+"""A sum of terms: H K + G K + G V."""
+
+
+class Sizes(Protocol[Size]):
+    """Arithmetic of one kind of size."""
+
+    def constant(self, value: int) -> Size: ...
+    def add(self, a: Size, b: Size) -> Size: ...
+    def subtract(self, a: Size, b: Size) -> Size: ...
+    def multiply(self, a: Size, b: Size) -> Size: ...
+    def divide(self, a: Size, b: Size) -> Size: ...
+
+
+def output_shapes(
+    operator: Operator, shapes: Mapping[str, Sequence[Size]], given: Mapping[str, Size], sizes: Sizes[Size]
+) -> dict[str, list[Size]]:
+    """Find the shape of every output.
+
+    Parameters
+    ----------
+    operator
+        The operator with its table.
+    shapes
+        Shapes of the inputs that a node has, by name.
+    given
+        Sizes that scalars give, by letter.
+    sizes
+        Arithmetic of this kind of size.
+
+    Raises
+    ------
+    TensorRTError
+        A rank differs from the table's, or a size does not follow from the inputs.
+    """
+    known: list[tuple[Dimension, Size]] = []
+    for entry in operator.inputs:
+        if entry.name not in shapes or entry.scalar:
+            continue
+        dimensions, shape = _parse(entry.shape), shapes[entry.name]
+        if len(shape) != len(dimensions):
+            raise TensorRTError(
+                f"{operator.name}: {entry.name} has {len(shape)} dimensions, expected [{entry.shape}]; "
+                "export the model again"
+            )
+        known += zip(dimensions, shape, strict=True)
+    letters = _solve(known, dict(given), sizes)
+    as_written = {dimension: size for dimension, size in reversed(known)}
+
+    def size_of(entry: Output, dimension: Dimension) -> Size:
+        if dimension in as_written:
+            return as_written[dimension]
+        missing = sorted(_letters(dimension) - letters.keys())
+        if missing:
+            raise TensorRTError(f"{operator.name}: no input gives {', '.join(missing)} of {entry.name} [{entry.shape}]")
+        return _evaluate(dimension, letters, sizes)
+
+    return {entry.name: [size_of(entry, dimension) for dimension in _parse(entry.shape)] for entry in operator.outputs}
+
+
+def _parse(shape: str) -> list[Dimension]:
+    """The dimensions of a shape such as "B M, H K + G K + G V"."""
+    dimensions = []
+    for part in filter(None, map(str.strip, shape.split(","))):
+        terms = []
+        for words in (term.split() for term in part.split("+")):
+            factor = 1
+            for word in words:
+                factor *= int(word) if word.isdigit() else 1
+            terms.append((factor, tuple(word for word in words if not word.isdigit())))
+        dimensions.append(tuple(terms))
+    return dimensions
+
+
+def _letters(dimension: Dimension) -> set[str]:
+    return {letter for _, letters in dimension for letter in letters}
+
+
+def _evaluate(dimension: Dimension, letters: Mapping[str, Size], sizes: Sizes[Size]) -> Size:
+    total = None
+    for factor, product in dimension:
+        term = sizes.constant(factor)
+        for letter in product:
+            term = sizes.multiply(term, letters[letter])
+        total = term if total is None else sizes.add(total, term)
+    assert total is not None
+    return total
+
+
+def _solve(known: list[tuple[Dimension, Size]], letters: dict[str, Size], sizes: Sizes[Size]) -> dict[str, Size]:
+    """Every letter that is the one unknown of some dimension, which is linear in it; as Operator::solve in C++."""
+    progress = True
+    while progress:
+        progress = False
+        for dimension, size in known:
+            unknown = _letters(dimension) - letters.keys()
+            if len(unknown) != 1:
+                continue
+            (letter,) = unknown
+            with_it = tuple(
+                (factor, tuple(other for other in product if other != letter))
+                for factor, product in dimension
+                if letter in product
+            )
+            rest = tuple(term for term in dimension if letter not in term[1])
+            share = sizes.subtract(size, _evaluate(rest, letters, sizes)) if rest else size
+            letters[letter] = sizes.divide(share, _evaluate(with_it, letters, sizes))
+            progress = True
+    return letters
