@@ -1,7 +1,7 @@
 """TensorRT plugins of all operators: one ``IPluginV3`` made of an operator's table.
 
-Shapes, types, attributes and what is written in place come from ``plugins/ops/<op>/operator.h``, the kernels and how
-they are launched from ``plugins/ops/<op>/launch.h`` and ``cuda.cuh``. A node names the tensors it has in its attribute
+Shapes, types, attributes and what is written in place come from ``plugins/schema.py``, the kernels and how
+they are launched from ``launch_plan.h`` and ``kernel_cuda.cuh``. A node names the tensors it has in its attribute
 ``tensors``, since TensorRT passes those that are there and no names.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_c_plus_plus_solves_for_the_same_shapes(name: str, case: Case) -> None:
     plan(name, "float32", inputs, outputs, case.attributes, Gpu(132, 227 * 1024), 0)
     for tensor, output in outputs.items():
         other = {**outputs, tensor: TensorAt((*output.shape[:-1], output.shape[-1] + 1), output.address)}
-        with pytest.raises(TensorRTError, match=rf"{name}: \w+ is \["):
+        with pytest.raises(TensorRTError, match=rf"{name}: \w+ is "):
             plan(name, "float32", inputs, other, case.attributes, Gpu(132, 227 * 1024), 0)
 
 
