@@ -25,7 +25,9 @@ from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.checkpoint.quiet import is_panic
 from tightbeam.export.checkpoint.resolve import checkpoint_name
+from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions, weight_bytes
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
@@ -138,14 +140,22 @@ def export_model(
         force=force,
     )
     export = _Export(model, output, options, on_step, on_ranking, on_note)
-    _prepare(export)
-    _load(export)
-    _generate(export)
-    _trace(export)
-    _choose_variant(export)
-    _rewrite(export)
-    _lower_precision(export)
-    return _write(export)
+    try:
+        _prepare(export)
+        _load(export)
+        _generate(export)
+        _trace(export)
+        _choose_variant(export)
+        _rewrite(export)
+        _lower_precision(export)
+        return _write(export)
+    except BaseException as error:
+        if is_panic(error):
+            raise ExportError(
+                f"a library panicked on this checkpoint, its tokenizer most likely ({first_line(error)}); restore the "
+                "tokenizer's files, or remove them to export without a tokenizer"
+            ) from error
+        raise
 
 
 @dataclass

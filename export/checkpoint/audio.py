@@ -1,4 +1,4 @@
-"""What a speech model needs beside a text model: the file about its features, and sounds to compare it on."""
+"""A speech model's feature settings, and synthetic audio to compare it with torch on."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from tightbeam.export.errors import ExportError
 __all__ = ["SpeechSamples", "check_speech", "speech_samples", "write_speech"]
 
 SHARES = (0.2, 0.45, 0.8, 1.0)
-"""Of a whole window, that each sample fills."""
+"""Share of the window that each sample fills."""
 PCM_STEPS = 1 << 15
+"""Steps of a 16-bit sample up to 1.0."""
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
-    """Raise ExportError where the file that says how features are made does not fit a speech model."""
+    """Raise ExportError where a speech model's feature settings do not match its config."""
     if checkpoint.family.is_speech:
         _window(checkpoint)
 
 
 def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
-    """Copy the file that says how features are made; None for a text model."""
+    """Copy a speech model's feature settings into a bundle's folder, and describe them; None for a text model."""
     name = checkpoint.family.feature_config
     if name is None:
         return None
@@ -42,7 +43,7 @@ def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
 
 
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Samples of a whole window, and of a second, by the checkpoint's file."""
+    """The length of a window in samples, and the sampling rate in Hz, by the checkpoint's feature settings."""
     assert checkpoint.family.feature_config is not None
     path, config = checkpoint.path / checkpoint.family.feature_config, checkpoint.config
     try:
@@ -60,15 +61,20 @@ def _window(checkpoint: Checkpoint) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class SpeechSamples:
-    """Sounds, int16 [n] each, and what transformers' own extractor makes of them, float32 [B, mels, frames]."""
+    """Audio to compare a speech model on."""
 
     rows: tuple[npt.NDArray[np.int16], ...]
+    """B recordings of 16-bit samples"""
     rate_hz: int
     features: torch.Tensor
+    """float32 [B, mels, frames], by transformers' own extractor"""
     as_ids = False
 
     def lines(self, folder: Path) -> tuple[str, ...]:
-        """The names of sound files, which are written into ``folder``. Raises ExportError without soundfile."""
+        """Input lines for ``run-model``: paths of audio files, written into ``folder``.
+
+        Raises ExportError without the package soundfile.
+        """
         try:
             import soundfile
         except (ImportError, OSError):
@@ -82,17 +88,17 @@ class SpeechSamples:
         return tuple(str(path) for path in paths)
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
-        """The same input for ``model.generate``."""
-        # Without timestamps a window is one call; else transformers would cut at those that a model writes unasked.
+        """Arguments of ``model.generate`` for the same input."""
+        # One call a window: else transformers splits it at timestamps, which a model may generate unasked.
         return {"input_features": self.features.to(dtype), "force_unique_generate_call": True}
 
     def shown(self, text: str) -> str:
-        """A decoded text as the command shows it."""
+        """A decoded text as ``run-model`` prints it."""
         return text.strip()
 
 
 def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
-    """Rising tones with harmonics and pauses, and some noise: no words, but a full spectrum."""
+    """Synthetic audio for a speech model: gliding tones with harmonics and pauses, and some noise."""
     samples, rate_hz = _window(checkpoint)
     generator = np.random.default_rng(0)
     rows = []
@@ -102,9 +108,9 @@ def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
         phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
         voice = sum(np.sin(k * phase) * generator.uniform(0.2, 1) / k for k in range(1, 20))
         loud = np.maximum(0, np.sin(2 * np.pi * generator.uniform(1, 5) * time_s + generator.uniform(0, 6)))
-        sound = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
-        rows.append(np.clip(np.round(sound * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
+        wave = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
+        rows.append(np.clip(np.round(wave * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
-    sounds = [row.astype(np.float32) / PCM_STEPS for row in rows]
-    features = extractor(sounds, sampling_rate=rate_hz, return_tensors="pt").input_features
+    waves = [row.astype(np.float32) / PCM_STEPS for row in rows]
+    features = extractor(waves, sampling_rate=rate_hz, return_tensors="pt").input_features
     return SpeechSamples(tuple(rows), rate_hz, features)

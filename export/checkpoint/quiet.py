@@ -9,10 +9,11 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["PanicError", "panics_as_errors", "quiet_transformers"]
+__all__ = ["PanicError", "is_panic", "panics_as_errors", "quiet_transformers"]
 
 
 class PanicError(RuntimeError):
@@ -21,7 +22,7 @@ class PanicError(RuntimeError):
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No log lines, progress bars or warnings of transformers, as it was before when left."""
+    """Context without log lines, progress bars or warnings of transformers."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
@@ -36,29 +37,44 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def is_panic(error: BaseException) -> bool:
+    """True for a panic inside a Rust library; pyo3 has no module that its exception could be imported from."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
     """Turn a panic inside a Rust library into PanicError, and drop the report that Rust prints on standard error.
 
     What is printed there otherwise appears when the block is left. A panic reaches Python as a BaseException, which
-    `except Exception` does not catch; KeyboardInterrupt and SystemExit pass as they are.
+    `except Exception` does not catch; KeyboardInterrupt and SystemExit pass unchanged.
     """
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as held_back:
-        os.dup2(held_back.fileno(), 2)
-        panic = False
+    with _stderr_held_back() as held_back:
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # pyo3 has no module that it could be imported from
+            if not is_panic(error):
                 raise
-            panic = True
+            held_back.seek(0)
+            held_back.truncate()
             raise PanicError(str(error)) from error
+
+
+@contextmanager
+def _stderr_held_back() -> Iterator[IO[bytes]]:
+    """Context in which file descriptor 2 is a file, whose content goes to standard error in the end."""
+    with tempfile.TemporaryFile() as file:
+        if sys.stderr is None:  # the command was started with it closed
+            yield file
+            return
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield file
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
-            if not panic:
-                held_back.seek(0)
-                os.write(2, held_back.read())
+            file.seek(0)
+            os.write(2, file.read())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+from tokenizers import Tokenizer
 
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
@@ -143,6 +144,21 @@ def test_an_output_in_the_way_is_told_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match="exists; choose another --output, or replace it with --force"):
         export_model("no-such-model", tmp_path / "out")
+
+
+def test_a_panic_after_loading_is_an_error(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer that panics on the texts of the comparison alone."""
+    folder = checkpoints.copy(tmp_path / "c", "bart", tokenizer=True)
+    broken = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    broken["post_processor"]["special_tokens"].pop("</s>")
+    loaded = load_checkpoint(folder)
+    loaded.tokenizer.backend_tokenizer.post_processor = Tokenizer.from_str(json.dumps(broken)).post_processor
+    monkeypatch.setattr(exporter, "load_checkpoint", lambda _: loaded)
+    with pytest.raises(ExportError, match=r"a library panicked on this checkpoint, .*no entry found for key"):
+        export_model(folder, tmp_path / "out", variant="dedup")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
