@@ -1,4 +1,4 @@
-"""What a process imports when it starts. Which module may import which is checked by `make lint` (import-linter)."""
+"""Imports of a process when it starts; `make lint` checks which module may import which (import-linter)."""
 
 from __future__ import annotations
 

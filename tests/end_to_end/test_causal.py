@@ -36,16 +36,16 @@ WITHOUT_LIBRARY = [
     ("family", "variant"),
     [(family, variant) for family in CAUSAL_CLASSES for variant in VARIANTS.get(family, ("dedup",))],
 )
-def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, family: str, variant: str) -> None:
+def test_tokens_and_scores_match_generate(bundles: BundleCache, family: str, variant: str) -> None:
     runner = Runner.load(bundles(variant, family), threads=1)
     expect_equal(runner, bundles.trace(family)[0].model, runs())
 
 
 @pytest.mark.parametrize(("family", "variant"), WITHOUT_LIBRARY)
-def test_the_functions_inside_a_model_do_without_the_library(
+def test_function_bodies_run_without_the_library(
     bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, family: str, variant: str
 ) -> None:
-    """A prompt of one token leaves the source empty: no weight there, and no NaN."""
+    """A prompt of one token leaves the prefix empty: it has no weight and gives no NaN."""
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
     runner = Runner.load(bundles(variant, family), threads=1)
     expect_equal(runner, bundles.trace(family)[0].model, runs())
@@ -92,7 +92,7 @@ def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) ->
     ("family", "variant"),
     [("gpt2", variant) for variant in ALL_VARIANTS] + [("llama", "dedup"), ("mistral", "baseline"), ("olmo", "kcache")],
 )
-def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, family: str, variant: str) -> None:
+def test_allocated_cache_bytes_match_the_formula(bundles: BundleCache, family: str, variant: str) -> None:
     runner = Runner.load(bundles(variant, family), threads=1)
     sizes = sizes_of(runner.manifest)
     for lengths, beams in itertools.product(((9, 3), (5, 5, 2), (1,)), (1, 4)):
@@ -113,11 +113,11 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
         ("qwen3", {"head_dim": 20}, "k", "k"),
     ],
 )
-def test_keys_that_positions_turn_stand_in_for_values(
+def test_values_are_recovered_from_rotated_keys(
     bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str, generated: str
 ) -> None:
-    """Cached before they are turned, and turned when they are read; SmolLM3 turns those of some layers alone, Mistral
-    has a window, Qwen2 a bias that is turned with its keys, OLMo 2 and Qwen3 a norm before that."""
+    """Keys are cached before their rotation and rotated when read. SmolLM3 rotates the keys of some layers alone, Mistral
+    has a window, Qwen2 a bias that is rotated with its keys, OLMo 2 and Qwen3 a norm before the rotation."""
     checkpoint, canonical = bundles.trace(family, **shape)
     plan = [LayerPlan(source, generated, "")] * canonical.sizes.L
     graphs, results = rewrite(canonical, plan)
@@ -128,7 +128,7 @@ def test_keys_that_positions_turn_stand_in_for_values(
     assert runner.cache_bytes == plan_bytes(plan, canonical.sizes, RunSize(B=2, M=3, N=8, T=7))
 
 
-def test_padding_may_stand_on_either_side(bundles: BundleCache) -> None:
+def test_left_and_right_padding_are_equivalent(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup", "llama"), threads=1)
     for settings in SETTINGS[1], SETTINGS[5]:
         left, right = (
@@ -156,7 +156,7 @@ def test_without_a_mask_pad_tokens_do_not_count_as_in_transformers(bundles: Bund
 
 @pytest.mark.parametrize("size", range(5))
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_ngrams_see_padding_and_penalties_do_not(bundles: BundleCache, size: int, num_beams: int) -> None:
+def test_ngrams_count_padding_and_penalties_do_not(bundles: BundleCache, size: int, num_beams: int) -> None:
     """The padding is a token that the model likes to generate."""
     model = bundles.trace("llama")[0].model
     runner = Runner.load(bundles("dedup", "llama"), threads=1)
@@ -169,7 +169,7 @@ def test_ngrams_see_padding_and_penalties_do_not(bundles: BundleCache, size: int
 
 
 @pytest.mark.parametrize("size", range(1, 5))
-def test_tokens_banned_by_padding_are_those_of_transformers(size: int) -> None:
+def test_tokens_banned_by_padding_match_transformers(size: int) -> None:
     generator = np.random.default_rng(size)
     for length in range(1, 9):
         history = generator.integers(0, 2, (3, 2, length))
@@ -186,8 +186,8 @@ def _banned(row: Any, size: int) -> set[int]:
     return set(np.flatnonzero(np.isneginf(scores.numpy()[0])).tolist())
 
 
-def test_samples_that_are_through_leave_with_what_is_theirs(bundles: BundleCache) -> None:
-    """Sequences of very different lengths, padded prompts, and rows that move."""
+def test_finished_samples_are_compacted_away(bundles: BundleCache) -> None:
+    """Sequences of very different lengths and padded prompts, so that compaction moves rows."""
     model = bundles.trace("llama")[0].model
     ids, mask = prompts((3, 9, 1, 6, 2, 8), 8)
     ended = set()
@@ -226,7 +226,7 @@ def test_lengths_count_the_prompt(bundles: BundleCache) -> None:
         runner.generate(np.full((1, 3), 5), np.zeros((1, 3), np.int64))
 
 
-def test_a_prompt_in_its_two_forms() -> None:
+def test_prompt_is_left_padded_and_split() -> None:
     ids = np.array([[5, 6, 7, 0], [0, 0, 8, 0], [0, 9, 10, 11]])
     prompt = Prompt.of(ids, (ids > 0).astype(np.int64))
     assert prompt.tokens.tolist() == [[0, 5, 6, 7], [0, 0, 0, 8], [0, 9, 10, 11]]
@@ -250,7 +250,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "variant", "reason"), REFUSED)
-def test_a_variant_that_cannot_be_is_refused_with_the_reason(
+def test_an_impossible_variant_is_refused_with_the_reason(
     bundles: BundleCache, family: str, variant: str, reason: str
 ) -> None:
     with pytest.raises(PassError, match=reason):

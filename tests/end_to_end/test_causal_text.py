@@ -59,8 +59,8 @@ def test_an_export_ends_with_a_comparison(
     assert record["text"] == runner.decode(whole[len(ids) :]) == runner.generate_text([SENTENCES[0]], num_beams=2)[0]
 
 
-def test_an_attention_outside_the_interface_is_measured(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """And stays as it was."""
+def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """The measurement leaves the model as it was."""
     folder = checkpoints("falcon", multi_query=False, **TEXT)
     bundle = export_model(folder, tmp_path / "out", variant="dedup", generated_cache="k", max_new_tokens=5)
     assert [layer.generated for layer in bundle.manifest.layers] == ["k", "k"]
@@ -84,7 +84,7 @@ def test_an_attention_outside_the_interface_is_measured(checkpoints: CheckpointC
         ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),
     ],
 )
-def test_what_the_sizes_rule_out_is_refused_first(
+def test_variants_ruled_out_by_sizes_are_refused_before_tracing(
     checkpoints: CheckpointCache, tmp_path: Path, family: str, choice: dict[str, str], reason: str
 ) -> None:
     """Before the model generates and is traced, which takes long, and nothing is left of it."""
@@ -95,7 +95,7 @@ def test_what_the_sizes_rule_out_is_refused_first(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_variant_a_model_gets_one_that_it_can_have(
+def test_default_variant_is_a_possible_one(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +105,7 @@ def test_without_a_variant_a_model_gets_one_that_it_can_have(
         assert bundle.path.name.endswith(f"-{expected}")
 
 
-def test_a_checkpoint_that_samples_searches_and_says_so(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_sampling_checkpoints_are_searched_with_a_warning(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c", "llama")
     edit_json(folder / "generation_config.json", do_sample=True, temperature=0.6, top_p=0.9)
     notes: list[str] = []
@@ -139,7 +139,7 @@ def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch
     assert "longer than the 63 that a prompt may have, of 64 positions" in str(results[1].error)
 
 
-def test_a_prompt_too_long_for_the_settings_harms_no_other(runner: Runner) -> None:
+def test_a_prompt_too_long_is_isolated(runner: Runner) -> None:
     lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
     results = list(run_text_input(runner, lines, ids=True, num_beams=1, max_new_tokens=8))
     assert [result.error is None for result in results] == [True, False, True]
@@ -149,7 +149,7 @@ def test_a_prompt_too_long_for_the_settings_harms_no_other(runner: Runner) -> No
     assert (len(results[0].sequences[0]), len(results[2].sequences[0])) == (9, 11)  # as each would be alone
 
 
-def test_a_long_prompt_takes_no_room_of_its_neighbours(runner: Runner) -> None:
+def test_a_long_prompt_does_not_shorten_others(runner: Runner) -> None:
     """Without a setting 20 tokens are made, as far as the positions go, of each line of its own."""
     lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
     settings: dict[str, Any] = {"num_beams": 1, "eos_token_id": None}
@@ -184,7 +184,7 @@ def expect_as_alone(runner: Runner, lines: list[bytes], **settings: Any) -> None
     assert [result.sequences for result in together] == [result.sequences for result in alone]
 
 
-def test_a_prompt_is_cut_so_that_new_tokens_have_room(runner: Runner) -> None:
+def test_prompts_are_truncated_to_fit_new_tokens(runner: Runner) -> None:
     text = " ".join(SENTENCES * 2).encode()
     for settings, new in (({"max_new_tokens": 5}, 5), ({}, 20), ({"max_length": 30}, 1)):
         (result,) = run_text_input(runner, [text], truncate=True, num_beams=1, eos_token_id=None, **settings)
@@ -199,7 +199,7 @@ def test_a_new_token_may_be_an_end_token_at_once(runner: Runner) -> None:
     assert ended.sequences == [result.sequences[0][:1]]
 
 
-def test_checkpoints_as_the_hub_has_them(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_published_checkpoint_configs(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """GPT-2's weights have no prefix and masks among them, an old Llama's the frequencies of its rotation."""
     for family in ("gpt2", "llama"):
         folder = checkpoints.copy(tmp_path / family, family)

@@ -128,7 +128,7 @@ def assert_as_exact_as_torch(bundle: Bundle, known: tuple[Sources, Array, Array,
 
 
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_a_bundle_is_as_exact_as_torch_in_that_precision(half: Half, known: Known, family: str, variant: str) -> None:
+def test_bundle_error_is_at_most_that_of_torch(half: Half, known: Known, family: str, variant: str) -> None:
     bundle = Bundle.load(half(family, variant).path)
     manifest = bundle.manifest
     assert manifest.precision == "fp16" and manifest.precision_error is None and manifest.parity is None
@@ -140,14 +140,14 @@ def test_a_bundle_is_as_exact_as_torch_in_that_precision(half: Half, known: Know
 
 
 @pytest.mark.parametrize(("family", "variant"), [("bart", "xcache"), ("t5", "dedup"), ("gpt2", "el")])
-def test_through_the_functions_inside_the_model(
+def test_function_bodies_in_half_precision(
     half: Half, known: Known, family: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")
     assert_as_exact_as_torch(half(family, variant), known(family))
 
 
-def test_it_is_half_as_large(folders: Folders, half: Half, tmp_path: Path) -> None:
+def test_bundle_is_half_as_large(folders: Folders, half: Half, tmp_path: Path) -> None:
     for family in ("bart", "t5"):
         whole = export_model(folders(family), tmp_path / family, variant="dedup", check=False)
         low = half(family, "dedup")
@@ -165,7 +165,7 @@ def test_it_is_half_as_large(folders: Folders, half: Half, tmp_path: Path) -> No
     assert used == [plan_bytes(plan, sizes, RunSize(B=3, M=2, N=9, T=4, itemsize=itemsize)) for itemsize in (2, 4)]
 
 
-def test_an_export_measures_its_error_and_counts_what_differs(
+def test_export_reports_its_error_and_differing_tokens(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command, in the current folder; and what it wrote is generated with."""
@@ -196,7 +196,7 @@ def test_an_export_measures_its_error_and_counts_what_differs(
     assert len(Runner.load(bundle.path, threads=1).generate_text(["a small town"], max_new_tokens=4)) == 1
 
 
-def test_a_layer_whose_keys_lose_too_much_keeps_something_else(folders: Folders, half: Half, tmp_path: Path) -> None:
+def test_guard_replaces_layers_whose_keys_lose_too_much(folders: Folders, half: Half, tmp_path: Path) -> None:
     layers = half("bart", "slim").manifest.layers
     assert [layer.generated for layer in layers] == ["k", "k", "x"]
     assert "generated x in place of k: in fp16 its error is" in layers[2].reason
@@ -225,7 +225,7 @@ def larger(factor: float, count: int) -> Callable[..., tuple[ModelGraphs, list[P
     ],
     ids=["weights", "activations"],
 )
-def test_numbers_beyond_the_range_are_told_with_what_to_do(
+def test_overflow_is_reported_with_a_fix(
     folders: Folders,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,12 +245,12 @@ def test_no_bundle_is_in_bfloat16(folders: Folders, tmp_path: Path) -> None:
         export_model(folders("bart"), tmp_path / "out", precision="bf16")
 
 
-def test_tensorrt_is_not_offered_for_it(half: Half) -> None:
+def test_half_precision_bundles_load_no_engine(half: Half) -> None:
     with pytest.raises(BundleError, match=r"no engine 'a'; it has none; engines are built from a bundle in fp32, and "):
         load_engine(half("bart", "dedup"), "a")
 
 
-def test_auto_and_a_memory_limit_count_two_bytes_a_number(folders: Folders, tmp_path: Path) -> None:
+def test_auto_counts_two_bytes_a_number(folders: Folders, tmp_path: Path) -> None:
     folder, notes = folders("bart"), list[str]()
     sizes_of = {"batch_size": 4, "num_beams": 2, "source_length": 32, "new_tokens": 16}
     machine = {"bandwidth_gb_s": 10.0, "gflop_s": 100.0}
@@ -269,7 +269,7 @@ def test_auto_and_a_memory_limit_count_two_bytes_a_number(folders: Folders, tmp_
     assert auto.manifest.precision == "fp16" and notes == []
 
 
-def test_the_first_format_has_no_error_of_a_precision(half: Half, tmp_path: Path) -> None:
+def test_format_1_has_no_precision_error(half: Half, tmp_path: Path) -> None:
     """A bundle of before stays readable; one in fp16 whose error was measured comes back as it was written."""
     old = Bundle.load(Path(__file__).resolve().parents[1] / "data" / "bundle-format-1").manifest
     assert (old.precision, old.precision_error) == ("fp32", None)

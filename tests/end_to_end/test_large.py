@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_exports_stay_in_memory_and_el_keeps_96_times_less(checkpoint: Path, tmp_path: Path) -> None:
+def test_large_exports_fit_in_memory_and_el_caches_96_times_less(checkpoint: Path, tmp_path: Path) -> None:
     kept, tokens = {}, {}
     ids = np.random.default_rng(0).integers(5, 50000, (2, 64))
     for variant in ("baseline", "dedup", "el"):

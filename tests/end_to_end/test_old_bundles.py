@@ -18,12 +18,12 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 EXPECTED = {1: [[2, 228, 191, 228, 259, 228, 228, 228, 2], [2, 228, 191, 259, 259, 228, 228, 228, 2]]}
 
 
-def test_every_format_version_is_kept() -> None:
+def test_every_format_version_has_a_stored_bundle() -> None:
     assert sorted(EXPECTED) == list(range(1, FORMAT_VERSION + 1))
 
 
 @pytest.mark.parametrize("version", EXPECTED)
-def test_an_old_bundle_generates_as_ever(version: int) -> None:
+def test_old_bundle_generates_the_same_tokens(version: int) -> None:
     runner = Runner.load(DATA / f"bundle-format-{version}", threads=1)
     assert runner.manifest.format_version == version
     found = runner.generate(np.array([[5, 6, 7, 8], [9, 10, 11, 2]]), num_beams=3)

@@ -21,7 +21,7 @@ FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", PRESETS)
-def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, variant: str, family: str) -> None:
+def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, family: str) -> None:
     model = bundles.trace(family)[0].model
     runner = Runner.load(bundles(variant, family), threads=1)
     expect_equal(runner, model, runs_of(runner, SETTINGS))
@@ -55,7 +55,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
 
 
-def test_without_a_mask_every_position_counts_as_in_transformers(bundles: BundleCache) -> None:
+def test_without_a_mask_every_position_counts(bundles: BundleCache) -> None:
     model = bundles.trace("bart")[0].model
     runner = Runner.load(bundles("el", "bart"), threads=1)
     ids, mask = batch(runner.manifest.sizes.source_vocabulary, 4)
@@ -67,7 +67,7 @@ def test_without_a_mask_every_position_counts_as_in_transformers(bundles: Bundle
 
 
 @pytest.mark.parametrize("variant", PRESETS)
-def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, variant: str) -> None:
+def test_allocated_cache_bytes_match_the_formula(bundles: BundleCache, variant: str) -> None:
     runner = Runner.load(bundles(variant, "bart"), threads=1)
     sizes = sizes_of(runner.manifest)
     for lengths, beams in itertools.product(((9, 3), (5, 5, 2)), (1, 4)):
@@ -78,7 +78,7 @@ def test_what_a_bundle_allocates_is_what_the_formula_says(bundles: BundleCache, 
         assert runner.cache_bytes == PRESETS[variant].cache_bytes(sizes, run_size)
 
 
-def test_el_keeps_2LM_times_less_than_the_baseline(bundles: BundleCache) -> None:
+def test_el_caches_2LM_times_less_than_the_baseline(bundles: BundleCache) -> None:
     kept = {}
     for variant in ("baseline", "el"):
         runner = Runner.load(bundles(variant, "bart"), threads=1)

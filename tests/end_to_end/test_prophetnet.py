@@ -29,8 +29,8 @@ from tightbeam.graph_passes.canonical.two_stream import canonicalise_two_stream
 LONGEST = 63  # rows of the position table, but for the first, which is no position
 
 
-def test_the_table_holds_the_buckets_of_transformers(bundles: BundleCache) -> None:
-    """Of both streams, at every distance: the prediction is one position ahead."""
+def test_bucket_table_matches_transformers(bundles: BundleCache) -> None:
+    """Both streams at every distance: the prediction is one position ahead."""
     config = bundles.trace("prophetnet")[0].config
     table = buckets_of(config, LONGEST + 1)
     positions = torch.arange(1, LONGEST + 1)[None]
@@ -42,8 +42,8 @@ def test_the_table_holds_the_buckets_of_transformers(bundles: BundleCache) -> No
     assert table[-1] == config.num_buckets - 1 > table[config.num_buckets // 2] > table[0] == 0
 
 
-def test_streams_without_a_past_are_those_of_the_steps(bundles: BundleCache) -> None:
-    """What the guard measures is what steps compute; `use_cache=False` of transformers itself is not. In float64, but
+def test_streams_without_a_past_match_the_steps(bundles: BundleCache) -> None:
+    """The guard measures what steps compute; `use_cache=False` of transformers itself is not. In float64, but
     for the softmax of transformers' steps."""
     checkpoint = load_checkpoint(bundles.checkpoints("prophetnet", ngram=3))
     model = checkpoint.model.double()
@@ -80,7 +80,7 @@ def test_shapes_and_streams(bundles: BundleCache, shape: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_layer_may_keep_something_else(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
+def test_each_layer_may_have_another_cache(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
     runner = Runner.load(bundles.mixed("prophetnet", seed, tmp_path / "mixed"), threads=1)
     expect_equal(runner, bundles.trace("prophetnet")[0].model, runs_of(runner, SETTINGS[3:7]))
 
@@ -96,8 +96,8 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 3)])
 
 
-def test_the_prediction_is_kept_nowhere(bundles: BundleCache) -> None:
-    """What a bundle allocates is what the formula says of the main stream alone."""
+def test_the_predicting_stream_is_not_cached(bundles: BundleCache) -> None:
+    """A bundle allocates what the formula gives for the main stream alone."""
     for variant, preset in PRESETS.items():
         runner = Runner.load(bundles(variant, "prophetnet"), threads=1)
         sizes = sizes_of(runner.manifest)
@@ -120,7 +120,7 @@ def test_a_step_reads_each_weight_once(bundles: BundleCache) -> None:
         assert len(own) == canonical.sizes.L
 
 
-def test_text_and_the_guard(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_text_export_with_the_guard(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """The whole export with its comparison and its measurements."""
     folder = checkpoints("prophetnet", tokenizer=True)
     bundle = export_model(folder, tmp_path / "out", variant="kcache", max_new_tokens=8)
@@ -140,8 +140,8 @@ PIECES = (
 
 
 @pytest.mark.parametrize(("basic", "kind"), [(True, "tokenizers"), (False, "transformers")])
-def test_its_own_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, basic: bool, kind: str) -> None:
-    """Which transformers has in Python alone: as a tokenizer.json where that gives the same, and in any case."""
+def test_prophetnet_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, basic: bool, kind: str) -> None:
+    """Transformers has this tokenizer in Python alone; it becomes a tokenizer.json where that gives the same ids."""
     folder = checkpoints.copy(tmp_path / "own", "prophetnet")
     pieces = tmp_path / "pieces"
     pieces.write_text("".join(f"{piece}\n" for piece in PIECES))
@@ -184,7 +184,7 @@ def test_a_trace_of_another_form_is_refused(bundles: BundleCache) -> None:
         ({"architectures": ["ProphetNetForCausalLM"]}, "only ProphetNetForConditionalGeneration generates text"),
     ],
 )
-def test_configs_that_contradict(
+def test_contradictory_configs_are_refused(
     checkpoints: CheckpointCache, tmp_path: Path, changes: dict[str, Any], expected: str
 ) -> None:
     folder = checkpoints.copy(tmp_path / "c", "prophetnet")

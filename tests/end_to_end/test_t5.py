@@ -25,7 +25,7 @@ LENGTH = 64  # 4 n_positions, the longest that a bundle of the tests' checkpoint
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tables_hold_the_biases_of_transformers(bundles: BundleCache, family: str) -> None:
+def test_bias_tables_match_transformers(bundles: BundleCache, family: str) -> None:
     model = bundles.trace(family)[0].model
     encoder, decoder = (attentions_with_bias(stack) for stack in (model.get_encoder(), model.get_decoder()))
     assert len(decoder) == (model.config.num_decoder_layers if family == "umt5" else 1)
@@ -39,7 +39,7 @@ def test_tables_hold_the_biases_of_transformers(bundles: BundleCache, family: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_trace_holds_tables_and_no_logarithm(bundles: BundleCache, family: str) -> None:
+def test_trace_has_tables_and_no_logarithm(bundles: BundleCache, family: str) -> None:
     graphs = bundles.trace(family)[1]
     for graph in (graphs.encoder, graphs.decoder):
         assert not {"Log", "Less", "Greater"} & {node.op for node in graph.nodes}
@@ -70,7 +70,7 @@ def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
 
 
 def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
-    """As in mt5-small: keys do not determine values, so that variants which keep keys alone are refused."""
+    """In mt5-small keys do not determine values, so that variants which cache keys alone are refused."""
     shape = {"d_kv": 7}
     model = bundles.trace("mt5", **shape)[0].model
     for variant, preset in PRESETS.items():
@@ -83,7 +83,7 @@ def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_layer_may_keep_something_else(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
+def test_each_layer_may_have_another_cache(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
     """Also beside ``kv-reordered``, whose layers alone still read the length of a past."""
     family = FAMILIES[seed % 3]
     runner = Runner.load(bundles.mixed(family, seed, tmp_path / "mixed"), threads=1)
@@ -101,7 +101,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
 
 
-def test_text_and_what_old_checkpoints_hold(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_text_export_of_old_checkpoints(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """The whole export with its comparison, from a checkpoint with the table that T5's first version stored unused."""
     folder = checkpoints.copy(tmp_path / "old", "t5", tokenizer=True)
     weights = load_file(folder / "model.safetensors")
@@ -116,7 +116,7 @@ def test_text_and_what_old_checkpoints_hold(checkpoints: CheckpointCache, tmp_pa
 CHRONOS = {"tokenizer_class": "MeanScaleUniformBins", "n_tokens": 4096, "n_special_tokens": 2, "prediction_length": 64}
 
 
-def test_chronos_is_a_t5_whose_tokens_are_bins(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_chronos_is_exported_as_t5(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Without a tokenizer: Chronos makes token ids of a series by itself."""
     shape = {"vocab_size": 4096, "eos_token_id": 1, "num_layers": 2, "num_decoder_layers": 2}
     folder = checkpoints("t5", **shape, chronos_config=CHRONOS)
@@ -149,7 +149,7 @@ def test_the_limit_without_n_positions(checkpoints: CheckpointCache) -> None:
         ({"is_encoder_decoder": False}, "is_encoder_decoder is false"),
     ],
 )
-def test_configs_that_contradict(
+def test_contradictory_configs_are_refused(
     checkpoints: CheckpointCache, tmp_path: Path, changes: dict[str, Any], expected: str
 ) -> None:
     folder = checkpoints.copy(tmp_path / "c", "t5")

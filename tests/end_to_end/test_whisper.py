@@ -75,7 +75,7 @@ def expect_equal(runner: Runner, checkpoint: Checkpoint, settings: tuple[dict[st
 
 
 @pytest.mark.parametrize("variant", PRESETS)
-def test_tokens_and_scores_are_those_of_generate(bundles: BundleCache, variant: str) -> None:
+def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str) -> None:
     """Languages are chosen by the model where none is given."""
     arguments = {"generation": WHISPER_GENERATION}
     checkpoint = bundles.trace("whisper", **arguments)[0]
@@ -111,7 +111,7 @@ def test_prompts_of_old_and_new_checkpoints(
     expect_equal(runner, checkpoint, settings)
 
 
-def test_features_are_those_of_transformers(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_features_match_transformers(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """At Whisper's own sizes; transformers computes in float32, this in float64 and thus no further from the truth."""
     for mels in (80, 128):
         extractor = transformers.WhisperFeatureExtractor(feature_size=mels)
@@ -129,7 +129,7 @@ def test_features_are_those_of_transformers(checkpoints: CheckpointCache, tmp_pa
             assert error(found, exact) <= allowed(exact, naive)
 
 
-def test_a_sound_file_is_heard(bundles: BundleCache, tmp_path: Path) -> None:
+def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> None:
     """WAV and FLAC, two channels, another rate, longer than a window: the command prints one line for each."""
     arguments = {"generation": WHISPER_GENERATION, "tokenizer": True}
     folder = bundles("dedup", "whisper", **arguments)
@@ -183,7 +183,7 @@ def test_other_rates_are_resampled(tmp_path: Path) -> None:
         assert error(found[400:15600], expected[400:15600]) < 1e-3
 
 
-def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_audio_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.wav").write_text("no sound")
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, np.float32), RATE_HZ)
     soundfile.write(tmp_path / "nan.wav", np.full(9, np.nan, np.float32), RATE_HZ, subtype="FLOAT")
@@ -213,7 +213,7 @@ def test_sounds_that_cannot_be_heard(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_audio(str(tmp_path / "slow.wav"), RATE_HZ)
 
 
-def test_the_whole_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_export_and_transcribe(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Compared with torch on sounds that go through a file, the command and our own features."""
     folder = checkpoints("whisper", generation=WHISPER_GENERATION, tokenizer=True)
     bundle = export_model(folder, tmp_path / "out", variant="slim")
@@ -244,13 +244,13 @@ def test_the_whole_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
         ({"sing": 1}, "sing=1 .from the call. is not a generation setting"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], expected: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], expected: str) -> None:
     defaults = {**WHISPER_GENERATION, "decoder_start_token_id": 3, "eos_token_id": 2}
     with pytest.raises(GenerationError, match=expected):
         speech_options(defaults, settings, vocab_size=107, max_positions=48)
 
 
-def test_what_does_not_fit_the_model(bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_input_of_another_kind_is_refused(bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path) -> None:
     runner = Runner.load(bundles("el", "whisper", generation=WHISPER_GENERATION), threads=1)
     with pytest.raises(InputError, match="this is a speech model; pass audio instead of token ids"):
         runner.generate(np.array([[5]]))

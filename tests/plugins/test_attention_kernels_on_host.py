@@ -41,7 +41,7 @@ def test_a_source_is_split_for_a_large_gpu(name: str, multiprocessors: int, dtyp
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kilobytes", [48, 24, 18, 1])
 def test_little_shared_memory(dtype: str, kilobytes: int) -> None:
-    """From two tiles of queries with two steps down to a kernel without tensor cores."""
+    """The plans go from two tiles of queries with two steps down to a kernel without tensor cores."""
     gpu = Gpu(multiprocessors=1, shared_bytes=kilobytes * 1024)
     cases = {
         "LatentAttention": dict(B=1, M=3, H=8, G=1, K=192, N=50),

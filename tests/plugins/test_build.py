@@ -157,7 +157,7 @@ def apt(tmp_path: Path) -> Path:
     return folder
 
 
-def test_mirrors_are_those_of_apt(fetch: ModuleType, apt: Path) -> None:
+def test_mirrors_come_from_apt(fetch: ModuleType, apt: Path) -> None:
     assert fetch.debian_mirrors(apt) == [Mirror.URL, "http://one.example/debian"]
 
 
@@ -167,7 +167,7 @@ def test_headers_come_from_the_debian_package(fetch: ModuleType, mirror: Mirror,
 
 
 @pytest.mark.parametrize("page", ["pool/l.deb", "dists/trixie/main/binary-amd64/Packages.xz"])
-def test_what_was_changed_on_the_way_is_refused(
+def test_a_package_with_another_checksum_is_refused(
     page: str, fetch: ModuleType, mirror: Mirror, apt: Path, tmp_path: Path
 ) -> None:
     mirror.pages[f"{mirror.URL}/{page}"] += b"x"
@@ -192,7 +192,7 @@ def test_a_bad_signature_is_refused(
         fetch.signed_text(mirror.URL, "trixie")
 
 
-def test_headers_come_from_the_release_else(fetch: ModuleType, mirror: Mirror, apt: Path, tmp_path: Path) -> None:
+def test_headers_fall_back_to_the_release(fetch: ModuleType, mirror: Mirror, apt: Path, tmp_path: Path) -> None:
     mirror.pages = {
         fetch.RELEASE_URL.format(version=fetch.RELEASE, arch="x64"): tar_of(
             {"onnxruntime-linux-x64/include/onnxruntime_c_api.h": HEADER, "onnxruntime-linux-x64/lib/x.h": b""}, "w:gz"
@@ -202,7 +202,7 @@ def test_headers_come_from_the_release_else(fetch: ModuleType, mirror: Mirror, a
     assert [path.name for path in (tmp_path / "headers").iterdir()] == ["onnxruntime_c_api.h"]
 
 
-def test_each_source_says_why_it_failed(fetch: ModuleType, mirror: Mirror, apt: Path, tmp_path: Path) -> None:
+def test_each_source_reports_its_error(fetch: ModuleType, mirror: Mirror, apt: Path, tmp_path: Path) -> None:
     del mirror.pages[f"{mirror.URL}/pool/l.deb"]
     with pytest.raises(fetch.FetchError) as caught:
         fetch.fetch(tmp_path / "headers", 18, apt)

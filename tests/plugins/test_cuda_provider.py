@@ -20,12 +20,12 @@ from tightbeam.graph_passes import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cuda-provider"
-"""As `make cuda-provider` leaves it: onnxruntime-gpu in `python`, our library in `library`."""
+"""Output of `make cuda-provider`: onnxruntime-gpu in `python`, our library in `library`."""
 LIBRARY = BUILD / "library" / "libtightbeam_cuda.so"
 PROVIDER = BUILD / "python" / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SIZES = {"Cast", "Concat", "Div", "Gather", "Mul", "Range", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
-"""What may run on the CPU: arithmetic on sizes."""
+"""Nodes that may run on the CPU: arithmetic on sizes."""
 ON_HOST = {"candidates", "no_repeat_ngram_size", "normalize", "repetition_penalty"}
 OURS = {"BeamAttention", "BeamLatentAttention", "LatentAttention", "SourceAttention"}
 
@@ -72,7 +72,7 @@ def run(bundle: Path, stand_in: Path, log: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize(("family", "variant", "arguments"), BUNDLES, ids=[f"{f}-{v}" for f, v, _ in BUNDLES])
-def test_a_bundle(
+def test_a_bundle_runs_on_the_provider(
     bundles: BundleCache,
     stand_in: Path,
     tmp_path: Path,

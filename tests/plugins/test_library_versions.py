@@ -58,7 +58,7 @@ def library() -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="the oldest versions have no wheels for this Python")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_operators_in_another_version(version: str, library: Path, tmp_path: Path) -> None:
+def test_operators_under_another_onnxruntime(version: str, library: Path, tmp_path: Path) -> None:
     lines = []
     for name, module in MODULES.items():
         for index, case in enumerate(module.cases()):

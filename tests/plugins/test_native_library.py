@@ -1,4 +1,4 @@
-"""What the CPU library is to ONNX Runtime: which kernel runs for which node, and types that a kernel does not know."""
+"""The CPU library in ONNX Runtime: the kernel that runs for a node, and types that a kernel does not have."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
 
 
 @pytest.mark.parametrize("version", [1, VERSION])
-def test_the_kernel_wins_over_a_function_of_its_own_version_only(version: int) -> None:
+def test_kernel_replaces_a_function_of_its_own_version_only(version: int) -> None:
     """The function of this model is a wrong one, so that what ran can be told."""
     text = f"""
       <ir_version: {IR_VERSION}, opset_import: ["": 17, "{DOMAIN}": {version}]>
@@ -54,7 +54,7 @@ def test_the_kernel_wins_over_a_function_of_its_own_version_only(version: int) -
 
 @pytest.mark.parametrize("variant", ["dedup", "el"])
 def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
-    """Only they refuse a value; the functions would run on."""
+    """Only the kernels refuse an invalid value; the function bodies run on."""
     engine = OnnxRuntimeCpu(Bundle.load(bundles(variant, "bart")), 1)
     decoding = engine.begin(np.full((2, 4), 7), np.ones((2, 4), np.int64), 2, 5, 4)
     decoding.inputs["candidates"].fill(4)
@@ -78,7 +78,7 @@ def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
         (__file__, "cannot load the operators' library .*name another in TIGHTBEAM_LIBRARY, or run the functions"),
     ],
 )
-def test_a_library_that_cannot_be_loaded(
+def test_an_unloadable_library_is_reported(
     bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, library: str, message: str
 ) -> None:
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", library)

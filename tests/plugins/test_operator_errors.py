@@ -134,7 +134,7 @@ VALUES: list[tuple[str, Spoil, str]] = [
 @pytest.mark.parametrize(
     ("name", "spoil", "message"), VALUES, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a_bad_value_is_named(name: str, spoil: Spoil, message: str) -> None:
+def test_an_invalid_value_is_reported(name: str, spoil: Spoil, message: str) -> None:
     case = sound(name)
     spoil(case.inputs)
     with pytest.raises(Exception, match=message):
@@ -203,7 +203,7 @@ def test_query_heads_are_a_multiple_of_key_heads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
-def test_a_refused_step_writes_nothing(name: str) -> None:
+def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
     import onnxruntime as ort
 
     case = sound(name)
@@ -225,8 +225,8 @@ def test_a_refused_step_writes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
-def test_a_sample_without_a_source_gives_zeros(name: str) -> None:
-    """As the prefix of another attention it then has no share."""
+def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
+    """In a merge of attention states such a sample has no weight."""
     case = sound(name)
     case.inputs["mask"][1] = False
     found = run(name, case, LIBRARY)
@@ -234,7 +234,7 @@ def test_a_sample_without_a_source_gives_zeros(name: str) -> None:
     assert (found["output"][3:] == 0).all() and np.isfinite(found["output"]).all()
 
 
-def test_nan_goes_through_attention_to_where_it_is_told() -> None:
+def test_nan_propagates_through_attention_to_beam_top_k() -> None:
     case = sound("SourceAttention")
     case.inputs["query"][0, 0] = np.nan
     found = run("SourceAttention", case, LIBRARY)["output"]

@@ -38,7 +38,7 @@ def test_every_operator_has_cases_here() -> None:
     ("name", "case"),
     [pytest.param(name, case, id=f"{name}-{case.name}") for name, module in MODULES.items() for case in module.cases()],
 )
-def test_case(name: str, case: Case, library: Path | None) -> None:
+def test_definition_and_kernel_on_every_case(name: str, case: Case, library: Path | None) -> None:
     check(name, case, run(name, case, library))
 
 
@@ -178,7 +178,7 @@ def test_long_sources_and_outputs(library: Path | None, name: str, sizes: dict[s
 
 
 @pytest.mark.parametrize("library", WAYS)
-def test_a_source_joins_in_the_same_softmax(library: Path | None) -> None:
+def test_prefix_attention_merges_into_one_softmax(library: Path | None) -> None:
     """SourceAttention over a prompt, then BeamAttention with it as prefix, is attention over both."""
     source = MODULES["SourceAttention"].random_case(1, B=2, M=3, H=4, G=2, K=8, V=8, N=11)
     case = MODULES["BeamAttention"].random_case(2, B=2, M=3, H=4, G=2, K=8, V=8, T=6, T_max=7, lengths=[6, 6])
@@ -205,7 +205,7 @@ def test_a_source_joins_in_the_same_softmax(library: Path | None) -> None:
 
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
-def test_a_source_of_nothing_has_no_weight(name: str, library: Path | None) -> None:
+def test_an_empty_prefix_has_no_weight(name: str, library: Path | None) -> None:
     """The prompt of one token, all of which is fed: its rows go on as if there were no prefix."""
     sizes = {"V": 8} if name == "SourceAttention" else {}
     source = MODULES[name].random_case(1, B=2, M=3, H=4, G=2, K=8, N=11, **sizes)
@@ -225,7 +225,7 @@ def test_a_source_of_nothing_has_no_weight(name: str, library: Path | None) -> N
 
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
-def test_a_cache_bound_to_one_buffer_gets_one_row(name: str, library: Path | None) -> None:
+def test_a_step_writes_one_position_of_a_bound_cache(name: str, library: Path | None) -> None:
     sizes = {"V": 3} if name == "BeamAttention" else {}
     case = MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=3, T=3, T_max=6, lengths=[3, 2], **sizes)
     expected = MODULES[name].exact(case, np.float32)
@@ -248,7 +248,7 @@ def test_a_cache_bound_to_one_buffer_gets_one_row(name: str, library: Path | Non
 
 
 @pytest.mark.parametrize("library", WAYS)
-def test_beam_top_k_puts_the_lower_beam_and_token_first_among_equals(library: Path | None) -> None:
+def test_beam_top_k_breaks_ties_by_beam_and_token(library: Path | None) -> None:
     case = MODULES["BeamTopK"].random_case(0, B=1, M=2, vocabulary=6, C=4, T=1, normalize=False, levels=1)
     case.inputs["logits"][:] = 0
     found = run("BeamTopK", case, library)
@@ -257,7 +257,7 @@ def test_beam_top_k_puts_the_lower_beam_and_token_first_among_equals(library: Pa
     assert found["scores"].tolist() == [[0, 0, 0, 0]]
 
 
-def test_nodes_that_differ_in_what_they_leave_out_are_refused() -> None:
+def test_nodes_with_different_optional_inputs_are_refused() -> None:
     import onnx
 
     bare = onnx.helper.make_node("SourceAttention", ["q", "k", "v", "m"], ["a"], domain="tightbeam", scale=1.0)

@@ -42,7 +42,7 @@ def test_beam_top_k_breaks_ties_by_beam_and_token(dtype: str, penalty: float) ->
         assert_exact(run_top_k(case, dtype, order), case)
 
 
-def test_beam_top_k_takes_zeros_of_both_signs_for_equal() -> None:
+def test_beam_top_k_treats_signed_zeros_as_equal() -> None:
     case = beam_top_k.random_case(8, B=1, M=2, vocabulary=64, C=9, T=2, normalize=False, levels=4)
     case.inputs["logits"][:] = np.where(np.arange(64) % 2, 0.0, -0.0)
     assert_exact(run_top_k(case, "float32"), case)

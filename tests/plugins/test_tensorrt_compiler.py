@@ -106,7 +106,7 @@ def test_a_kernel_is_compiled_once(compiled: list[str], cache: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "longer", "no first line", "empty", "folder"])
-def test_a_damaged_file_is_compiled_again(compiled: list[str], cache: Path, damage: str) -> None:
+def test_a_damaged_cache_file_is_replaced(compiled: list[str], cache: Path, damage: str) -> None:
     first = compile_kernel(OPERATOR, NAME, "80")
     (path,) = cache.iterdir()
     whole = path.read_bytes()
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_compiled_again(compiled: list[str], cache: Path, dama
         assert path.read_bytes() == whole
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(
+def test_an_unwritable_cache_folder_is_ignored(
     compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     assert len(compiled) == 2
 
 
-def test_no_half_file_is_left(compiled: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_files_are_written_whole(compiled: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError("the disk is full")
 
@@ -146,7 +146,7 @@ def test_no_half_file_is_left(compiled: list[str], cache: Path, monkeypatch: pyt
     assert list(cache.iterdir()) == []
 
 
-def test_where_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == tmp_path / "cache" / "kernels"
     for empty in ("", None):
         monkeypatch.setenv(CACHE, "") if empty == "" else monkeypatch.delenv(CACHE)
@@ -157,8 +157,8 @@ def test_where_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert cache_folder() == tmp_path / "home" / ".cache" / "tightbeam" / "kernels"
 
 
-def test_a_user_without_a_home(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs with a number for a user."""
+def test_cache_folder_without_a_home(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run with a user id that has no home."""
 
     def unknown() -> None:
         raise RuntimeError("Could not determine home directory.")
@@ -170,7 +170,7 @@ def test_a_user_without_a_home(compiled: list[str], monkeypatch: pytest.MonkeyPa
     assert compile_kernel(OPERATOR, NAME, "80").cubin and compiled
 
 
-def test_what_a_kernel_is_made_of_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_key_covers_sources_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def key() -> str:
         return compiler._key.__wrapped__(OPERATOR, NAME, "80", "13.0")
 
@@ -198,7 +198,7 @@ def test_what_a_kernel_is_made_of_is_part_of_its_key(monkeypatch: pytest.MonkeyP
         ("no_such_operator", NAME, "80"),
     ],
 )
-def test_what_cannot_be_compiled(operator: str, name: str, capability: str, cache: Path) -> None:
+def test_compile_errors_are_one_line(operator: str, name: str, capability: str, cache: Path) -> None:
     with pytest.raises(TensorRTError) as caught:
         compile_kernel(operator, name, capability)
     message = str(caught.value)

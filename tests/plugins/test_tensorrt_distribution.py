@@ -1,4 +1,4 @@
-"""Which TensorRT there is and what it can build for, and what is said where something is missing. Needs no GPU."""
+"""The installed TensorRT, the GPUs that it builds for, and the errors where something is missing. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_capabilities() -> None:
     assert PLAIN.capabilities == ()
 
 
-def test_capabilities_of_the_tensorrt_that_is_here() -> None:
+def test_capabilities_of_the_installed_tensorrt() -> None:
     try:
         found = load_tensorrt()
     except TensorRTError as error:
@@ -60,7 +60,7 @@ def test_capabilities_of_the_tensorrt_that_is_here() -> None:
     found.settle_capabilities(found.capabilities)
 
 
-def test_what_can_be_built_for(one_gpu: None) -> None:
+def test_capabilities_of_each_distribution(one_gpu: None) -> None:
     assert RTX.settle_capabilities(["80"]) == ("80",)
     assert RTX.settle_capabilities(["120", "80"]) == ("120", "80")
     assert PLAIN.settle_capabilities([CURRENT]) == ("90",)
@@ -80,20 +80,20 @@ def test_an_unknown_capability(one_gpu: None, wanted: str) -> None:
         PLAIN.settle_capabilities(["80" if wanted == "90" else wanted])
 
 
-def test_capabilities_are_put_in_order_however_they_are_written() -> None:
+def test_capabilities_are_normalised() -> None:
     assert in_order(["120", "sm_86", "8.0", " SM89", "12.1", "current", "x"]) == [
         *("x", "80", "86", "89", "120", "121", "current")
     ]
 
 
-def test_a_gpu_that_tensorrt_rtx_has_not(one_gpu: None) -> None:
+def test_a_gpu_unsupported_by_tensorrt_rtx(one_gpu: None) -> None:
     with pytest.raises(TensorRTError, match=r"'90' cannot be built for: .*, current; an H100 or H200 \(90\) needs"):
         RTX.settle_capabilities(["90"])
     with pytest.raises(TensorRTError, match=r"of this machine has compute capability 90, and .* has 80, 120; an H100"):
         RTX.settle_capabilities([CURRENT])
 
 
-def test_current_stands_alone(one_gpu: None) -> None:
+def test_current_excludes_other_capabilities(one_gpu: None) -> None:
     with pytest.raises(TensorRTError, match="the capability 'current' stands alone; leave the others out"):
         RTX.settle_capabilities(["80", CURRENT])
 
@@ -140,7 +140,7 @@ def test_capability_of_this_machine(
 
 
 def only(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
-    """Of the modules that TensorRT may be, these are there; an exception is what an import raises."""
+    """Install these of TensorRT's modules in place of the real ones; an exception is raised by the import."""
     real = importlib.import_module
 
     def load(name: str) -> Any:
@@ -160,7 +160,7 @@ def module(**contents: Any) -> ModuleType:
     return found
 
 
-def test_tensorrt_is_taken_before_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_is_preferred_to_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = module(Builder=object, __version__="10.9")
     only(monkeypatch, tensorrt=plain, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
     found = load_tensorrt()

@@ -1,4 +1,4 @@
-"""The TensorRT plugins without a GPU: what TensorRT asks of them, and their calls on the host shim of CUDA."""
+"""The TensorRT plugins without a GPU: TensorRT's callbacks, and calls of the kernels on the host shim of CUDA."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 @pytest.fixture(scope="module", autouse=True)
 def tensorrt() -> TensorRT:
-    """The TensorRT that is here; the tests are skipped where there is none."""
+    """The installed TensorRT; the tests are skipped where there is none."""
     if not any(importlib.util.find_spec(module) for module in ("tensorrt", "tensorrt_rtx_bindings")):
         pytest.skip("neither tensorrt nor tensorrt_rtx is here")
     return register_plugins()
@@ -62,7 +62,7 @@ def test_ngram_block_in_place(dtype: str) -> None:
         check_result("NGramBlock", case, dtype, on_host("NGramBlock", case, dtype, in_place=True))
 
 
-def test_without_outputs_that_may_be_missing() -> None:
+def test_enqueue_without_optional_outputs() -> None:
     case = MODULES["SourceAttention"].cases()[1]
     table, expected = OPERATORS["SourceAttention"], on_host("SourceAttention", case, "float32")
     arrays = {name: np.array(array) for name, array in case.inputs.items()} | {
@@ -121,7 +121,7 @@ def test_c_plus_plus_solves_for_the_same_shapes(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
-def test_output_shapes_are_those_of_the_definition(name: str, case: Case) -> None:
+def test_output_shapes_match_the_definition(name: str, case: Case) -> None:
     exact = MODULES[name].exact(case)
     assert shapes_of(name, case) == {tensor: exact[tensor].shape for tensor in outputs_of(name, case)}
 
@@ -164,7 +164,7 @@ def first_and_fullest(name: str) -> list[Case]:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
-    """TensorRT finds the plugin, its output shapes and types, and keeps all that the node has."""
+    """TensorRT finds the plugin and its output shapes and types, and keeps all attributes of the node."""
     if not tensorrt.is_rtx:
         pytest.skip("tensorrt builds no engine without a GPU")
     for case in first_and_fullest(name):
@@ -179,7 +179,7 @@ def test_an_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> Non
     assert not plugin_errors
 
 
-# ---- what TensorRT asks
+# ---- callbacks
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -196,7 +196,7 @@ def test_number_and_types_of_outputs(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_only_the_right_types_and_formats_are_taken(tensorrt: TensorRT, name: str, dtype: str) -> None:
+def test_supported_types_and_formats(tensorrt: TensorRT, name: str, dtype: str) -> None:
     trt = tensorrt.trt
     case = first_and_fullest(name)[1]
     plugin, types = plugin_of(name, case), types_of(name, dtype)
@@ -234,7 +234,7 @@ def test_caches_are_written_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
-def test_a_plugin_is_made_again_of_its_fields(tensorrt: TensorRT, name: str, case: Case) -> None:
+def test_a_plugin_is_restored_from_its_serialized_fields(tensorrt: TensorRT, name: str, case: Case) -> None:
     plugin = plugin_of(name, case)
     fields = plugin.get_fields_to_serialize()
     overwritten = [np.full(size, 0x7F, np.int8) for size in range(1, 300)]  # where memory of the fields was given back
@@ -281,7 +281,7 @@ MOST = {
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", MOST)
-def test_a_workspace_is_enough_for_all_smaller_shapes(name: str, dtype: str) -> None:
+def test_workspace_covers_all_smaller_shapes(name: str, dtype: str) -> None:
     types = types_of(name, dtype)
     attributes = {} if name == "BeamTopK" else {"scale": 1.0}
     generator = random.Random(0)
@@ -316,12 +316,12 @@ def test_a_workspace_is_enough_for_all_smaller_shapes(name: str, dtype: str) -> 
 
 
 class NoLauncher:
-    """Nothing may be started."""
+    """A launcher that refuses every kernel."""
 
     gpu = GPU
 
     def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
-        raise AssertionError(f"{kernel.name} was started")
+        raise AssertionError(f"{kernel.name} was launched")
 
 
 NGRAM = {"scores": (2, 30), "history": (2, 5), "lengths": (2,), "ngram_size": ()}
@@ -331,7 +331,7 @@ BLOCKED = {"blocked": (2, 30)}
 def plan_of(
     name: str, inputs: dict[str, Any], outputs: dict[str, Any], attributes: dict[str, float] | None = None
 ) -> Plan:
-    """Of shapes, or of tensors at an address."""
+    """The plan of a call; a tensor is a shape, or a shape at an address."""
     placed = (
         {tensor: at if isinstance(at, TensorAt) else TensorAt(at, 4096) for tensor, at in tensors.items()}
         for tensors in (inputs, outputs)
@@ -339,7 +339,7 @@ def plan_of(
     return plan(name, "float32", *placed, attributes or {}, GPU, 0)
 
 
-def test_a_right_call_is_planned() -> None:
+def test_a_valid_call_is_planned() -> None:
     (kernel,) = plan_of("NGramBlock", NGRAM, BLOCKED).kernels
     assert kernel.name == "tightbeam::device::ngram_block<float>"
 
@@ -395,7 +395,7 @@ def test_a_cache_is_not_planned_in_other_memory() -> None:
 
 
 @pytest.mark.parametrize("extra", [{"scale_cache": (2, 1, 6, 1)}, {"row_scales": (2, 1)}])
-def test_scales_come_together(extra: dict[str, Any]) -> None:
+def test_scales_without_scale_cache_are_refused(extra: dict[str, Any]) -> None:
     inputs, outputs = beam_latent_attention()
     with pytest.raises(TensorRTError, match=r"has one of .*scale.*expected both or none"):
         plan_of("BeamLatentAttention", inputs | extra, outputs, {"scale": 1.0})
@@ -435,7 +435,7 @@ def test_outputs_that_contradict_one_another_are_not_planned() -> None:
         "scores history lengths ngram_size -> blocked -> blocked",
     ],
 )
-def test_a_node_names_its_tensors_rightly(tensorrt: TensorRT, tensors: str) -> None:
+def test_invalid_tensor_names_are_refused(tensorrt: TensorRT, tensors: str) -> None:
     expected = "NGramBlock: the attribute tensors is .*, expected names of scores history lengths ngram_size -> blocked"
     with pytest.raises(TensorRTError, match=expected):
         make_plugin("NGramBlock", tensors, {})
@@ -455,7 +455,7 @@ def test_former_names_of_tensors_are_read(tensorrt: TensorRT) -> None:
     assert made.node.tensors == tensors.replace("prior_", "prefix_")
 
 
-def test_a_node_has_its_attributes(tensorrt: TensorRT) -> None:
+def test_missing_attributes_are_refused(tensorrt: TensorRT) -> None:
     trt, tensors = tensorrt.trt, "query key value mask -> output"
     with pytest.raises(TensorRTError, match="SourceAttention: attribute scale is missing; export the model again"):
         make_plugin("SourceAttention", tensors, {"weight_threshold": 0.0})
@@ -476,7 +476,7 @@ def test_a_node_has_its_attributes(tensorrt: TensorRT) -> None:
         ((2, 30), (2, 5), (2, 31), "blocked is"),
     ],
 )
-def test_enqueue_with_wrong_shapes_starts_nothing(scores: Any, history: Any, blocked: Any, message: str) -> None:
+def test_enqueue_with_wrong_shapes_launches_nothing(scores: Any, history: Any, blocked: Any, message: str) -> None:
     plugin = make_plugin("NGramBlock", "scores history lengths ngram_size -> blocked", {}, NoLauncher())
     inputs = [
         described(scores, "float32"),
@@ -489,7 +489,7 @@ def test_enqueue_with_wrong_shapes_starts_nothing(scores: Any, history: Any, blo
     assert len(plugin_errors) == 1 and f"NGramBlock: {message}" in plugin_errors[0]
 
 
-def test_nothing_is_raised_into_tensorrt() -> None:
+def test_callbacks_never_raise_into_tensorrt() -> None:
     plugin = make_plugin("NGramBlock", "scores history lengths ngram_size -> blocked", {}, NoLauncher())
     one = described_range((2, 30), "float32")
     calls = [
@@ -513,6 +513,6 @@ def test_nothing_is_raised_into_tensorrt() -> None:
         ({"query": [4, 8], "mask": [2, 7]}, r"SourceAttention: no input gives H, V of output \[B M, H V\]"),
     ],
 )
-def test_output_shapes_that_do_not_follow(shapes: dict[str, list[int]], message: str) -> None:
+def test_output_shapes_that_cannot_be_inferred(shapes: dict[str, list[int]], message: str) -> None:
     with pytest.raises(TensorRTError, match=message):
         output_shapes(OPERATORS["SourceAttention"], shapes, {}, Ints())

@@ -1,4 +1,4 @@
-"""An engine file loaded by TensorRT: what is made of its answers, and TensorRT-RTX itself as far as it goes here."""
+"""An engine file loaded by TensorRT: results and errors of a stand-in for it, and TensorRT-RTX without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = Any
 
 
 class Trt(ModuleType):
-    """As much of the module as loading and running an engine takes."""
+    """The part of the module that loads and runs an engine."""
 
     __version__ = "1.7"
 
@@ -95,7 +95,7 @@ def loaded(path: Path, distribution: str = "tensorrt_rtx", **answers: Any) -> Lo
     return LoadedGraph(TensorRT(Trt(**answers), distribution), path)
 
 
-def test_a_loaded_graph(tmp_path: Path) -> None:
+def test_tensors_of_a_loaded_graph(tmp_path: Path) -> None:
     graph = loaded(tmp_path / "a.engine", capturable=False)
     assert graph.on_host == {"a"}
     assert graph.types == {"a": "float16", "b": "FP8"}
@@ -127,7 +127,7 @@ def test_a_loaded_graph(tmp_path: Path) -> None:
         ({"plugin_errors": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
     ],
 )
-def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
+def test_errors_of_tensorrt_are_one_line(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "set_input": ("a", (1,), 256),
         "set_output": ("a", (1,), 256),
@@ -141,7 +141,7 @@ def test_what_tensorrt_refuses(tmp_path: Path, answers: dict[str, Any], call: st
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_file_that_holds_nothing(tmp_path: Path, there: bool) -> None:
+def test_an_empty_or_missing_engine_file(tmp_path: Path, there: bool) -> None:
     path = tmp_path / "a.engine"
     if there:
         path.touch()
@@ -164,8 +164,8 @@ def test_messages_of_tensorrt(caplog: pytest.LogCaptureFixture) -> None:
     assert found.logger is found.logger
 
 
-def test_tensorrt_rtx_itself(tmp_path: Path) -> None:
-    """As far as it goes without a GPU: what is set for CUDA graphs and exact float32, and a file that is no engine."""
+def test_installed_tensorrt_rtx(tmp_path: Path) -> None:
+    """Settings for CUDA graphs and exact float32, and a file that is no engine; the rest needs a GPU."""
     pytest.importorskip("tensorrt_rtx_bindings")
     found = register_plugins()
     if not found.is_rtx:

@@ -152,7 +152,7 @@ WHISPER_GENERATION: dict[str, Any] = {
     "no_timestamps_token_id": 106,
     "max_length": 30,
 }
-"""As the published multilingual checkpoints have it."""
+"""Generation config of the published multilingual checkpoints."""
 
 SENTENCES = (
     "the harbour bridge was closed on monday after a ship had struck it in the night",

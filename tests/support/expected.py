@@ -1,4 +1,4 @@
-"""What ``model.generate`` returns: made once for each model, source and settings, whatever is compared with it."""
+"""Outputs of ``model.generate``, made once for each model, source and settings."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["described", "described_range", "node_of", "plugin_of", "run_plugin"]
 
 
 def node_of(name: str, case: Case) -> str:
-    """The names of the tensors, as a node has them."""
+    """The attribute ``tensors`` of a case's node."""
     return f"{' '.join(case.inputs)} -> {' '.join(outputs_of(name, case))}"
 
 
@@ -46,7 +46,7 @@ def described_range(shape: Iterable[int], kind: str) -> Any:
 def run_plugin(
     name: str, case: Case, dtype: str, launcher: Launcher, memory: Callable[[Array], Memory], *, in_place: bool = False
 ) -> dict[str, Array]:
-    """As run_kernels, through the plugin's ``enqueue``. Raises RuntimeError for what the plugin noted, too."""
+    """``run_kernels`` through the plugin's ``enqueue``. Raises RuntimeError for the plugin's errors too."""
     return run_kernels(name, case, dtype, launcher, memory, in_place=in_place, call=_enqueue)
 
 
