@@ -116,8 +116,11 @@ def test_allocated_cache_bytes_match_the_formula(bundles: BundleCache, family: s
 def test_values_are_recovered_from_rotated_keys(
     bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str, generated: str
 ) -> None:
-    """Keys are cached before their rotation and rotated when read. SmolLM3 rotates the keys of some layers alone, Mistral
-    has a window, Qwen2 a bias that is rotated with its keys, OLMo 2 and Qwen3 a norm before the rotation."""
+    """Keys are cached before their rotation and rotated when read.
+
+    SmolLM3 rotates the keys of some layers alone, Mistral has a window, Qwen2 a bias that is rotated with its keys, and
+    OLMo 2 and Qwen3 a norm before the rotation.
+    """
     checkpoint, canonical = bundles.trace(family, **shape)
     plan = [LayerPlan(source, generated, "")] * canonical.sizes.L
     graphs, results = rewrite(canonical, plan)

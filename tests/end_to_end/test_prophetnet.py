@@ -43,7 +43,7 @@ def test_bucket_table_matches_transformers(bundles: BundleCache) -> None:
 
 
 def test_streams_without_a_past_match_the_steps(bundles: BundleCache) -> None:
-    """The guard measures what steps compute; `use_cache=False` of transformers itself is not. In float64, but
+    """The guard measures what the steps compute, which `use_cache=False` of transformers does not give. In float64, but
     for the softmax of transformers' steps."""
     checkpoint = load_checkpoint(bundles.checkpoints("prophetnet", ngram=3))
     model = checkpoint.model.double()
