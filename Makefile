@@ -44,6 +44,7 @@ test: lint $(BUILT) $(SERVED) ## [10 min] lint, and every test that needs neithe
 lint: $(READY) ## [1 min] formatting, strict types, and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files "*.h" "*.cpp" "*.cu" "*.cuh" "*.c")
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
 
