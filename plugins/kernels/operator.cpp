@@ -116,9 +116,8 @@ bool Operator::solve(const Input& input, const KnownShape& shape, size_t index, 
   if (factor <= 0) return false;
   if (share < 0 || share % factor != 0) verify(input, shape, sizes);
   if (share < 0 || share % factor != 0)
-    throw OperatorError{std::string(name) + ": " + input.name + " is " + shape_text(shape.sizes) +
-                        ", expected [" + input.shape + "]: no size " + letters[unknown] + " gives dimension " +
-                        std::to_string(index)};
+    throw OperatorError{std::string(name) + ": " + input.name + " is " + shape_text(shape.sizes) + ", expected [" +
+                        input.shape + "]: no size " + letters[unknown] + " gives dimension " + std::to_string(index)};
   sizes[unknown] = share / factor;
   return true;
 }

@@ -38,7 +38,7 @@ struct Input {
   Element type;
   const char* shape;
   bool is_optional = false;
-  bool is_scalar = false;  // one number, of shape [] or [1]; stays in CPU memory under every provider
+  bool is_scalar = false;        // one number, of shape [] or [1]; stays in CPU memory under every provider
   const char* letter = nullptr;  // of a scalar: the size that its value is
   const char* most = nullptr;    // and the letter that bounds it
   std::vector<Dimension> dimensions;
@@ -106,7 +106,7 @@ struct Attribute {
 struct KnownShape {
   bool present = false;
   bool has_rank = false;
-  std::vector<int64_t> sizes;  // -1: unknown
+  std::vector<int64_t> sizes;      // -1: unknown
   const int64_t* value = nullptr;  // of a scalar that gives a size, once it is known
 };
 
@@ -158,14 +158,20 @@ struct Call {
 
   // Null where an optional input is missing.
   template <class T>
-  const T* input(const char* name) const { return inputs[op.input(name)].as<T>(); }
+  const T* input(const char* name) const {
+    return inputs[op.input(name)].as<T>();
+  }
 
   // Null where an optional output is not wanted.
   template <class T>
-  T* output(const char* name) const { return static_cast<T*>(outputs[op.output(name)]); }
+  T* output(const char* name) const {
+    return static_cast<T*>(outputs[op.output(name)]);
+  }
 
   template <class T>
-  T scalar(const char* name) const { return *input<T>(name); }
+  T scalar(const char* name) const {
+    return *input<T>(name);
+  }
 
   float float_attribute(const char* name) const { return static_cast<float>(attribute(name)); }
 

@@ -22,7 +22,9 @@ struct Tensor {
   bool present = false;
 
   template <class T>
-  const T* as() const { return static_cast<const T*>(data); }
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
 };
 
 // Raised by an operator's checks and kernels; the message names operator, tensor, what was expected and what came.

@@ -94,7 +94,8 @@ double attribute_value(const char* op, const Attribute& wanted, const FoundAttri
   const auto fail = [&](const char* what) -> double {
     throw OperatorError{std::string(op) + ": attribute " + wanted.name + what};
   };
-  if (wanted.is_int ? found.is_float : found.is_int) return fail(wanted.is_int ? " must be an int" : " must be a float");
+  if (wanted.is_int ? found.is_float : found.is_int)
+    return fail(wanted.is_int ? " must be an int" : " must be a float");
   if (found.is_float) return found.number;
   if (found.is_int) return static_cast<double>(found.integer);
   return wanted.is_required ? fail(" is missing") : wanted.value;
@@ -119,9 +120,8 @@ std::vector<double> attribute_values(const OrtApi& api, const OrtKernelInfo* inf
 OrtStatus* ORT_API_CALL create_node(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,
                                     void** node) noexcept {
   const CustomOperator& custom = self(op);
-  return guarded(*api, custom.table.name, [&] {
-    *node = new Node{custom, *api, attribute_values(*api, info, custom.table)};
-  });
+  return guarded(*api, custom.table.name,
+                 [&] { *node = new Node{custom, *api, attribute_values(*api, info, custom.table)}; });
 }
 
 // ---- a node is run ----
@@ -155,12 +155,11 @@ OrtStatus* ORT_API_CALL run_node(void* pointer, OrtKernelContext* context) noexc
     std::vector<KnownShape> shapes;
     for (size_t i = 0; i < table.inputs.size(); ++i) {
       const Input& input = table.inputs[i];
-      call.inputs.push_back(
-          input_tensor(node.api, context, i, input, onnx_type(input.type, node.op.float_type)));
+      call.inputs.push_back(input_tensor(node.api, context, i, input, onnx_type(input.type, node.op.float_type)));
       const Tensor& tensor = call.inputs.back();
       if (!tensor.present && !input.is_optional) call.fail(std::string(input.name) + " is missing");
-      shapes.push_back({tensor.present, tensor.present, tensor.shape,
-                        input.letter == nullptr ? nullptr : tensor.as<int64_t>()});
+      shapes.push_back(
+          {tensor.present, tensor.present, tensor.shape, input.letter == nullptr ? nullptr : tensor.as<int64_t>()});
     }
     call.sizes = table.sizes(shapes);
     size_t count = 0;
@@ -168,11 +167,11 @@ OrtStatus* ORT_API_CALL run_node(void* pointer, OrtKernelContext* context) noexc
     for (size_t i = 0; i < table.outputs.size(); ++i) {
       const std::vector<int64_t> shape = table.output_shape(i, call.sizes);
       OrtValue* value = nullptr;
-      if (i < count)
-        check(node.api.KernelContext_GetOutput(context, i, shape.data(), shape.size(), &value));
+      if (i < count) check(node.api.KernelContext_GetOutput(context, i, shape.data(), shape.size(), &value));
       void* data = nullptr;
       if (value != nullptr) check(node.api.GetTensorMutableData(value, &data));
-      if (data == nullptr && !table.outputs[i].is_optional) call.fail(std::string(table.outputs[i].name) + " is missing");
+      if (data == nullptr && !table.outputs[i].is_optional)
+        call.fail(std::string(table.outputs[i].name) + " is missing");
       call.outputs.push_back(data);
     }
     node.op.run(call, node.api, context);
@@ -260,7 +259,8 @@ struct Domain {
     add_all(operators);
     check(api.CreateCustomOpDomain("tightbeam", &domain));
     for (const auto& op : operators) {
-      if (major == 1 && minor < OPTIONAL_INPUTS_INFERRED && has_optional_input(op->table)) op->InferOutputShapeFn = nullptr;
+      if (major == 1 && minor < OPTIONAL_INPUTS_INFERRED && has_optional_input(op->table))
+        op->InferOutputShapeFn = nullptr;
       check(api.CustomOpDomain_Add(domain, op.get()));
     }
   }
@@ -281,7 +281,9 @@ CustomOperator::CustomOperator(const Operator& table, ONNXTensorElementDataType 
   GetName = [](const OrtCustomOp* op) { return self(op).table.name; };
   GetExecutionProviderType = [](const OrtCustomOp* op) { return self(op).provider; };
   GetInputTypeCount = [](const OrtCustomOp* op) { return self(op).table.inputs.size(); };
-  GetInputType = [](const OrtCustomOp* op, size_t i) { return onnx_type(self(op).table.inputs[i].type, self(op).float_type); };
+  GetInputType = [](const OrtCustomOp* op, size_t i) {
+    return onnx_type(self(op).table.inputs[i].type, self(op).float_type);
+  };
   GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) {
     return self(op).table.inputs[i].is_optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
   };
@@ -289,7 +291,9 @@ CustomOperator::CustomOperator(const Operator& table, ONNXTensorElementDataType 
     return self(op).table.inputs[i].is_scalar ? OrtMemTypeCPUInput : OrtMemTypeDefault;
   };
   GetOutputTypeCount = [](const OrtCustomOp* op) { return self(op).table.outputs.size(); };
-  GetOutputType = [](const OrtCustomOp* op, size_t i) { return onnx_type(self(op).table.outputs[i].type, self(op).float_type); };
+  GetOutputType = [](const OrtCustomOp* op, size_t i) {
+    return onnx_type(self(op).table.outputs[i].type, self(op).float_type);
+  };
   GetOutputCharacteristic = [](const OrtCustomOp* op, size_t i) {
     return self(op).table.outputs[i].is_optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
   };
@@ -348,8 +352,8 @@ void copy_updated(const Call& call, const Parallel& parallel) {
 OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base, void (*add_all)(Operators&)) {
   const OrtApi* api = base->GetApi(ORT_API);
   if (api == nullptr) {
-    const std::string message = "tightbeam: needs ONNX Runtime 1." + std::to_string(ORT_API) + " or newer, this is " +
-                                base->GetVersionString();
+    const std::string message =
+        "tightbeam: needs ONNX Runtime 1." + std::to_string(ORT_API) + " or newer, this is " + base->GetVersionString();
     return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
   }
   return guarded(*api, "tightbeam", [&] {

@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/floats.h"
-#include "kernels/operator.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/widen.h"
+#include "kernels/floats.h"
+#include "kernels/operator.h"
 
 namespace tightbeam {
 
@@ -96,9 +96,10 @@ void run_on_cpu(Call& call, const OrtApi& api, OrtKernelContext* context) {
 template <class Kernel, class Float, class = void>
 constexpr bool has_kernel = false;
 template <class Kernel, class Float>
-constexpr bool has_kernel<Kernel, Float,
-                          std::void_t<decltype(Kernel::template run<Float>(std::declval<const Call&>(),
-                                                                           std::declval<const Parallel&>()))>> = true;
+constexpr bool has_kernel<
+    Kernel, Float,
+    std::void_t<decltype(Kernel::template run<Float>(std::declval<const Call&>(), std::declval<const Parallel&>()))>> =
+    true;
 
 template <class Kernel, class Float>
 void run_or_widen(Call& call, const OrtApi& api, OrtKernelContext* context) {

@@ -7,14 +7,14 @@ namespace tightbeam {
 namespace {
 
 // `run` is there for the float types that the operator's kernel_cpu.cpp has a kernel for.
-#define TIGHTBEAM_KERNEL(op, Arguments)                                               \
-  struct op##_kernel {                                                                \
-    static const Operator& table() { return op##_table(); }                           \
-    template <class Float>                                                            \
-    static auto run(const Call& call, const Parallel& parallel)                       \
-        -> decltype(op(std::declval<const Arguments<Float>&>(), parallel)) {          \
-      op(op##_arguments<Float>(call), parallel);                                      \
-    }                                                                                 \
+#define TIGHTBEAM_KERNEL(op, Arguments)                                      \
+  struct op##_kernel {                                                       \
+    static const Operator& table() { return op##_table(); }                  \
+    template <class Float>                                                   \
+    static auto run(const Call& call, const Parallel& parallel)              \
+        -> decltype(op(std::declval<const Arguments<Float>&>(), parallel)) { \
+      op(op##_arguments<Float>(call), parallel);                             \
+    }                                                                        \
   };
 TIGHTBEAM_OPERATORS(TIGHTBEAM_KERNEL)
 #undef TIGHTBEAM_KERNEL

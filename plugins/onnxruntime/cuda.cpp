@@ -12,10 +12,10 @@
 namespace tightbeam {
 
 // Defined by TIGHTBEAM_LAUNCH_ON_STREAM in a generated file for each operator.
-#define TIGHTBEAM_DECLARE(op, Arguments)                                                               \
-  template <class Float>                                                                               \
-  void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream);           \
-  template <class Float>                                                                               \
+#define TIGHTBEAM_DECLARE(op, Arguments)                                                     \
+  template <class Float>                                                                     \
+  void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream); \
+  template <class Float>                                                                     \
   size_t op##_workspace(const Arguments<Float>& arguments);
 TIGHTBEAM_OPERATORS(TIGHTBEAM_DECLARE)
 #undef TIGHTBEAM_DECLARE
@@ -119,21 +119,21 @@ void add_cuda_operator(Operators& operators) {
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, run_on_cuda<Kernel, __nv_bfloat16>);
 }
 
-#define TIGHTBEAM_KERNEL(op, Arguments)                                                                \
-  struct op##_kernel {                                                                                 \
-    static const Operator& table() { return op##_table(); }                                            \
-    template <class Float>                                                                             \
-    static Arguments<Float> arguments(const Call& call) {                                              \
-      return op##_arguments<Float>(call);                                                              \
-    }                                                                                                  \
-    template <class Float>                                                                             \
-    static size_t workspace(const Arguments<Float>& arguments) {                                       \
-      return op##_workspace(arguments);                                                                \
-    }                                                                                                  \
-    template <class Float>                                                                             \
-    static void launch(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) {      \
-      launch_##op(arguments, workspace, stream);                                                       \
-    }                                                                                                  \
+#define TIGHTBEAM_KERNEL(op, Arguments)                                                           \
+  struct op##_kernel {                                                                            \
+    static const Operator& table() { return op##_table(); }                                       \
+    template <class Float>                                                                        \
+    static Arguments<Float> arguments(const Call& call) {                                         \
+      return op##_arguments<Float>(call);                                                         \
+    }                                                                                             \
+    template <class Float>                                                                        \
+    static size_t workspace(const Arguments<Float>& arguments) {                                  \
+      return op##_workspace(arguments);                                                           \
+    }                                                                                             \
+    template <class Float>                                                                        \
+    static void launch(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) { \
+      launch_##op(arguments, workspace, stream);                                                  \
+    }                                                                                             \
   };
 TIGHTBEAM_OPERATORS(TIGHTBEAM_KERNEL)
 #undef TIGHTBEAM_KERNEL

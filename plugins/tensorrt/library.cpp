@@ -40,20 +40,21 @@ struct Entry {
   Plan (*plan[3])(const Call& call, const Gpu& gpu, void* workspace);  // by float type: float32, float16, bfloat16
 };
 
-#define TIGHTBEAM_PLAN(op, Arguments)                                                          \
-  template <class Float>                                                                       \
-  Plan plan_of_##op(const Call& call, const Gpu& gpu, void* workspace) {                       \
-    const Arguments<Float> arguments = op##_arguments<Float>(call);                            \
-    Plan plan{op##_workspace(arguments, gpu), op##_most_workspace(arguments, gpu), {}};        \
-    launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                          \
-    return plan;                                                                               \
+#define TIGHTBEAM_PLAN(op, Arguments)                                                   \
+  template <class Float>                                                                \
+  Plan plan_of_##op(const Call& call, const Gpu& gpu, void* workspace) {                \
+    const Arguments<Float> arguments = op##_arguments<Float>(call);                     \
+    Plan plan{op##_workspace(arguments, gpu), op##_most_workspace(arguments, gpu), {}}; \
+    launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                   \
+    return plan;                                                                        \
   }
 TIGHTBEAM_OPERATORS(TIGHTBEAM_PLAN)
 #undef TIGHTBEAM_PLAN
 
 const Entry& find(const char* name) {
   static const std::vector<Entry> entries = {
-#define TIGHTBEAM_ENTRY(op, Arguments) {op##_table(), {plan_of_##op<float>, plan_of_##op<Float16>, plan_of_##op<BFloat16>}},
+#define TIGHTBEAM_ENTRY(op, Arguments) \
+  {op##_table(), {plan_of_##op<float>, plan_of_##op<Float16>, plan_of_##op<BFloat16>}},
       TIGHTBEAM_OPERATORS(TIGHTBEAM_ENTRY)
 #undef TIGHTBEAM_ENTRY
   };
@@ -156,8 +157,11 @@ TightbeamPlan store(PlanMemory& memory, Plan plan) {
   for (size_t i = 0; i < memory.plan.kernels.size(); ++i) {
     const LaunchedKernel& kernel = memory.plan.kernels[i];
     const Launch& launch = kernel.launch;
-    memory.kernels.push_back({kernel.name.c_str(), memory.parameters[i].data(),
-                              {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.block, launch.shared_bytes});
+    memory.kernels.push_back({kernel.name.c_str(),
+                              memory.parameters[i].data(),
+                              {launch.grid[0], launch.grid[1], launch.grid[2]},
+                              launch.block,
+                              launch.shared_bytes});
   }
   return {memory.plan.workspace_bytes, memory.plan.most_workspace_bytes, memory.kernels.data(),
           static_cast<int32_t>(memory.kernels.size())};
@@ -171,9 +175,9 @@ TightbeamPlan store(PlanMemory& memory, Plan plan) {
 // The fingerprint of the operators that this library has.
 TIGHTBEAM_EXPORT const char* tightbeam_operators() { return tightbeam::OPERATORS_FINGERPRINT; }
 
-// The kernels that a call of an operator launches: `inputs`, `outputs` and `attributes` in the order of its table; `float_type` 0 to
-// 2: float32, float16, bfloat16; scalar inputs on the device unless `scalars_on_host`. Null, or what is wrong with the
-// call.
+// The kernels that a call of an operator launches: `inputs`, `outputs` and `attributes` in the order of its table;
+// `float_type` 0 to 2: float32, float16, bfloat16; scalar inputs on the device unless `scalars_on_host`. Null, or what
+// is wrong with the call.
 TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type, const TightbeamTensor* inputs,
                                             const TightbeamTensor* outputs, const double* attributes,
                                             int32_t multiprocessors, uint32_t shared_bytes, void* workspace,

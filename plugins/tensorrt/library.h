@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/floats.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/floats.h"
 #include "kernels/operator.h"
 
 namespace tightbeam {
@@ -48,7 +48,8 @@ struct NoteKernel {
  private:
   template <class... Parameters, class... Arguments>
   void note(void (*)(Parameters...), std::string name, const Launch& launch, const Arguments&... arguments) const {
-    static_assert((std::is_same_v<Parameters, Arguments> && ...), "a parameter would be converted, so its bytes differ");
+    static_assert((std::is_same_v<Parameters, Arguments> && ...),
+                  "a parameter would be converted, so its bytes differ");
     kernels.push_back({std::move(name), launch, {bytes_of(arguments)...}});
   }
 

@@ -11,7 +11,7 @@ namespace tightbeam {
 // One cache [R, G, T_max, width] and the row that is written to it in this step.
 struct HistoryRows {
   float* cache;
-  const float* row;   // of beam r and key head g at row + r * row_stride + g * width
+  const float* row;  // of beam r and key head g at row + r * row_stride + g * width
   size_t row_stride;
   int width;
 };

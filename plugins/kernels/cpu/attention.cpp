@@ -50,8 +50,8 @@ void Attention::weigh(int first, int Q, int count) {
 }
 
 void Attention::add(int first, int Q, const float* const* values, int count, int width, int column, Upcoming next) {
-  math_.add_weighted(scores(first), TILE, Q, values, count, width, &sums_[static_cast<size_t>(first) * V_ + column],
-                     V_, next);
+  math_.add_weighted(scores(first), TILE, Q, values, count, width, &sums_[static_cast<size_t>(first) * V_ + column], V_,
+                     next);
 }
 
 void Attention::write_output(int q, float* output) const {

@@ -20,8 +20,8 @@ struct Math {
               Upcoming next);
 
   // sums[q * sums_stride + v] += sum over t of weights[q * stride + t] x values[t][v]; values: pointers to V numbers.
-  void (*add_weighted)(const float* weights, int stride, int Q, const float* const* values, int count, int V, float* sums,
-                       long sums_stride, Upcoming next);
+  void (*add_weighted)(const float* weights, int stride, int Q, const float* const* values, int count, int V,
+                       float* sums, long sums_stride, Upcoming next);
 
   // The greatest of `count` numbers, -inf of none; NaN if one is.
   float (*row_max)(const float* numbers, size_t count);

@@ -142,9 +142,10 @@ void weighted_block(const float* weights, int stride, const float* const* values
                     long sums_stride, Upcoming next) {
   Vector totals[QUERIES][VECTORS];
   TIGHTBEAM_UNROLL
-  for (int q = 0; q < QUERIES; ++q)
+  for (int q = 0; q < QUERIES; ++q) {
     TIGHTBEAM_UNROLL
     for (int i = 0; i < VECTORS; ++i) totals[q][i] = load(sums + q * sums_stride + v + i * LANES);
+  }
   for (int t = 0; t < count; ++t) {
     fetch(next, t);
     Vector value[VECTORS];
@@ -158,9 +159,10 @@ void weighted_block(const float* weights, int stride, const float* const* values
     }
   }
   TIGHTBEAM_UNROLL
-  for (int q = 0; q < QUERIES; ++q)
+  for (int q = 0; q < QUERIES; ++q) {
     TIGHTBEAM_UNROLL
     for (int i = 0; i < VECTORS; ++i) store(sums + q * sums_stride + v + i * LANES, totals[q][i]);
+  }
 }
 
 template <int QUERIES>
@@ -314,8 +316,7 @@ size_t next_above(const float* numbers, size_t from, size_t count, float thresho
 
 extern const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA);
 const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA) = {
-    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot,   add_weighted, row_max, exponentials, sum_of_exponentials,
-    scale,                         next_above,
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot, add_weighted, row_max, exponentials, sum_of_exponentials, scale, next_above,
 };
 
 }  // namespace tightbeam

@@ -90,7 +90,8 @@ void run_widened(Call& call, Type narrow, const Parallel& parallel, void (*run)(
     if (output.type != Element::Float) {
       if (output.starts_as_copy) {
         const Tensor& from = call.inputs[call.op.input(output.input)];
-        if (from.data != call.outputs[i]) std::memcpy(call.outputs[i], from.data, bytes_of(from.type) * count_of(from.shape));
+        if (from.data != call.outputs[i])
+          std::memcpy(call.outputs[i], from.data, bytes_of(from.type) * count_of(from.shape));
       }
       continue;
     }

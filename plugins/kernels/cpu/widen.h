@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "kernels/operator.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/operator.h"
 
 namespace tightbeam {
 

@@ -1,4 +1,5 @@
-// What the attention kernels share: softmax over parts, a beam's history, and rows streamed through the lanes of a warp.
+// What the attention kernels share: softmax over parts, a beam's history, and rows streamed through the lanes of a
+// warp.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -127,8 +128,8 @@ struct RowStream {
   float sums[QUERIES][CHUNKS * SIZE];  // of columns first_column + (chunk x lanes + lane) x SIZE ..
 
   // `rows` gives: begin, end; key and value widths K, V; counts(t), locate(t, &key, &value), score(q, t, dot);
-  // a constant has_rotation, and rotation(t, column, cosines, sines). `queries`: [QUERIES, K_padded] in shared memory, then as
-  // many numbers that go with the sines.
+  // a constant has_rotation, and rotation(t, column, cosines, sines). `queries`: [QUERIES, K_padded] in shared memory,
+  // then as many numbers that go with the sines.
   __device__ void run(const Rows& rows, const float* queries, int K_padded, int lanes, int part, int parts,
                       int first_column) {
     const int lane = threadIdx.x % WARP % lanes, group = threadIdx.x % WARP / lanes, groups = WARP / lanes;
@@ -191,8 +192,7 @@ struct RowStream {
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
           float dot = dots[u][q];
-          for (int distance = lanes / 2; distance > 0; distance /= 2)
-            dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
+          for (int distance = lanes / 2; distance > 0; distance /= 2) dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
           scores[u] = counts[u] ? rows.score(q, t[u], dot) : -infinity();
           row_max = fmaxf(row_max, scores[u]);
         }
@@ -208,8 +208,7 @@ struct RowStream {
 #pragma unroll
           for (int chunk = 0; chunk < CHUNKS; ++chunk)
 #pragma unroll
-            for (int i = 0; i < SIZE; ++i)
-              sums[q][chunk * SIZE + i] += weight * to_float(pack[u][chunk].values[i]);
+            for (int i = 0; i < SIZE; ++i) sums[q][chunk * SIZE + i] += weight * to_float(pack[u][chunk].values[i]);
         }
       }
     }
@@ -225,7 +224,8 @@ struct RowStream {
         row_max = fmaxf(row_max, __shfl_xor_sync(WHOLE_WARP, row_max, distance));
       const float shrink = weight_below(softmax[q].row_max, row_max);
       float row_sum = softmax[q].row_sum * shrink;
-      for (int distance = lanes; distance < WARP; distance *= 2) row_sum += __shfl_xor_sync(WHOLE_WARP, row_sum, distance);
+      for (int distance = lanes; distance < WARP; distance *= 2)
+        row_sum += __shfl_xor_sync(WHOLE_WARP, row_sum, distance);
       if (lane == 0) softmax_out[q] = {row_max, row_sum};
 #pragma unroll
       for (int i = 0; i < CHUNKS * SIZE; ++i) {
@@ -259,8 +259,8 @@ __device__ __forceinline__ float unpack(unsigned two, int which) {
   return to_float(value);
 }
 
-// The b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at `corner`.
-// As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows.
+// The b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
+// `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows.
 template <class Half>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
   const int lane = threadIdx.x % WARP;

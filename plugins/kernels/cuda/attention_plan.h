@@ -18,8 +18,8 @@ constexpr int SIMT_COLUMNS = 4 * SIMT_THREADS, SIMT_STRIDE = SIMT_CHUNK + 4;
 constexpr unsigned SIMT_SHARED_BYTES =
     4 * ((SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE + SIMT_QUERIES * (SIMT_POSITIONS + 1));
 
-// attend_tensor_core of attention_rows.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of each; and
-// its shared memory, as byte offsets.
+// attend_tensor_core of attention_rows.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of
+// each; and its shared memory, as byte offsets.
 struct TensorCoreShape {
   int tiles, steps, columns, warps;
   int D_padded, stride;  // columns of a row in shared memory, and from row to row
@@ -89,7 +89,8 @@ inline TensorCoreShape matrix_shape(int D, int tiles, int steps, int columns) {
   return shape;
 }
 
-// Whether a rotation can be applied to matrix fragments: they are rotated 8 columns at a time, all in one half of a head.
+// Whether a rotation can be applied to matrix fragments: they are rotated 8 columns at a time, all in one half of a
+// head.
 constexpr bool rotates_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
 
 // The largest shape that serves `queries` queries of one block row and fits the GPU; warps = 0 where none does.

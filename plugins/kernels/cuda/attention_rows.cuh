@@ -16,8 +16,9 @@
 
 namespace tightbeam::device {
 
-// Rotates fragments of load_key_fragments by 8 columns: the numbers that go with them stand half a rotation away in the same
-// row. `column`: of the row, at `corner`; `table_row(i)`: where the angles of position i of the fragments' 16 stand.
+// Rotates fragments of load_key_fragments by 8 columns: the numbers that go with them stand half a rotation away in the
+// same row. `column`: of the row, at `corner`; `table_row(i)`: where the angles of position i of the fragments' 16
+// stand.
 template <class Half, class Arguments, class TableRow>
 __device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride,
                                                    const Arguments& a, int column, TableRow table_row) {
@@ -49,11 +50,11 @@ __device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Ha
 template <class Problem>
 __device__ __forceinline__ void attend_simt(const Problem& problem, int first_column) {
   constexpr int COLUMNS = SIMT_COLUMNS / SIMT_THREADS;
-  float* queries = shared_memory<float>();                       // [SIMT_QUERIES, SIMT_STRIDE]
-  float* keys = queries + SIMT_QUERIES * SIMT_STRIDE;          // [SIMT_POSITIONS, SIMT_STRIDE]
-  float* weights = keys + SIMT_POSITIONS * SIMT_STRIDE;        // [SIMT_POSITIONS, SIMT_QUERIES]
-  float* shrinks = weights + SIMT_POSITIONS * SIMT_QUERIES;    // [SIMT_QUERIES]
-  const int thread = threadIdx.x, q = thread / 16;  // of the scores; positions thread % 16 and that + 16
+  float* queries = shared_memory<float>();                   // [SIMT_QUERIES, SIMT_STRIDE]
+  float* keys = queries + SIMT_QUERIES * SIMT_STRIDE;        // [SIMT_POSITIONS, SIMT_STRIDE]
+  float* weights = keys + SIMT_POSITIONS * SIMT_STRIDE;      // [SIMT_POSITIONS, SIMT_QUERIES]
+  float* shrinks = weights + SIMT_POSITIONS * SIMT_QUERIES;  // [SIMT_QUERIES]
+  const int thread = threadIdx.x, q = thread / 16;           // of the scores; positions thread % 16 and that + 16
   const int group = q < problem.queries ? problem.first_group(q) : -1;
   const int first_group = problem.first_group(0), last_group = problem.first_group(problem.queries - 1);
   PartialSoftmax softmax = {-infinity(), 0.0f};
@@ -153,17 +154,17 @@ __device__ __forceinline__ void attend_simt(const Problem& problem, int first_co
 // operations weigh the same. With TILES = 2 each row comes in for 2 blocks, the second time from L2. For each tile of
 // 32 positions (64 KB) a block passes 64 KB in, 2 x 64 KB out and 2 x 64 KB of score shares through shared memory, 5 x
 // 64 KB or 2,560 cycles at 128 bytes each, against 1,600 cycles of mma.sync and 1,580 of the block's part of the device
-// memory's rate: shared memory is the limit, and 0.6 of the bytes' time the most that can be had; expect 0.4 to 0.5 with
-// the three barriers of a tile. Registers: 64 sums and 32 of queries a thread for TILES = 2, 512 threads.
+// memory's rate: shared memory is the limit, and 0.6 of the bytes' time the most that can be had; expect 0.4 to 0.5
+// with the three barriers of a tile. Registers: 64 sums and 32 of queries a thread for TILES = 2, 512 threads.
 template <class Half, int TILES, int STEPS, int COLUMNS, class Problem>
 __device__ __forceinline__ void attend_tensor_core(const Problem& problem, const TensorCoreShape& shape) {
   constexpr int QUERIES = 16 * TILES, POSITIONS = 16 * STEPS, WEIGHT_STRIDE = POSITIONS + 8;
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int D = problem.D, own_column = warp * COLUMNS, stride = shape.stride;
-  Half* rows = shared_memory<Half>();                            // [2, POSITIONS, stride]
-  float* scores = shared_memory<float>(shape.scores_at);         // [warps, QUERIES, POSITIONS]
-  Half* weights = shared_memory<Half>(shape.weights_at);         // [QUERIES, WEIGHT_STRIDE]
-  float* row_max = shared_memory<float>(shape.state_at);         // [QUERIES]
+  Half* rows = shared_memory<Half>();                                // [2, POSITIONS, stride]
+  float* scores = shared_memory<float>(shape.scores_at);             // [warps, QUERIES, POSITIONS]
+  Half* weights = shared_memory<Half>(shape.weights_at);             // [QUERIES, WEIGHT_STRIDE]
+  float* row_max = shared_memory<float>(shape.state_at);             // [QUERIES]
   float *row_sum = row_max + QUERIES, *shrinks = row_sum + QUERIES;  // [QUERIES] each
   // Where a score's share stands: the columns of a row are permuted so that a warp's stores meet all banks.
   const auto share = [](int q, int n) {
@@ -193,7 +194,8 @@ __device__ __forceinline__ void attend_tensor_core(const Problem& problem, const
   }
   const auto takes_part = [&](int tile, int begin, int end) { return begin < to[tile] && end > from[tile]; };
 
-  // Starts a tile of positions on its way. Bit n of the result: whether position n counts; if none does, it is not read.
+  // Starts a tile of positions on its way. Bit n of the result: whether position n counts; if none does, it is not
+  // read.
   const auto load = [&](int begin, int stage) {
     const bool counts = lane < POSITIONS && begin + lane < problem.end && problem.counts(begin + lane);
     const unsigned votes = __ballot_sync(WHOLE_WARP, counts);
@@ -207,8 +209,8 @@ __device__ __forceinline__ void attend_tensor_core(const Problem& problem, const
         } else {
           Pack<Half> pack;
           for (int j = 0; j < 8; ++j)
-            pack.values[j] = from_float<Half>(
-                (votes >> n & 1) && column + j < D ? problem.number(begin + n, column + j) : 0.0f);
+            pack.values[j] =
+                from_float<Half>((votes >> n & 1) && column + j < D ? problem.number(begin + n, column + j) : 0.0f);
           store_16(to_shared, pack);
         }
       }
@@ -278,8 +280,7 @@ __device__ __forceinline__ void attend_tensor_core(const Problem& problem, const
       const float weight = weight_below(score, top);
       float sum = weight;
 #pragma unroll
-      for (int distance = POSITIONS / 2; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(WHOLE_WARP, sum, distance);
+      for (int distance = POSITIONS / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, distance);
       weights[q * WEIGHT_STRIDE + n] = from_float<Half>(weight);
       if (n == 0) {
         shrinks[q] = weight_below(old, top);

@@ -24,7 +24,8 @@ struct Gpu {
   unsigned shared_bytes = 227 * 1024;
 };
 
-// A kernel as a type: `launcher(Kernel<...>, launch, arguments...)` may start it by its address, or know it by its name.
+// A kernel as a type: `launcher(Kernel<...>, launch, arguments...)` may start it by its address, or know it by its
+// name.
 template <auto FUNCTION>
 struct Kernel {};
 

@@ -37,20 +37,20 @@ inline Gpu current_gpu() {
 
 // Defines what onnxruntime/cuda.cpp calls, out of the operator's launch_plan.h. `workspace`: device memory of
 // <op>_workspace bytes. Errors of a launch: cudaGetLastError.
-#define TIGHTBEAM_LAUNCH_ON_STREAM(op, Arguments)                                                         \
-  namespace tightbeam {                                                                              \
-  template <class Float>                                                                             \
-  void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) {        \
-    launch_##op(arguments, device::current_gpu(), workspace, device::LaunchOnStream{stream});          \
-  }                                                                                                  \
-  template <class Float>                                                                             \
-  std::size_t op##_workspace(const Arguments<Float>& arguments) {                                    \
-    return op##_workspace(arguments, device::current_gpu());                                         \
-  }                                                                                                  \
-  template void launch_##op(const Arguments<float>&, void*, cudaStream_t);                           \
-  template void launch_##op(const Arguments<__half>&, void*, cudaStream_t);                          \
-  template void launch_##op(const Arguments<__nv_bfloat16>&, void*, cudaStream_t);                   \
-  template std::size_t op##_workspace(const Arguments<float>&);                                      \
-  template std::size_t op##_workspace(const Arguments<__half>&);                                     \
-  template std::size_t op##_workspace(const Arguments<__nv_bfloat16>&);                              \
+#define TIGHTBEAM_LAUNCH_ON_STREAM(op, Arguments)                                             \
+  namespace tightbeam {                                                                       \
+  template <class Float>                                                                      \
+  void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream) { \
+    launch_##op(arguments, device::current_gpu(), workspace, device::LaunchOnStream{stream}); \
+  }                                                                                           \
+  template <class Float>                                                                      \
+  std::size_t op##_workspace(const Arguments<Float>& arguments) {                             \
+    return op##_workspace(arguments, device::current_gpu());                                  \
+  }                                                                                           \
+  template void launch_##op(const Arguments<float>&, void*, cudaStream_t);                    \
+  template void launch_##op(const Arguments<__half>&, void*, cudaStream_t);                   \
+  template void launch_##op(const Arguments<__nv_bfloat16>&, void*, cudaStream_t);            \
+  template std::size_t op##_workspace(const Arguments<float>&);                               \
+  template std::size_t op##_workspace(const Arguments<__half>&);                              \
+  template std::size_t op##_workspace(const Arguments<__nv_bfloat16>&);                       \
   }

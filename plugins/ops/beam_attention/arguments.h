@@ -1,4 +1,5 @@
-// Arguments of the kernels of BeamAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows.
+// Arguments of the kernels of BeamAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R =
+// B x M rows.
 #pragma once
 
 #ifndef __CUDACC__
@@ -10,26 +11,26 @@ namespace tightbeam {
 template <class Float>
 struct BeamAttentionArguments {
   int B, M, H, G, K, V;
-  int T;      // width of ancestry; lengths <= T
-  int T_max;  // capacity of the caches in positions; T <= T_max
-  int rotary;          // numbers of a key head that are rotated, even, <= K; 0 without cosines
+  int T;                 // width of ancestry; lengths <= T
+  int T_max;             // capacity of the caches in positions; T <= T_max
+  int rotary;            // numbers of a key head that are rotated, even, <= K; 0 without cosines
   int rotary_positions;  // rows of the rotation tables
-  int bias_heads;      // H, or 0 without a bias
-  int bias_distances;  // numbers of a head in distance_bias
-  int bias_row_stride;  // bias_heads x bias_distances with row_bias, else 0: all rows share one
+  int bias_heads;        // H, or 0 without a bias
+  int bias_distances;    // numbers of a head in distance_bias
+  int bias_row_stride;   // bias_heads x bias_distances with row_bias, else 0: all rows share one
   float scale;
   int window;  // newest positions that count; 0: all
 
-  const Float* projected;    // [R, H K + G K + G V]: the new token's queries, key and value side by side
-  const int* ancestry;       // [B, M, T]: which beam slot wrote position t of a beam's own history
-  const int* lengths;        // [B]: tokens of the sample so far, the new one included
-  const float* cosines;      // [rotary_positions, rotary / 2] or null
-  const float* sines;        // as cosines
+  const Float* projected;      // [R, H K + G K + G V]: the new token's queries, key and value side by side
+  const int* ancestry;         // [B, M, T]: which beam slot wrote position t of a beam's own history
+  const int* lengths;          // [B]: tokens of the sample so far, the new one included
+  const float* cosines;        // [rotary_positions, rotary / 2] or null
+  const float* sines;          // as cosines
   const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
   const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
                                // [R, H, bias_distances]; or null
-  const Float* prefix_output;   // [R, H V]: attention over other positions, an attention state to be merged; or null
-  const float* prefix_lse;      // [R, H]: log of the sum of exponentials of its scores; null with prefix_output
+  const Float* prefix_output;  // [R, H V]: attention over other positions, an attention state to be merged; or null
+  const float* prefix_lse;     // [R, H]: log of the sum of exponentials of its scores; null with prefix_output
 
   Float* key_cache;    // [R, G, T_max, K]: read, and written at position lengths-1
   Float* value_cache;  // [R, G, T_max, V]
@@ -51,7 +52,8 @@ BeamAttentionArguments<Float> beam_attention_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp). Raises OperatorError, before anything is written, for values that point outside the cache or the tables.
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError, before anything is written, for values that point outside the
+// cache or the tables.
 void beam_attention(const BeamAttentionArguments<float>& arguments, const Parallel& parallel);
 
 #endif

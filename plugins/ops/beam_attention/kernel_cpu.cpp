@@ -1,6 +1,5 @@
-#include "ops/beam_attention/arguments.h"
-
 #include "kernels/cpu/attend_history.h"
+#include "ops/beam_attention/arguments.h"
 
 namespace tightbeam {
 

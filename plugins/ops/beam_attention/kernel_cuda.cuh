@@ -3,9 +3,9 @@
 // lane go straight into registers; each number serves Q = H / G queries, so the floor is the bytes of the histories.
 #pragma once
 
-#include "ops/beam_attention/arguments.h"
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_plan.h"
+#include "ops/beam_attention/arguments.h"
 #ifndef __CUDACC_RTC__
 #include "ops/beam_attention/launch_plan.h"
 #endif
@@ -24,8 +24,17 @@ struct BeamAttentionRows {
 
   __device__ BeamAttentionRows(const BeamAttentionArguments<Float>& a, const Span& span, int sample, int beam, int g,
                                int first_head)
-      : a(a), span(span), bias(history_bias(a, static_cast<long long>(sample) * a.M + beam)), sample(sample),
-        beam(beam), g(g), first_head(first_head), begin(span.begin), end(span.newest + 1), K(a.K), V(a.V) {}
+      : a(a),
+        span(span),
+        bias(history_bias(a, static_cast<long long>(sample) * a.M + beam)),
+        sample(sample),
+        beam(beam),
+        g(g),
+        first_head(first_head),
+        begin(span.begin),
+        end(span.newest + 1),
+        K(a.K),
+        V(a.V) {}
 
   __device__ bool counts(int) const { return true; }
 

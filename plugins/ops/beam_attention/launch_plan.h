@@ -1,8 +1,8 @@
 // How BeamAttention's kernel is started: one block a sample, key/value head and slice of value columns.
 #pragma once
 
-#include "ops/beam_attention/arguments.h"
 #include "kernels/cuda/attention_plan.h"
+#include "ops/beam_attention/arguments.h"
 
 namespace tightbeam {
 
@@ -46,7 +46,8 @@ unsigned long long beam_attention_most_workspace(const BeamAttentionArguments<Fl
 }
 
 template <bool ROTATED, class Float, class Launcher>
-void launch_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAttentionPlan& plan, const Launcher& launcher) {
+void launch_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAttentionPlan& plan,
+                           const Launcher& launcher) {
   using namespace device;
   if (plan.stream.chunks > 1)
     launcher(Kernel<beam_attention_kernel<Float, 1, 4, ROTATED>>(), plan.launch, a, plan.stream);

@@ -1,8 +1,8 @@
 // BeamLatentAttention in CUDA: the H queries of a row over its own history, whose rows are keys and values at once.
 #pragma once
 
-#include "ops/beam_latent_attention/arguments.h"
 #include "kernels/cuda/attention_rows.cuh"
+#include "ops/beam_latent_attention/arguments.h"
 #ifndef __CUDACC_RTC__
 #include "ops/beam_latent_attention/launch_plan.h"
 #endif
@@ -18,8 +18,16 @@ struct BeamLatentProblem {
   bool aligned;
 
   __device__ BeamLatentProblem(const BeamLatentAttentionArguments<Float>& a, const Span& span, bool aligned)
-      : a(a), span(span), K(a.K), D(a.G * a.K), sample(blockIdx.x / a.M), beam(blockIdx.x % a.M),
-        first_head(blockIdx.y * 16), queries(min(16, a.H - first_head)), begin(span.begin), end(span.newest + 1),
+      : a(a),
+        span(span),
+        K(a.K),
+        D(a.G * a.K),
+        sample(blockIdx.x / a.M),
+        beam(blockIdx.x % a.M),
+        first_head(blockIdx.y * 16),
+        queries(min(16, a.H - first_head)),
+        begin(span.begin),
+        end(span.newest + 1),
         aligned(aligned) {}
 
   __device__ long long row() const { return static_cast<long long>(sample) * a.M + beam; }
@@ -62,8 +70,7 @@ struct BeamLatentProblem {
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row() * a.H + first_head + j;
     const float value = join_parts(
-        a.prefix_lse ? 2 : 1,
-        [&](int part) { return part == 0 ? softmax : PartialSoftmax{a.prefix_lse[place], 1.0f}; },
+        a.prefix_lse ? 2 : 1, [&](int part) { return part == 0 ? softmax : PartialSoftmax{a.prefix_lse[place], 1.0f}; },
         [&](int part) { return part == 0 ? sum : to_float(a.prefix_output[place * D + column]); }, nullptr);
     a.output[place * D + column] = from_float<Float>(value);
   }
@@ -99,7 +106,8 @@ __global__ void __launch_bounds__(SIMT_THREADS, 1)
 
 template <class Half, int STEPS, int COLUMNS>
 __global__ void __launch_bounds__(512, 1)
-    beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape, bool aligned) {
+    beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape,
+                                             bool aligned) {
   const Span span = history_span(a, blockIdx.x / a.M);
   const BeamLatentProblem<Half> problem(a, span, aligned);
   if (begin_beam_latent(problem)) attend_tensor_core<Half, 1, STEPS, COLUMNS>(problem, shape);

@@ -1,8 +1,8 @@
 // How BeamLatentAttention's kernel is started: one block a row and 16 or 32 of its heads.
 #pragma once
 
-#include "ops/beam_latent_attention/arguments.h"
 #include "kernels/cuda/attention_plan.h"
+#include "ops/beam_latent_attention/arguments.h"
 
 namespace tightbeam {
 
@@ -10,8 +10,9 @@ namespace device {
 template <class Float>
 __global__ void beam_latent_attention_simt_kernel(BeamLatentAttentionArguments<Float> a);
 template <class Half, int STEPS, int COLUMNS>
-__global__ void beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape, bool aligned);
-}
+__global__ void beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape,
+                                                         bool aligned);
+}  // namespace device
 
 struct BeamLatentAttentionPlan {
   Launch launch;
@@ -25,7 +26,8 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   const int D = a.G * a.K;
   BeamLatentAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.cache) && aligned_16(a.row);
-  if (sizeof(Float) == 2 && rotates_fragments(a.K, a.rotary)) plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
+  if (sizeof(Float) == 2 && rotates_fragments(a.K, a.rotary))
+    plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.
   plan.launch = {{a.B * a.M, ceil_div(a.H, 16), tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS)},
@@ -45,7 +47,7 @@ unsigned long long beam_latent_attention_most_workspace(const BeamLatentAttentio
 
 template <class Float, class Launcher>
 void launch_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, const Gpu& gpu, void*,
-                                 const Launcher& launcher) {
+                                  const Launcher& launcher) {
   using namespace device;
   const BeamLatentAttentionPlan plan = plan_beam_latent_attention(a, gpu);
   const TensorCoreShape& shape = plan.tensor_core;

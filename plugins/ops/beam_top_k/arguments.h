@@ -1,4 +1,5 @@
-// Arguments of the kernels of BeamTopK, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows, C candidates, P banned tokens.
+// Arguments of the kernels of BeamTopK, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x
+// M rows, C candidates, P banned tokens.
 #pragma once
 
 #ifndef __CUDACC__
@@ -24,11 +25,11 @@ struct BeamTopKArguments {
   const float* repetition_penalty_at;
   const long long* ngram_size_at;
 
-  const Float* logits;        // [R, vocabulary]
-  const float* beam_scores;   // [B, M]
-  const long long* history;   // [R, T], left-aligned
-  const int* lengths;         // [B]: tokens of the sample so far
-  const long long* banned;    // [R, P], -1 where there is none
+  const Float* logits;       // [R, vocabulary]
+  const float* beam_scores;  // [B, M]
+  const long long* history;  // [R, T], left-aligned
+  const int* lengths;        // [B]: tokens of the sample so far
+  const long long* banned;   // [R, P], -1 where there is none
 
   float* scores;      // [B, C], descending
   long long* beams;   // [B, C]
@@ -72,8 +73,8 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for logits or beam scores that no candidate can be chosen by (NaN, +inf, a row of -inf), for
-// tokens outside the vocabulary and for lengths beyond the history.
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for logits or beam scores that no candidate can be chosen by
+// (NaN, +inf, a row of -inf), for tokens outside the vocabulary and for lengths beyond the history.
 void beam_top_k(const BeamTopKArguments<float>& arguments, const Parallel& parallel);
 
 #endif

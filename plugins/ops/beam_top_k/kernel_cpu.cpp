@@ -1,7 +1,5 @@
 // BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
 // kept aside, skipped while the rest is looked through for the best, and offered last.
-#include "ops/beam_top_k/arguments.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -12,6 +10,7 @@
 #include "kernels/cpu/check_values.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/parallel.h"
+#include "ops/beam_top_k/arguments.h"
 #include "ops/ngram_block/repeats.h"
 
 namespace tightbeam {
@@ -89,7 +88,10 @@ class Row {
   void normalize() {
     const float row_max = math().row_max(logits_, a_.vocabulary);
     if (!std::isfinite(row_max))
-      fail(OP, name("logits") + (std::isnan(row_max) ? " holds NaN" : row_max < 0 ? " is all -inf" : " holds +inf") +
+      fail(OP, name("logits") +
+                   (std::isnan(row_max) ? " holds NaN"
+                    : row_max < 0       ? " is all -inf"
+                                        : " holds +inf") +
                    ", expected numbers of which one at least is finite");
     if (!a_.normalize) return;
     shift_ = row_max;

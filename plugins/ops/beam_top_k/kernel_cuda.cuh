@@ -6,9 +6,9 @@
 // is a place in the result.
 #pragma once
 
+#include "kernels/cuda/device.cuh"
 #include "ops/beam_top_k/arguments.h"
 #include "ops/beam_top_k/workspace.h"
-#include "kernels/cuda/device.cuh"
 #include "ops/ngram_block/kernel_cuda.cuh"
 #ifndef __CUDACC_RTC__
 #include "ops/beam_top_k/launch_plan.h"

@@ -1,9 +1,9 @@
 // How BeamTopK's two kernels are started, and the memory between them.
 #pragma once
 
+#include "kernels/cuda/launch.h"
 #include "ops/beam_top_k/arguments.h"
 #include "ops/beam_top_k/workspace.h"
-#include "kernels/cuda/launch.h"
 
 namespace tightbeam {
 
@@ -12,7 +12,7 @@ template <class Float>
 __global__ void beam_top_k_slices(BeamTopKArguments<Float> a, BeamTopKWorkspace w);
 template <class Float>
 __global__ void beam_top_k_samples(BeamTopKArguments<Float> a, BeamTopKWorkspace w);
-}
+}  // namespace device
 
 struct BeamTopKPlan {
   BeamTopKWorkspace workspace;

@@ -14,10 +14,10 @@ struct BeamTopKKey {
 };
 
 struct BeamTopKWorkspace {
-  int slices;     // of a row
-  int lists;      // of a slice: tokens with their own score; with a repetition penalty also those it falls on
-  int listed;     // of a list
-  BeamTopKKey* chosen;             // [B, M slices lists listed]
+  int slices;           // of a row
+  int lists;            // of a slice: tokens with their own score; with a repetition penalty also those it falls on
+  int listed;           // of a list
+  BeamTopKKey* chosen;  // [B, M slices lists listed]
   unsigned long long* candidates;  // [R, slices, lists, listed]: logit and token, best first, then zeros
   float* slice_max;                // [R, slices]: logit; NaN where the row's inputs are not valid
   float* sums;                     // [R, slices]: of exp(logit - slice_max)

@@ -1,7 +1,6 @@
 // A tile of the states serves the scores and then, while it is in the processor's cache, the values.
-#include "ops/latent_attention/arguments.h"
-
 #include "kernels/cpu/attend_source.h"
+#include "ops/latent_attention/arguments.h"
 
 namespace tightbeam {
 
@@ -10,7 +9,9 @@ void latent_attention(const LatentAttentionArguments<float>& a, const Parallel& 
   const SourceRows keys{a.states, N * E, K, E, a.K};
   const SourceRows values{a.states, N * E, 0, E, static_cast<int>(E)};
   const Rotation rotation{a.cosines, a.sines, a.rotary};
-  attend_source({a.B, a.M, a.H, a.G, a.N, a.scale, a.weight_threshold, a.query, keys, values, a.mask, rotation, a.key_scales, a.output, a.lse}, parallel);
+  attend_source({a.B, a.M, a.H, a.G, a.N, a.scale, a.weight_threshold, a.query, keys, values, a.mask, rotation,
+                 a.key_scales, a.output, a.lse},
+                parallel);
 }
 
 }  // namespace tightbeam

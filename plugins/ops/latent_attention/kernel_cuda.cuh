@@ -18,8 +18,8 @@ struct LatentProblem {
   int K, D, split, sample, first_query, queries, begin, end;
   bool aligned;
 
-  __device__ LatentProblem(const LatentAttentionArguments<Float>& a, const SplitResult<Float>& result, int block_queries,
-                           int positions, bool aligned)
+  __device__ LatentProblem(const LatentAttentionArguments<Float>& a, const SplitResult<Float>& result,
+                           int block_queries, int positions, bool aligned)
       : a(a), result(result), K(a.K), D(a.G * a.K), aligned(aligned) {
     const int all = a.M * a.H, blocks = (all + block_queries - 1) / block_queries;
     int i = blockIdx.x;
@@ -76,9 +76,10 @@ __global__ void __launch_bounds__(SIMT_THREADS, 1)
 
 template <class Half, int TILES, int STEPS, int COLUMNS>
 __global__ void __launch_bounds__(512, 1)
-    latent_attention_tensor_core_kernel(LatentAttentionArguments<Half> a, TensorCoreShape shape, int positions, bool aligned,
-                                   SplitResult<Half> result) {
-  attend_tensor_core<Half, TILES, STEPS, COLUMNS>(LatentProblem<Half>(a, result, 16 * TILES, positions, aligned), shape);
+    latent_attention_tensor_core_kernel(LatentAttentionArguments<Half> a, TensorCoreShape shape, int positions,
+                                        bool aligned, SplitResult<Half> result) {
+  attend_tensor_core<Half, TILES, STEPS, COLUMNS>(LatentProblem<Half>(a, result, 16 * TILES, positions, aligned),
+                                                  shape);
 }
 
 }  // namespace tightbeam::device

@@ -9,15 +9,15 @@ namespace tightbeam {
 namespace device {
 template <class Float>
 __global__ void latent_attention_simt_kernel(LatentAttentionArguments<Float> a, int positions,
-                                              SplitResult<Float> result);
+                                             SplitResult<Float> result);
 template <class Half, int TILES, int STEPS, int COLUMNS>
-__global__ void latent_attention_tensor_core_kernel(LatentAttentionArguments<Half> a, TensorCoreShape shape, int positions,
-                                               bool aligned, SplitResult<Half> result);
-}
+__global__ void latent_attention_tensor_core_kernel(LatentAttentionArguments<Half> a, TensorCoreShape shape,
+                                                    int positions, bool aligned, SplitResult<Half> result);
+}  // namespace device
 
 struct LatentAttentionPlan {
-  Launch launch, combine;  // `combine` runs where splits > 1
-  TensorCoreShape tensor_core;   // no warps: without tensor cores
+  Launch launch, combine;       // `combine` runs where splits > 1
+  TensorCoreShape tensor_core;  // no warps: without tensor cores
   bool aligned;
   int queries;            // of a block
   int splits, positions;  // of the source, and positions of one split
@@ -60,11 +60,11 @@ unsigned long long latent_attention_most_workspace(const LatentAttentionArgument
 
 template <class Float, class Launcher>
 void launch_latent_attention(const LatentAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
-                            const Launcher& launcher) {
+                             const Launcher& launcher) {
   using namespace device;
   const LatentAttentionPlan plan = plan_latent_attention(a, gpu);
-  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
-                                     static_cast<long long>(a.B) * a.M * a.H, a.G * a.K};
+  const SplitResult<Float> result = {
+      a.output, a.lse, static_cast<float*>(workspace), plan.splits, static_cast<long long>(a.B) * a.M * a.H, a.G * a.K};
   const TensorCoreShape& shape = plan.tensor_core;
   if (shape.warps == 0) {
     launcher(Kernel<latent_attention_simt_kernel<Float>>(), plan.launch, a, plan.positions, result);

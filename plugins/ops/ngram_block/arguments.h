@@ -13,7 +13,7 @@ template <class Float>
 struct NGramBlockArguments {
   int R, T;
   int vocabulary;
-  int ngram_size;  // 0 blocks nothing; may be larger than T
+  int ngram_size;                  // 0 blocks nothing; may be larger than T
   const long long* ngram_size_at;  // the same on the device, where the host does not know it; or null
 
   const long long* history;  // [R, T], left-aligned
@@ -47,7 +47,8 @@ NGramBlockArguments<Float> ngram_block_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for a length beyond the history and for a token outside the vocabulary.
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for a length beyond the history and for a token outside the
+// vocabulary.
 template <class Float>
 void ngram_block(const NGramBlockArguments<Float>& arguments, const Parallel& parallel);
 

@@ -1,5 +1,3 @@
-#include "ops/ngram_block/arguments.h"
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -8,6 +6,7 @@
 #include "kernels/cpu/check_values.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/floats.h"
+#include "ops/ngram_block/arguments.h"
 #include "ops/ngram_block/repeats.h"
 
 namespace tightbeam {
@@ -20,8 +19,8 @@ constexpr BFloat16 minus_infinity(BFloat16) { return {0xFF80}; }
 void check_tokens(const long long* history, int length, int row, int vocabulary) {
   for (int t = 0; t < length; ++t)
     if (history[t] < 0 || history[t] >= vocabulary)
-      fail("NGramBlock", "history[" + std::to_string(row) + ", " + std::to_string(t) + "] is " + std::to_string(history[t]) +
-           ", expected a token in 0.." + std::to_string(vocabulary - 1));
+      fail("NGramBlock", "history[" + std::to_string(row) + ", " + std::to_string(t) + "] is " +
+                             std::to_string(history[t]) + ", expected a token in 0.." + std::to_string(vocabulary - 1));
 }
 
 }  // namespace

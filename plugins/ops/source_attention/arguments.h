@@ -1,4 +1,5 @@
-// Arguments of the kernels of SourceAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x M rows.
+// Arguments of the kernels of SourceAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R
+// = B x M rows.
 #pragma once
 
 #ifndef __CUDACC__

@@ -100,12 +100,12 @@ __global__ void __launch_bounds__(256, 2)
 
 // With tensor cores. Each warp goes through its own tiles of 16 positions, two in shared memory at a time, without a
 // barrier of the block; scores and weights stay in the registers of the matrix fragments. Per position and 16 queries
-// (fewer are padded to them) 2 (K + V) bytes are read for 32 (K + V) operations: far below the matrix rate, so the floor
-// is the bytes of keys and values.
+// (fewer are padded to them) 2 (K + V) bytes are read for 32 (K + V) operations: far below the matrix rate, so the
+// floor is the bytes of keys and values.
 template <class Half, int TILES, int WIDTH>
 __global__ void __launch_bounds__(128)
     source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
-                                   SplitResult<Half> result) {
+                                        SplitResult<Half> result) {
   constexpr int STRIDE = WIDTH + 8, STEPS = WIDTH / 16, PACKS = WIDTH / 8, WARPS = 4;
   const SourceBlock<Half> block(a, 16 * TILES, result.splits, positions);
   const int queries = min(16 * TILES, block.queries(a) - block.first_query);
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(128)
         const bool is_value = i >= 16 * PACKS;
         const int width = is_value ? a.V : a.K;
         const Half* from = (is_value ? a.value : a.key) + (first_position + begin + row) * width;
-        copy_pack(stages + ((stage * 2 + is_value) * 16 + row) * STRIDE + column,
-                  votes >> row & 1 ? from : nullptr, column, width, aligned);
+        copy_pack(stages + ((stage * 2 + is_value) * 16 + row) * STRIDE + column, votes >> row & 1 ? from : nullptr,
+                  column, width, aligned);
       }
     copy_async_commit();
     return votes;

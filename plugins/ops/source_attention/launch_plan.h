@@ -12,15 +12,15 @@ __global__ void source_attention_stream_kernel(SourceAttentionArguments<Float> a
                                                SplitResult<Float> result);
 template <class Half, int TILES, int WIDTH>
 __global__ void source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
-                                               SplitResult<Half> result);
-}
+                                                    SplitResult<Half> result);
+}  // namespace device
 
 struct SourceAttentionPlan {
-  Launch launch, combine;   // `combine` runs where splits > 1
-  RowStreamPlan stream;  // without tensor cores
-  bool tensor_core;           // with them: float16 and bfloat16
-  int tiles;             // of 16 queries a block
-  int width;             // of a key and of a value that the kernel has room for
+  Launch launch, combine;  // `combine` runs where splits > 1
+  RowStreamPlan stream;    // without tensor cores
+  bool tensor_core;        // with them: float16 and bfloat16
+  int tiles;               // of 16 queries a block
+  int width;               // of a key and of a value that the kernel has room for
   bool aligned;
   int splits, positions;  // of the source, and positions of one split
   unsigned long long workspace_bytes;
@@ -79,14 +79,16 @@ unsigned long long source_attention_most_workspace(const SourceAttentionArgument
 
 template <class Float, class Launcher>
 void launch_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu, void* workspace,
-                            const Launcher& launcher) {
+                             const Launcher& launcher) {
   using namespace device;
   const SourceAttentionPlan plan = plan_source_attention(a, gpu);
-  const SplitResult<Float> result = {a.output, a.lse, static_cast<float*>(workspace), plan.splits,
-                                     static_cast<long long>(a.B) * a.M * a.H, a.V};
+  const SplitResult<Float> result = {
+      a.output, a.lse, static_cast<float*>(workspace), plan.splits, static_cast<long long>(a.B) * a.M * a.H, a.V};
   const auto stream = [&](auto kernel) { launcher(kernel, plan.launch, a, plan.stream, plan.positions, result); };
   if constexpr (sizeof(Float) == 2) {
-    const auto tensor_core = [&](auto kernel) { launcher(kernel, plan.launch, a, plan.positions, plan.aligned, result); };
+    const auto tensor_core = [&](auto kernel) {
+      launcher(kernel, plan.launch, a, plan.positions, plan.aligned, result);
+    };
     if (plan.tensor_core && plan.width == 64)
       plan.tiles == 1 ? tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 1, 64>>())
                       : tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 2, 64>>());

@@ -1,7 +1,7 @@
 // The attention kernels on the host shim, for tests.
+#include "entry.h"
 #include "ops/beam_attention/kernel_cuda.cuh"
 #include "ops/beam_latent_attention/kernel_cuda.cuh"
-#include "entry.h"
 #include "ops/latent_attention/kernel_cuda.cuh"
 #include "ops/source_attention/kernel_cuda.cuh"
 

@@ -21,12 +21,24 @@
 
 // ---- types
 
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline int2 make_int2(int x, int y) { return {x, y}; }
@@ -34,13 +46,33 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-struct __half { uint16_t bits; };
-struct __nv_bfloat16 { uint16_t bits; };
+struct __half {
+  uint16_t bits;
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
 
-inline float __int_as_float(int value) { float result; std::memcpy(&result, &value, 4); return result; }
-inline float __uint_as_float(unsigned value) { float result; std::memcpy(&result, &value, 4); return result; }
-inline int __float_as_int(float value) { int result; std::memcpy(&result, &value, 4); return result; }
-inline unsigned __float_as_uint(float value) { unsigned result; std::memcpy(&result, &value, 4); return result; }
+inline float __int_as_float(int value) {
+  float result;
+  std::memcpy(&result, &value, 4);
+  return result;
+}
+inline float __uint_as_float(unsigned value) {
+  float result;
+  std::memcpy(&result, &value, 4);
+  return result;
+}
+inline int __float_as_int(float value) {
+  int result;
+  std::memcpy(&result, &value, 4);
+  return result;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned result;
+  std::memcpy(&result, &value, 4);
+  return result;
+}
 
 inline float __bfloat162float(__nv_bfloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
@@ -83,11 +115,17 @@ inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clz(int value) { return value ? __builtin_clz(static_cast<unsigned>(value)) : 32; }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 template <class T>
-inline T min(T a, T b) { return b < a ? b : a; }
+inline T min(T a, T b) {
+  return b < a ? b : a;
+}
 template <class T>
-inline T max(T a, T b) { return a < b ? b : a; }
+inline T max(T a, T b) {
+  return a < b ? b : a;
+}
 template <class T>
-inline T __ldg(const T* from) { return *from; }
+inline T __ldg(const T* from) {
+  return *from;
+}
 
 // ---- threads and memory
 
@@ -102,17 +140,41 @@ inline void __threadfence_block() {}
 
 // All CUDA threads run on one thread of the host, so a plain update is atomic.
 template <class T, class U>
-inline T atomicAdd(T* to, U value) { const T old = *to; *to = static_cast<T>(old + value); return old; }
+inline T atomicAdd(T* to, U value) {
+  const T old = *to;
+  *to = static_cast<T>(old + value);
+  return old;
+}
 template <class T, class U>
-inline T atomicMax(T* to, U value) { const T old = *to; if (static_cast<T>(value) > old) *to = value; return old; }
+inline T atomicMax(T* to, U value) {
+  const T old = *to;
+  if (static_cast<T>(value) > old) *to = value;
+  return old;
+}
 template <class T, class U>
-inline T atomicMin(T* to, U value) { const T old = *to; if (static_cast<T>(value) < old) *to = value; return old; }
+inline T atomicMin(T* to, U value) {
+  const T old = *to;
+  if (static_cast<T>(value) < old) *to = value;
+  return old;
+}
 template <class T, class U>
-inline T atomicOr(T* to, U value) { const T old = *to; *to = old | value; return old; }
+inline T atomicOr(T* to, U value) {
+  const T old = *to;
+  *to = old | value;
+  return old;
+}
 template <class T, class U>
-inline T atomicAnd(T* to, U value) { const T old = *to; *to = old & value; return old; }
+inline T atomicAnd(T* to, U value) {
+  const T old = *to;
+  *to = old & value;
+  return old;
+}
 template <class T, class U>
-inline T atomicExch(T* to, U value) { const T old = *to; *to = value; return old; }
+inline T atomicExch(T* to, U value) {
+  const T old = *to;
+  *to = value;
+  return old;
+}
 template <class T, class U, class W>
 inline T atomicCAS(T* to, U expected, W value) {
   const T old = *to;
@@ -284,9 +346,8 @@ void load_matrices_lanes(unsigned, const shim::Part* parts) {
         return static_cast<const uint16_t*>(parts[j * 8 + row].input)[column];
       };
       const int major = i / 4, minor = i % 4 * 2;
-      static_cast<unsigned*>(parts[i].output)[j] = transposed
-                                                       ? element(minor, major) | element(minor + 1, major) << 16
-                                                       : element(major, minor) | element(major, minor + 1) << 16;
+      static_cast<unsigned*>(parts[i].output)[j] = transposed ? element(minor, major) | element(minor + 1, major) << 16
+                                                              : element(major, minor) | element(major, minor + 1) << 16;
     }
 }
 

@@ -72,7 +72,7 @@ extern "C" const char* kernel_names() {
 
 // As cuLaunchKernel.
 extern "C" const char* launch_by_name(const char* name, const int* grid, int block, unsigned shared_bytes,
-                                     void* const* parameters, int order) {
+                                      void* const* parameters, int order) {
   return shim::guarded([&] {
     const auto found = shim::kernels_by_name().find(name);
     if (found == shim::kernels_by_name().end()) throw std::runtime_error(std::string("there is no kernel ") + name);
@@ -80,11 +80,11 @@ extern "C" const char* launch_by_name(const char* name, const int* grid, int blo
   });
 }
 
-#define TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, Float)                                                      \
+#define TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, Float)                                                  \
   template void tightbeam::launch_##op(const tightbeam::Arguments<Float>&, const tightbeam::Gpu&, void*, \
-                                      const shim::RegisterKernel&);
+                                       const shim::RegisterKernel&);
 // The kernels of an operator, in every float type.
-#define TIGHTBEAM_SHIM_KERNELS(op, Arguments)               \
-  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, float)           \
-  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, __half)          \
+#define TIGHTBEAM_SHIM_KERNELS(op, Arguments)      \
+  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, float)  \
+  TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, __half) \
   TIGHTBEAM_SHIM_KERNELS_OF(op, Arguments, __nv_bfloat16)

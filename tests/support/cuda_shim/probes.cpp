@@ -1,6 +1,6 @@
 // Kernels that show how faithful the host shim is: right ones, and ones with faults that it has to find.
-#include "kernels/cuda/device.cuh"
 #include "entry.h"
+#include "kernels/cuda/device.cuh"
 
 using namespace tightbeam;
 
@@ -84,9 +84,9 @@ void product(const Half* a, const Half* b, float* d) {
 
 }  // namespace
 
-#define TIGHTBEAM_SHIM_PROBE(kernel)                                                                   \
-  extern "C" const char* kernel##_probe(float* numbers, int order) {                                   \
-    return shim::guarded([&] { shim::launch(kernel, {{1, 1, 1}, 256, 1024}, order, numbers); });        \
+#define TIGHTBEAM_SHIM_PROBE(kernel)                                                             \
+  extern "C" const char* kernel##_probe(float* numbers, int order) {                             \
+    return shim::guarded([&] { shim::launch(kernel, {{1, 1, 1}, 256, 1024}, order, numbers); }); \
   }
 TIGHTBEAM_SHIM_PROBE(reverse_without_barrier)
 TIGHTBEAM_SHIM_PROBE(reverse)

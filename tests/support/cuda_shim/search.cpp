@@ -1,6 +1,6 @@
 // The kernels of NGramBlock and BeamTopK on the host shim, for tests.
-#include "ops/beam_top_k/kernel_cuda.cuh"
 #include "entry.h"
+#include "ops/beam_top_k/kernel_cuda.cuh"
 #include "ops/ngram_block/kernel_cuda.cuh"
 
 TIGHTBEAM_SHIM_KERNELS(ngram_block, NGramBlockArguments)

@@ -52,8 +52,11 @@ cudaError_t cudaMalloc(void** to, size_t bytes) { return allocate("cudaMalloc", 
 cudaError_t cudaHostAlloc(void** to, size_t bytes, unsigned flags) { return allocate("cudaHostAlloc", to, bytes, 0); }
 cudaError_t cudaMallocHost(void** to, size_t bytes) { return allocate("cudaMallocHost", to, bytes, 0); }
 
-#define TELL(name, parameters) \
-  cudaError_t name parameters { tell(#name, 0, ""); return cudaSuccess; }
+#define TELL(name, parameters)  \
+  cudaError_t name parameters { \
+    tell(#name, 0, "");         \
+    return cudaSuccess;         \
+  }
 TELL(cudaFree, (void* address))
 TELL(cudaFreeHost, (void* address))
 TELL(cudaStreamSynchronize, (cudaStream_t stream))
@@ -82,7 +85,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   function(data);
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** arguments, size_t shared,
+                             cudaStream_t stream) {
   tell("cudaLaunchKernel", 0, "");
   return cudaSuccess;
 }
