@@ -69,7 +69,7 @@ def main(
 
 
 def _make_keys_orthogonal(model: BartForConditionalGeneration) -> None:
-    """As large as the random numbers that they replace."""
+    """Replace key weights by orthogonal ones of the same magnitude."""
     for name, parameter in model.named_parameters():
         if name.endswith("k_proj.weight"):
             torch.nn.init.orthogonal_(parameter, gain=model.config.init_std * parameter.shape[0] ** 0.5)

@@ -1,9 +1,8 @@
-"""Runs the operator tests under valgrind and fails for every error in which the native library has a part.
+"""Run the operator tests under valgrind; fail for every error with the native library in a stack.
 
     python tools/memcheck.py LIBRARY [pytest argument ...]
 
-Python and ONNX Runtime have reports of their own, which say nothing about the library: only errors with a frame of it
-in one of their stacks count. valgrind knows no AVX-512, so the kernels for AVX2 run.
+Reports about Python and ONNX Runtime alone do not count. valgrind has no AVX-512, so the kernels for AVX2 run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 
 def errors_of(report: Path, library: Path) -> list[str]:
-    """What valgrind's XML report says of the library: a kind and the innermost frames of each error."""
+    """The errors of the library in valgrind's XML report: kind and innermost frames of each."""
     found = []
     for error in ElementTree.parse(report).getroot().iter("error"):
         frames = list(error.iter("frame"))

@@ -133,7 +133,7 @@ def test_a_wrong_token_is_found_and_its_side_not_timed(rehearsed: Rehearsed, tmp
     output = tmp_path / "results.json"
     results = _results.Results(output)
     checks = checked.found["checks"]
-    assert generate.tell_of_checks(results, checks, ["dedup", "el", "slim"]) == ["dedup"]
+    assert generate.report_checks(results, checks, ["dedup", "el", "slim"]) == ["dedup"]
     assert [note.partition(" ")[0] for note in notes_of(output)[:2]] == ["el", "slim"]
     assert notes_of(output)[2:] == ["Tokens that are not those of transformers: el of bart-large."]
 
@@ -179,7 +179,7 @@ def test_where_the_comparison_ends_on_a_variant_the_next_are_compared(tmp_path: 
     results = _results.Results(output)
     checks = generate.check_all(results, run, ["dedup", "el", "slim", "baseline"])
     assert asked == [["dedup", "el", "slim", "baseline"], ["slim", "baseline"]]
-    right = generate.tell_of_checks(results, checks, ["dedup", "el", "slim", "baseline"])
+    right = generate.report_checks(results, checks, ["dedup", "el", "slim", "baseline"])
     assert right == ["dedup", "slim", "baseline"]
     assert "killed by SIGSEGV" in notes_of(output)[0]
 

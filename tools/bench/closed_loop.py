@@ -1,4 +1,4 @@
-"""Clients that each keep one request in flight, and what a server did meanwhile: for tools/bench/serving.py."""
+"""Closed-loop clients: each keeps one request in flight; with the counters of the server meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTERS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """To one source: the outputs asked for, and when it was sent and came, in seconds."""
+    """The answer to one source: its outputs, and when it was sent and received, in seconds."""
 
     source: int
     client: int
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass
 class Load:
-    """What clients saw of a model, and what its server counted, in so many seconds after the warm-up."""
+    """Answers of all clients and counters of the server, in so many seconds after the warm-up."""
 
     clients: int
     seconds: float
@@ -53,8 +53,9 @@ class Load:
 
     @property
     def requests_per_second(self) -> float:
-        """Of each client, between its first answer and its last, so that it does not matter where in a batch the time
-        was up; all together. Where a client has fewer than two answers, answers by seconds."""
+        """Answers a second, summed over clients: each between its first answer and its last, so that the moment of the
+        time limit within a batch does not matter. All answers by seconds where a client has fewer than two.
+        """
         times = [[answer.came for answer in self.answers if answer.client == client] for client in range(self.clients)]
         if min(map(len, times)) < 2:
             return len(self.answers) / self.seconds
@@ -72,14 +73,14 @@ class Load:
 
     @property
     def queue_ms(self) -> float:
-        """That a request waited in Triton's queue, on average."""
+        """Average milliseconds of a request in Triton's queue."""
         return 1e-3 * self.counted["queue_us"] / max(1.0, self.counted["requests"])
 
 
 class ClosedLoop:
-    """Each client asks as soon as it has its answer, one source after the other.
+    """Clients that send the next request as soon as the answer to the last one is there.
 
-    ``sources``: token ids int64 [1, N]. ``outputs``: those that are asked for. ``parameters``: of every request.
+    ``sources``: token ids int64 [1, N]. ``outputs``: the requested ones. ``parameters``: of every request.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ClosedLoop:
         self._open = False
 
     def run(self, warm_up_seconds: float) -> Load:
-        """What is in flight in the end is cancelled, and is no error; the model is idle when this returns."""
+        """Run the clients; requests in flight at the end are cancelled, and the model is idle on return."""
         return asyncio.run(self._run(warm_up_seconds))
 
     async def _run(self, warm_up_seconds: float) -> Load:
@@ -137,7 +138,7 @@ class ClosedLoop:
             except Exception as error:
                 if self._open:
                     self._load.errors.append(f"{type(error).__name__}: {error}")
-                await asyncio.sleep(0.1)  # a server that is gone is not asked a thousand times a second
+                await asyncio.sleep(0.1)  # no thousand requests a second to a server that is gone
             else:
                 if self._open:
                     arrays = {name: answer.as_numpy(name) for name in self._outputs}

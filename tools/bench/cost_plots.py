@@ -1,4 +1,4 @@
-"""Draw what each variant keeps, and where its parts stand under the roofline; needs matplotlib (extra `dev`).
+"""Plots of the cache bytes of each variant, and of a decode step under the roofline; needs matplotlib (extra `dev`).
 
     python -m tools.bench.cost_plots memory
     python -m tools.bench.cost_plots roofline                       # of this machine, measured
@@ -37,7 +37,7 @@ COLOURS = {
     "x": "#c0392b",
     "first-k": "#e0b52c",
 }
-"""By kind of cache; a kind for the source and one for the output differ in their marker."""
+"""Colours by kind of cache; source and output caches differ in their marker."""
 WEIGHTS = "products with weights"
 BATCHES = (1, 8, 32)
 DPI = 110
@@ -49,7 +49,7 @@ def decoder_weights(sizes: Sizes) -> WeightCounts:
 
 
 def draw_memory(sizes: Sizes, N: int, T: int, M: int, itemsize: int) -> Figure:
-    """Stacked bars for each variant, a panel for each batch size: bytes kept for the source and for the output."""
+    """Stacked bars for each variant, a panel for each batch size: bytes of the source and of the output cache."""
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     axes = figure.subplots(1, len(BATCHES), sharey=True)
     names = list(PRESETS)[::-1]
@@ -133,7 +133,7 @@ def _together(what: str, works: Sequence[Work]) -> Work:
 
 
 def _legend(axis: Axes, points: Sequence[tuple[str, str, Work]], machine: Machine) -> None:
-    """One line a point, the slowest first: markers may hide each other."""
+    """One line a point, the slowest first, since markers may overlap."""
     places = {"D": "", "o": " for the source", "s": " for the output"}
     for kind, marker, work in points:
         axis.scatter(
@@ -164,7 +164,9 @@ def _type(itemsize: int) -> str:
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Beams = Annotated[int, typer.Option(min=1, help="Beams a sample.")]
 SourceLength = Annotated[int, typer.Option(min=1, help="Source length in tokens.")]
-OutputLength = Annotated[int, typer.Option(min=1, help="Output length in tokens; the roofline is that of half of it.")]
+OutputLength = Annotated[
+    int, typer.Option(min=1, help="Output length in tokens; the roofline shows the step at half of it.")
+]
 Itemsize = Annotated[int, typer.Option(help="Bytes of a number: 2 or 4.")]
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
@@ -177,7 +179,7 @@ def memory(
     new_tokens: OutputLength = 141,
     itemsize: Itemsize = 4,
 ) -> None:
-    """Draw what each variant keeps."""
+    """Plot the cache bytes of each variant."""
     _require_itemsize(itemsize)
     _save(draw_memory(BART_LARGE, source, new_tokens, beams, itemsize), output)
 
@@ -185,7 +187,7 @@ def memory(
 @app.command()
 def roofline(
     output: Annotated[Path, typer.Option(help="File to write.")] = IMAGES / "roofline.png",
-    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 8,
     beams: Beams = 4,
     source: SourceLength = 1024,
     new_tokens: OutputLength = 141,
@@ -194,7 +196,7 @@ def roofline(
     bandwidth_gb_s: Annotated[float | None, typer.Option(help="Memory bandwidth; measured here if not given.")] = None,
     tflop_s: Annotated[float | None, typer.Option(help="Rate of matrix products; measured here if not given.")] = None,
 ) -> None:
-    """Draw the roofline of a machine, and where the parts of a decode step stand under it."""
+    """Plot the roofline of a machine with the parts of a decode step."""
     _require_itemsize(itemsize)
     if (bandwidth_gb_s is None) != (tflop_s is None):
         raise typer.BadParameter("give --bandwidth-gb-s and --tflop-s together, or neither to measure this machine")

@@ -1,4 +1,4 @@
-"""Time the decode step of three variants and the encoder next to their floors; all must give the same tokens.
+"""Times of the decode step of three variants and of the encoder, next to their floors; the tokens must be equal.
 
     python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
     python -m tools.bench.decode_step build/bart-large-random
@@ -67,15 +67,15 @@ def _without_library() -> Iterator[None]:
 
 def main(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder, e.g. of tools/make_checkpoint.py.")],
-    work: Annotated[Path, typer.Option(help="Folder for the bundles; existing ones are used again.")] = Path(
+    work: Annotated[Path, typer.Option(help="Folder for the bundles; existing bundles are reused.")] = Path(
         "build/bench"
     ),
-    rows: Annotated[list[int], typer.Option(help="R = batch x beams, for the decode step.")] = [4, 16, 32],  # noqa: B006
-    steps: Annotated[list[int], typer.Option(help="Generated tokens at which a step is timed.")] = [30, 100],  # noqa: B006
-    encoder_batch: Annotated[list[int], typer.Option(help="Batches for the encoder.")] = [1, 4],  # noqa: B006
+    rows: Annotated[list[int], typer.Option(help="Rows R = batch x beams of the decode step.")] = [4, 16, 32],  # noqa: B006
+    steps: Annotated[list[int], typer.Option(help="Tokens generated before the timed step.")] = [30, 100],  # noqa: B006
+    encoder_batch: Annotated[list[int], typer.Option(help="Batch sizes of the encoder.")] = [1, 4],  # noqa: B006
     beams: Annotated[int, typer.Option(help="Beams a sample.")] = 4,
     source: Annotated[int, typer.Option(help="Source length in tokens.")] = 512,
-    rounds: Annotated[int, typer.Option(help="Rounds; the median is printed.")] = 9,
+    rounds: Annotated[int, typer.Option(help="Rounds of measurement; the median is printed.")] = 9,
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
@@ -107,7 +107,7 @@ def bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> B
 
 
 def check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
-    """All variants give the same tokens on one batch of two lengths, and each was compared with torch when exported."""
+    """A line that says that all variants agree on one batch; SystemExit where they differ."""
     found: dict[str, list[list[int]]] = {}
     for variant, bundle in bundles.items():
         if bundle.manifest.parity is None:
@@ -266,7 +266,7 @@ print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
 
 
 class Floor:
-    """A graph's products with weights alone, over the same weights file; each weight multiplies ``rows`` rows.
+    """The products of a graph with weights alone, over the same weights file; each weight multiplies ``rows`` rows.
 
     ``attention``: [B, H, N, K] of the two products of each Attention node, which are added where it is given.
     """
@@ -336,7 +336,7 @@ class Floor:
 
 
 class _SearchHead:
-    """BeamTopK alone, and NGramBlock alone, in place, as they are in a step after T tokens."""
+    """BeamTopK and NGramBlock by themselves, in place, at the sizes of a step after T tokens."""
 
     def __init__(self, R: int, beams: int, vocabulary: int, T: int, threads: int | None) -> None:
         head = random_head(0, B=R // beams, M=beams, vocabulary=vocabulary, C=2 * beams, T=T, P=1, n=3).inputs

@@ -1,4 +1,4 @@
-"""The deployment that tools/bench/serving.py compares with: transformers' ``generate``, one request after the other.
+"""The naive deployment that tools/bench/serving.py compares with: ``generate``, one request after another.
 
 Triton's Python backend loads this file.
 """

@@ -1,4 +1,4 @@
-"""Time a served bundle next to its bare runner and next to the naive deployment; every answer is checked.
+"""Throughput of a served bundle next to its bare runner and to a naive deployment; every answer is checked.
 
     python -m tools.bench.serving build/demo demo --sources export/demo/examples.txt
     python -m tools.bench.serving build/bench/bart-large-random-dedup build/bart-large-random --source-tokens 512
@@ -63,20 +63,20 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
-    checkpoint: Annotated[str, typer.Argument(help="The checkpoint it was made of, for the naive deployment.")],
-    clients: Annotated[str, typer.Option(help="Numbers of clients.")] = "1,8,32",
-    seconds: Annotated[float, typer.Option(min=1, help="Of each case.")] = 60.0,
-    warm_up_seconds: Annotated[float, typer.Option(min=0, help="Before each case.")] = 5.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Of all cases, in turn; medians are printed.")] = 1,
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint of the bundle, for the naive deployment.")],
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients.")] = "1,8,32",
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of measurement for each case.")] = 60.0,
+    warm_up_seconds: Annotated[float, typer.Option(min=0, help="Seconds of warm-up before each case.")] = 5.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all cases; medians are printed.")] = 1,
     sources: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Texts, one a line; random ids otherwise.")
     ] = None,
-    source_tokens: Annotated[int, typer.Option(min=1, help="Length of random sources.")] = 512,
-    source_count: Annotated[int, typer.Option(min=1, help="Random sources.")] = 16,
-    parameter: Annotated[list[str], typer.Option(help="NAME=VALUE, a setting of model.generate; repeat it.")] = [],  # noqa: B006
-    max_batch_size: Annotated[int, typer.Option(help="As triton-repo takes it.")] = 16,
-    instances: Annotated[int, typer.Option(help="As triton-repo takes it; of the naive deployment too.")] = 1,
-    batching_delay_us: Annotated[int, typer.Option(help="As triton-repo takes it.")] = 2000,
+    source_tokens: Annotated[int, typer.Option(min=1, help="Length of random sources, in tokens.")] = 512,
+    source_count: Annotated[int, typer.Option(min=1, help="Number of random sources.")] = 16,
+    parameter: Annotated[list[str], typer.Option(help="Setting of model.generate as NAME=VALUE; repeatable.")] = [],  # noqa: B006
+    max_batch_size: Annotated[int, typer.Option(help="Largest batch, as for triton-repo.")] = 16,
+    instances: Annotated[int, typer.Option(help="Instances, as for triton-repo; of the naive deployment too.")] = 1,
+    batching_delay_us: Annotated[int, typer.Option(help="Longest wait for a batch, as for triton-repo.")] = 2000,
     naive: Annotated[bool, typer.Option(help="Time the naive deployment too.")] = True,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures as JSON.")] = None,
 ) -> None:
@@ -118,7 +118,7 @@ def main(
 
 
 def _value(value: Any) -> Any:
-    """Of a setting, as `generate` takes it: Triton takes lists as JSON in a text."""
+    """A setting as `generate` takes it; Triton takes lists as JSON text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -166,7 +166,7 @@ class _Bench:
         ]
 
     def _tokens(self, source: int, sequences: Array) -> Tokens:
-        """Of what `generate` returned for a source."""
+        """The answer that the sequences of `generate` make for a source."""
         prompt = len(self._sources[source]) if self._runner.decoder_only else 0
         return output_of(self._runner, SearchResult(sequences, None), self._options, prompt).sequences
 

@@ -1,10 +1,10 @@
-"""What --weight-threshold costs and gives: tokens that change on the demo model, and time of one attention.
+"""Cost and gain of --weight-threshold: tokens that change on the demo model, and time of one attention.
 
     python -m tools.bench.skip_threshold
 
 The first table exports the demo model once for each threshold and lets it write headlines of held-out reports. The
 second times one layer's attention at BART-large's sizes, for softmaxes of different sharpness (queries times a factor),
-in turn with the attention that leaves nothing out, and checks both against the definition first.
+in turn with attention that skips nothing, and checks both against the definition first.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SHARPNESS = (1.0, 2.0, 4.0, 8.0)
 
 
 def main(
-    reports: Annotated[int, typer.Option(help="Held-out reports.")] = 200,
-    batch: Annotated[int, typer.Option(help="Samples of the timed attention.")] = 8,
+    reports: Annotated[int, typer.Option(help="Held-out reports to summarise.")] = 200,
+    batch: Annotated[int, typer.Option(help="Batch size of the timed attention.")] = 8,
     beams: Annotated[int, typer.Option(help="Beams of the timed attention.")] = 4,
     source: Annotated[int, typer.Option(help="Source length of the timed attention.")] = 1024,
-    rounds: Annotated[int, typer.Option(help="Rounds; medians are printed.")] = 9,
+    rounds: Annotated[int, typer.Option(help="Rounds of measurement; medians are printed.")] = 9,
 ) -> None:
     """Print both tables."""
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""Times of several pieces of work, measured in turn."""
+"""Times of several functions, measured in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["in_turn"]
 
 
 def in_turn(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, measured in turn so that a slow moment of the machine meets all of them."""
+    """Median seconds of each function, measured in turn so that a slow moment of the machine meets all of them."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for call in work.values():
         call()

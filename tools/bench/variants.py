@@ -38,14 +38,14 @@ FLOOR = "floor"
 
 def main(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder, e.g. of tools/make_checkpoint.py.")],
-    work: Annotated[Path, typer.Option(help="Folder for the bundles; existing ones are used again.")] = Path(
+    work: Annotated[Path, typer.Option(help="Folder for the bundles; existing bundles are reused.")] = Path(
         "build/bench"
     ),
     batch: Annotated[list[int], typer.Option(help="Samples in a batch.")] = [1, 8],  # noqa: B006
     beams: Annotated[int, typer.Option(help="Beams a sample.")] = 4,
     source: Annotated[int, typer.Option(help="Source length in tokens.")] = 512,
     new_tokens: Annotated[int, typer.Option(help="New tokens of a run.")] = 100,
-    rounds: Annotated[int, typer.Option(help="Rounds; the median is printed.")] = 9,
+    rounds: Annotated[int, typer.Option(help="Rounds of measurement; the median is printed.")] = 9,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
     """Print predicted and measured times of every variant."""

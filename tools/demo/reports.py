@@ -1,4 +1,4 @@
-"""Short made-up news reports with one-line headlines: what the demo model in `export/demo` learns from.
+"""Short made-up news reports with one-line headlines: the training text of the demo model in `export/demo`.
 
 A report tells one event in two neighbouring sentences (what, where and how many; then who and when) and pads it with
 sentences about other people, towns and numbers. Its headline must copy the event's facts and nothing else, so anyone
@@ -49,9 +49,9 @@ class Theme:
     things: tuple[str, ...]
     roles: tuple[str, ...]
     leads: tuple[str, ...]
-    """Sentences that tell what, where and how many."""
+    """Lead sentences: what, where and how many."""
     details: tuple[str, ...]
-    """Sentences that tell who and when; always right after the lead."""
+    """Sentences for who and when; always right after the lead."""
     headlines: tuple[tuple[float, str], ...]
     """Admissible headlines, each with its share of the training data."""
 
@@ -309,9 +309,9 @@ class Report:
     text: str
     headlines: tuple[str, ...]
     weights: tuple[float, ...]
-    """How often each of `headlines` is the training target; sums to 1."""
+    """Frequency of each of `headlines` as the training target; sums to 1."""
     facts: dict[str, str]
-    """`where`, `how many` and `what`, told by every headline; `who` and `when`, told by some."""
+    """`where`, `how many` and `what`, which every headline has; `who` and `when`, which some have."""
 
 
 def generate(seed: int, count: int, *, held_out: bool = False) -> list[Report]:
@@ -335,13 +335,13 @@ def stream(seed: int, *, held_out: bool = False) -> Iterator[Report]:
 
 
 def is_held_out(facts: dict[str, str]) -> bool:
-    """Tell whether this combination of town, number and person is kept from training."""
+    """True where this combination of town, number and person is held out of training."""
     combination = f"{facts['where']}|{facts['how many']}|{facts['who']}"
     return zlib.crc32(combination.encode()) % HELD_OUT_SHARE == 0
 
 
 def facts_right(headline: str, report: Report) -> bool:
-    """Tell whether a headline has where, how many and what right, and mentions no name, number or date but the event's.
+    """True where a headline has the right where, how many and what, and no name, number or date of another event.
 
     Wording is not judged. A fact that is mentioned at all must be mentioned in full.
     """
@@ -402,7 +402,7 @@ def _draw_facts(rng: random.Random, theme: Theme) -> dict[str, str]:
 
 
 def _words(facts: dict[str, str]) -> set[str]:
-    """The words that tell these facts from others."""
+    """The words that distinguish these facts from others."""
     return set(" ".join(facts.values()).split()) - {"on", "in"}
 
 

@@ -45,7 +45,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the weights, beside the text."""
+    """The settings that determine the weights, besides the text."""
 
     steps: int
     seed: int
@@ -72,7 +72,7 @@ class Score:
 def train_tokenizer(seed: int) -> Tokenizer:
     """Byte-level BPE over the training text. All 256 bytes are in the vocabulary, so no input is unknown."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    # With a space before the first word, a name is the same token wherever it stands, and is easier to copy.
+    # With a space before the first word, a name is the same token at every position, and is easier to copy.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     trainer = trainers.BpeTrainer(
@@ -114,7 +114,7 @@ def new_model(vocabulary: int) -> BartForConditionalGeneration:
 
 
 def search_defaults() -> GenerationConfig:
-    """The generation defaults of a typical BART summariser, with room for one headline."""
+    """Generation defaults of a typical BART summariser, long enough for one headline."""
     return GenerationConfig(
         bos_token_id=BOS,
         pad_token_id=PAD,
@@ -137,7 +137,7 @@ def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
 
 
 def training_batches(tokenizer: Tokenizer, recipe: Recipe) -> Iterator[dict[str, torch.Tensor]]:
-    """Endless batches of reports that are never repeated; reports of like length stand together."""
+    """Endless batches of new reports; reports of similar length share a batch."""
     rng = random.Random(recipe.seed)
     reports = stream(recipe.seed)
     while True:
@@ -193,9 +193,9 @@ def train(model: BartForConditionalGeneration, tokenizer: Tokenizer, recipe: Rec
 
 
 def save(model: BartForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the checkpoint with float16 weights; `config.json` says float32, so that loading widens them."""
+    """Write the checkpoint with float16 weights; float32 in `config.json` makes loading widen them."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Tied weights are stored once, under the name that transformers looks for.
+    # Tied weights are stored once, under the name that transformers reads.
     copies = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
     weights = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items() if name not in copies}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

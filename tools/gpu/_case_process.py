@@ -68,22 +68,22 @@ def run_case(module: str, request: Mapping[str, Any], folder: Path, limit_s: flo
 
 
 def serve_case(work: Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], None]], None]) -> None:
-    """The process's side. ``work`` is given the request and ``tell``, which writes what it has found so far."""
+    """The process's side. ``work`` is given the request and ``report``, which writes what it has found so far."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing goes on when whoever asked is gone (Linux)
     asked, written = (Path(argument) for argument in sys.argv[1:3])
     found: dict[str, Any] = {}
 
-    def tell(more: Mapping[str, Any]) -> None:
+    def report(more: Mapping[str, Any]) -> None:
         found.update(more)
         draft = written.with_suffix(".draft")
         draft.write_text(json.dumps(found), encoding="utf-8")
         draft.replace(written)
 
     try:
-        work(json.loads(asked.read_text(encoding="utf-8")), tell)
-        tell({"how": DONE})
+        work(json.loads(asked.read_text(encoding="utf-8")), report)
+        report({"how": DONE})
     except Exception as error:  # whatever a peer or a runtime raises is this case's answer
-        tell({"how": _how(error), "detail": _first_lines(error)})
+        report({"how": _how(error), "detail": _first_lines(error)})
         raise SystemExit(1) from error
 
 

@@ -31,7 +31,7 @@ from tools.gpu._tests_support import tests_support
 from tools.make_checkpoint import main as make_checkpoint
 
 
-def make_bundles(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
+def make_bundles(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
     """Tells ``weights`` (numbers that are multiplied in encoder and decoder of the model that is timed), ``seconds`` of
     every piece of work, and ``refused``: bundle folder -> why there is none."""
     work = Path(request["work"])
@@ -61,8 +61,8 @@ def make_bundles(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]],
             refused |= _export(checkpoint, canonical, missing, seconds)
             del checkpoint, canonical
         if model == TIMED:
-            tell({"weights": json.loads(counted.read_text(encoding="utf-8"))})
-        tell({"seconds": seconds, "refused": refused})
+            report({"weights": json.loads(counted.read_text(encoding="utf-8"))})
+        report({"seconds": seconds, "refused": refused})
 
 
 def _make_checkpoint(folder: Path, model: str, tiny: bool) -> None:

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.runtimes.base import Decoding, Runtime, StepOutputs
+from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.tokenizer import TextCodec
+from tools.bench.timed_runtime import TimedRuntime
 from tools.gpu._case_process import serve_case
 from tools.gpu._measured_device import Device, device_of, peak_of
 
@@ -62,37 +63,11 @@ class Side(Protocol):
     def parts(self) -> dict[str, Any]: ...
 
 
-class TimedEngine:
-    """An engine that notes how long the encoder and each step of the last batch took."""
-
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
-        self.synchronize: Callable[[], None] = lambda: None
-        self.encoder_s = 0.0
-        self.step_s: list[float] = []
-
-    def begin(self, *arguments: Any, **named: Any) -> Decoding:
-        start = time.perf_counter()
-        decoding = self._engine.begin(*arguments, **named)
-        self.synchronize()
-        self.encoder_s, self.step_s = time.perf_counter() - start, []
-        step = decoding.step
-
-        def timed() -> StepOutputs:
-            start = time.perf_counter()
-            outputs = step()
-            self.step_s.append(time.perf_counter() - start)
-            return outputs
-
-        decoding.step = timed  # type: ignore[method-assign]
-        return decoding
-
-
 class TimedRunner(Runner):
-    """A runner whose engine notes its times."""
+    """A runner that records the times of its runtime."""
 
-    def __init__(self, bundle: Bundle, engine: Runtime, codec: TextCodec | None) -> None:
-        self.timed = TimedEngine(engine)
+    def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
+        self.timed = TimedRuntime(runtime)
         super().__init__(bundle, self.timed, codec)
 
 
@@ -185,7 +160,7 @@ def _seconds(work: Callable[[], object], device: Device) -> float:
     return time.perf_counter() - start
 
 
-class Said(logging.Handler):
+class LoggedWarnings(logging.Handler):
     """Keeps what is logged, once each."""
 
     def __init__(self) -> None:
@@ -198,11 +173,11 @@ class Said(logging.Handler):
             self.lines.append(line)
 
 
-def measure(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
+def measure(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
     """Tells ``first_s`` (loading apart), ``seconds``, ``peak_bytes``, ``repeatable``, ``warnings`` of our engine, and
     the side's ``parts``."""
-    said = Said()
-    logging.getLogger("tightbeam").addHandler(said)
+    warnings = LoggedWarnings()
+    logging.getLogger("tightbeam").addHandler(warnings)
     device = device_of(request["device"])
     job = GenerationJob(**request["job"])
     times: list[float] = []
@@ -210,13 +185,13 @@ def measure(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None
         make: Any = PEERS.get(request["side"], Ours)
         side: Side = make(request, job, device)
         found: list[Array] = []
-        tell({"first_s": _seconds(lambda: found.append(side.generate()), device)})
+        report({"first_s": _seconds(lambda: found.append(side.generate()), device)})
         np.save(Path(request["tokens"]), found[0])
         while len(times) < request["rounds"] and (not times or sum(times) < request["seconds"]):
             times.append(_seconds(lambda: found.append(side.generate()), device))
     repeatable = all(np.array_equal(tokens, found[0]) for tokens in found)
-    tell({"seconds": times, "peak_bytes": peak.bytes, "repeatable": repeatable, "warnings": said.lines})
-    tell(side.parts())
+    report({"seconds": times, "peak_bytes": peak.bytes, "repeatable": repeatable, "warnings": warnings.lines})
+    report(side.parts())
 
 
 if __name__ == "__main__":

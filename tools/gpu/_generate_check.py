@@ -91,7 +91,7 @@ def verdict(found: SearchResult, expected: SearchResult) -> str:
     return EQUAL if not len(different) else f"{EQUAL} but for {len(different)} ties"
 
 
-def check(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
+def check(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False  # nor does our engine use it
     torch.backends.cudnn.allow_tf32 = False
     work, device = Path(request["work"]), request["device"]
@@ -104,7 +104,7 @@ def check(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
         for variant in [name for name in request["variants"] if name in presets_of(checkpoint.sizes)]:
             said = _said(bundle_folder(work, model, variant, CHECKED_IN), run, expected, device)
             checks.append({"model": model, "variant": variant, "tokens": int(expected.sequences.size), "said": said})
-            tell({"checks": checks})
+            report({"checks": checks})
         del checkpoint
 
 

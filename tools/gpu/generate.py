@@ -138,7 +138,7 @@ def main(
     work.mkdir(parents=True, exist_ok=True)
     shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
     made = run_case("tools.gpu._generate_bundles", shared, work, until - time.monotonic())
-    _tell_of_bundles(results, made)
+    _report_bundles(results, made)
     if "weights" not in made.found:
         raise SystemExit(f"error: {TIMED} was not made ({made.how}: {made.detail}); nothing to measure")
     vocabulary = json.loads((checkpoint_folder(work, TIMED) / "config.json").read_text("utf-8"))["vocab_size"]
@@ -160,7 +160,7 @@ def main(
     checks = before.get("checks", [])
     if not {one["variant"] for one in checks} >= set(variant):
         checks = check_all(results, compare, variant)
-    right = tell_of_checks(results, checks, variant)
+    right = report_checks(results, checks, variant)
     cases = Cases(results, setting.run, setting.tokens, before.get("cases", {}))
     measure_all(cases, [PEER, *right], batches)
     compare_with_predictions(results, predictions, cases.measured)
@@ -189,7 +189,7 @@ def read_rates(path: Path, precision: str) -> Machine:
         ) from None
 
 
-def _tell_of_bundles(results: Results, made: Ended) -> None:
+def _report_bundles(results: Results, made: Ended) -> None:
     results.figure("export_seconds", made.found.get("seconds", {}))
     for name, reason in made.found.get("refused", {}).items():
         results.note(f"No bundle {name}: {reason}")
@@ -239,7 +239,7 @@ def check_all(results: Results, run: Callable[[Sequence[str]], Ended], variants:
     return checks
 
 
-def tell_of_checks(results: Results, checks: Sequence[Notes], variants: Iterable[str]) -> list[str]:
+def report_checks(results: Results, checks: Sequence[Notes], variants: Iterable[str]) -> list[str]:
     """The variants whose tokens are right at the sizes that are timed."""
     results.figure("checks", checks)
     right = []

@@ -105,15 +105,15 @@ def main(
     subjects = _engines(work, precision)
     if rehearse:
         subjects, batch, source, tokens = _rehearsed(), [3], 16, 5
-    faults = []
+    errors = []
     for variant, load in subjects:
-        faults += tried(results, variant, partial(_measure_variant, results, variant, load, batch, source, tokens))
-    if faults:
-        raise SystemExit(f"error: {'; '.join(faults)}")
+        errors += tried(results, variant, partial(_measure_variant, results, variant, load, batch, source, tokens))
+    if errors:
+        raise SystemExit(f"error: {'; '.join(errors)}")
 
 
 def tried(results: Results, name: str, work: Callable[[], list[str]]) -> list[str]:
-    """The faults that ``work`` finds. One that fails is another; the others go on."""
+    """The errors that ``work`` finds. One that fails is another; the others go on."""
     try:
         return work()
     except Exception as error:  # a runtime's own classes among them
@@ -127,14 +127,14 @@ def _measure_variant(
 ) -> list[str]:
     engine, bundle, profiler = load()
     for where, graph in zip(("encoder", "decoder"), engine.sessions, strict=True):
-        _tell_placement(results, variant, where, placement(graph))
-    faults = []
+        _report_placement(results, variant, where, placement(graph))
+    errors = []
     for B in batches:
         measure = partial(_measure, results, variant, engine, bundle, profiler, B, source, tokens)
-        faults += tried(results, f"{variant}, batch {B}", partial(measure, captured=False))
+        errors += tried(results, f"{variant}, batch {B}", partial(measure, captured=False))
         if engine.makes_cuda_graphs:
-            faults += tried(results, f"{variant}, batch {B}, a CUDA graph", partial(measure, captured=True))
-    return faults
+            errors += tried(results, f"{variant}, batch {B}, a CUDA graph", partial(measure, captured=True))
+    return errors
 
 
 def _engines(work: Path, precision: str) -> Iterator[tuple[str, Callable[[], Subject]]]:
@@ -168,7 +168,7 @@ def _rehearsed() -> Iterator[tuple[str, Callable[[], Subject]]]:
         yield "dedup", lambda: (made.engine, bundle, profiled)
 
 
-def _tell_placement(results: Results, variant: str, graph: str, found: Counter[tuple[str, str]]) -> None:
+def _report_placement(results: Results, variant: str, graph: str, found: Counter[tuple[str, str]]) -> None:
     columns = ("variant", "graph", "provider", "nodes")
     for provider in sorted({provider for provider, _ in found}):
         nodes = sorted((op, count) for (where, op), count in found.items() if where == provider)

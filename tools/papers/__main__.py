@@ -49,7 +49,7 @@ TABLES: dict[str, tuple[Callable[[], PaperTable | Table], ...]] = {
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES, BEAMS = [64, 128, 256, 512, 1024], [1, 2, 4, 8]
-"""Of EL-attention's Figure 4."""
+"""Default sizes of EL-attention's Figure 4."""
 PREFIXES = [64, 128, 256, 384, 512, 768, 1000]
 
 HELP = """The figures of the papers next to ours: a sub-command for each paper's tables, computed in seconds by the
@@ -87,20 +87,20 @@ for _name, _tables in TABLES.items():
 
 @app.command("all")
 def every_table() -> None:
-    """All tables that are computed."""
+    """All computed tables."""
     for tables in TABLES.values():
         print_tables(tables)
 
 
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds; medians are printed.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds of measurement; medians are printed.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 
 
 @app.command()
 def el_figure_4(
-    sources: Annotated[list[int], typer.Option(min=1, help="Source lengths, with 4 beams.")] = SOURCES,
-    beams: Annotated[list[int], typer.Option(min=1, help="Beams, at the longest source.")] = BEAMS,
-    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 1,
+    sources: Annotated[list[int], typer.Option(min=1, help="Source lengths to time with 4 beams.")] = SOURCES,
+    beams: Annotated[list[int], typer.Option(min=1, help="Numbers of beams to time at the longest source.")] = BEAMS,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 1,
     rounds: Rounds = 9,
     threads: Threads = None,
 ) -> None:
@@ -128,7 +128,7 @@ def _print_attention(title: str, measured: list[AttentionTimes]) -> None:
 @app.command()
 def fastseq_ablation(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder.")] = ROOT / "export/demo",
-    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 8,
     source: Annotated[int, typer.Option(min=1, help="Source length in tokens.")] = 200,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 50,
     rounds: Rounds = 5,
@@ -156,9 +156,9 @@ def fastseq_ablation(
 
 @app.command()
 def growth(
-    lengths: Annotated[list[int], typer.Option(min=32, help="Prefixes that are timed without a cache.")] = PREFIXES,
-    variant: Annotated[str, typer.Option(help="The variant whose cached steps are timed.")] = "dedup",
-    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 4,
+    lengths: Annotated[list[int], typer.Option(min=32, help="Prefix lengths to time without a cache.")] = PREFIXES,
+    variant: Annotated[str, typer.Option(help="Variant whose cached steps are timed.")] = "dedup",
+    batch: Annotated[int, typer.Option(min=1, help="Rows in a batch.")] = 4,
     source: Annotated[int, typer.Option(min=1, help="Source length in tokens.")] = 64,
     rounds: Rounds = 5,
     threads: Threads = None,

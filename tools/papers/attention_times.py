@@ -1,12 +1,12 @@
-"""EL-attention's Figure 4 on this machine: time of one layer's attention over the source, for each way to keep it.
+"""EL-attention's Figure 4 on this machine: time of one layer's attention over the source, for each form of cache.
 
 Forms of one attention, all with the same result, checked before they are timed. What they share, the projection of
 queries and of the output, is left out of all:
 
 - ``no cache``: keys and values of every row projected from the encoder's output in the step itself;
-- ``per beam``: keys and values kept for every row, standard ONNX Attention, as in `baseline`;
+- ``per beam``: keys and values cached for every row, standard ONNX Attention, as in `baseline`;
 - ``per beam, our kernel``: the same cache in SourceAttention, so that the cache alone differs from the next;
-- ``shared``: keys and values kept once a sample, SourceAttention, as in `dedup`;
+- ``shared``: keys and values cached once a sample, SourceAttention, as in `dedup`;
 - ``EL``: the encoder's output alone, LatentAttention between its two products by head, as in `el`.
 """
 
@@ -37,8 +37,9 @@ TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class Source:
-    """One attention over a source: ``states`` [B, N, D], ``query`` [R, H K] projected and scaled by nothing, the
-    projections W_K [D, H K] and W_V [D, H V]; float32."""
+    """The inputs of one attention over a source: ``states`` [B, N, D], unscaled ``query`` [R, H K], and projections
+    W_K [D, H K] and W_V [D, H V]; float32.
+    """
 
     sizes: Sizes
     states: Array
@@ -48,7 +49,7 @@ class Source:
 
     @classmethod
     def random(cls, sizes: Sizes, B: int, M: int, N: int) -> Source:
-        """Numbers as after a normalisation, projections that keep their size."""
+        """Random states of unit variance, with projections that preserve it."""
         generator = np.random.default_rng(0)
 
         def normal(*shape: int) -> Array:
@@ -112,7 +113,7 @@ class Form:
     constants: dict[str, Array]
 
     def runner(self, threads: int | None) -> tuple[Callable[[], None], Callable[[], Array]]:
-        """What runs it with everything bound, and what reads the result."""
+        """A function that runs the model with everything bound, and one that reads the result."""
         options = session_options(threads)
         if library := cpu_library():
             options.register_custom_ops_library(str(library))

@@ -63,7 +63,7 @@ def el_memory() -> PaperTable:
 
 
 def el_saving() -> PaperTable:
-    """The 96 of sections 1 and 4.4, 2 L M, and what is left of it where the encoder's output is kept twice."""
+    """The factor 96 = 2 L M of sections 1 and 4.4, and the smaller one where the encoder's output is stored twice."""
     run = RunSize(B=1, M=BEAMS, N=1024, T=0, itemsize=HALF)
     kept = {name: PRESETS[name].cache_bytes(BART_LARGE, run)[0] for name in ("baseline", "dedup", "el")}
     two_layouts = 2 * source_bytes(["states"], BART_LARGE, run)

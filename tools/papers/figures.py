@@ -14,13 +14,14 @@ __all__ = ["Figure", "PaperTable", "quotient_can_be", "rich_table"]
 
 NUMBER = re.compile(r"\d[\d,]*(\.\d+)?")
 SLACK = 1e-9
-"""Of a binary number that stands for a decimal one."""
+"""Tolerance of a binary number for a decimal one."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One cell. ``row``, ``column``: where it stands. ``printed``: as in the paper, with its unit, e.g. ``"1.5 GB"``.
-    ``ours``: in that unit."""
+    """One cell of a table. ``row``, ``column``: its place. ``printed``: as in the paper, with its unit, such as ``"1.5
+    GB"``. ``ours``: in that unit.
+    """
 
     row: str
     column: str
@@ -71,7 +72,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of a paper. ``notes``: what there is to say about it, a sentence each."""
+    """One table of a paper. ``notes``: remarks, a sentence each."""
 
     title: str
     figures: tuple[Figure, ...]
@@ -110,7 +111,7 @@ def _verdict_of(figures: Sequence[Figure]) -> str:
 
 
 def quotient_can_be(printed: str, above: str, below: str) -> bool:
-    """Whether two printed numbers, each rounded, can have the quotient that is printed beside them, rounded or cut."""
+    """True where two printed numbers, each rounded, can have the printed quotient, rounded or cut."""
     quotient, numerator, denominator = (Figure("", "", text, 0.0) for text in (printed, above, below))
 
     def half(figure: Figure) -> float:

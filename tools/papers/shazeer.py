@@ -24,7 +24,7 @@ REDUCED = ((1, 128), (2, 64), (4, 32), (8, 16))
 
 
 def shazeer_memory() -> PaperTable:
-    """Section 3: keys and values h times smaller, as kept for source and output and as read in a step."""
+    """Section 3: keys and values h times smaller, in the caches of source and output and in the reads of a step."""
     run = RunSize(B=1024, M=1, N=128, T=128, itemsize=1)
     many, one = (PRESETS["dedup"].cache_bytes(sizes, run) for sizes in (MULTI_HEAD, MULTI_QUERY))
     weights = WeightCounts(0, 0)

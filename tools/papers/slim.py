@@ -30,7 +30,7 @@ def shape(D: int, L: int, H: int, K: int) -> Sizes:
 
 @dataclass(frozen=True)
 class Whisper:
-    """One Whisper model as published: width, layers, heads of encoder and decoder, feed-forward width."""
+    """Sizes of one Whisper model as published: width, layers, heads of encoder and decoder, feed-forward width."""
 
     D: int
     L: int
@@ -103,7 +103,7 @@ def reads(model: Whisper, variant: str, B: int, *, states_on_chip: bool) -> floa
 
 
 def parameters(model: Whisper, variant: str) -> int:
-    """Numbers in weights that a step of a variant multiplies: with nothing kept, they are all that is read."""
+    """Weights that a step of a variant multiplies; without a cache they are all that a step reads."""
     plan = same_for_all(PRESETS[variant], model.L, "")
     empty = RunSize(B=1, M=1, N=0, T=0, itemsize=1)
     return sum(work.bytes for work in step_work(plan, model.sizes, empty, model.weights))

@@ -1,9 +1,8 @@
-"""What a cache is worth: FastSeq's Table 2 in relative form, and Lei Mao's orders of growth, on this machine."""
+"""The gain of a cache: FastSeq's Table 2 in relative form, and Lei Mao's orders of growth, on this machine."""
 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 from transformers.utils import logging
 
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
+from tools.bench.timed_runtime import TimedRuntime
 from tools.bench.turns import in_turn
 
 __all__ = ["Ablation", "Fit", "Growth", "fit", "time_ablation", "time_growth"]
@@ -26,14 +25,14 @@ __all__ = ["Ablation", "Fit", "Growth", "fit", "time_ablation", "time_growth"]
 Array = npt.NDArray[Any]
 BEAMS = 4
 LARGER = 4
-"""How many times larger the larger batch is, as from 32 to 128 in the paper."""
+"""Factor between the two batch sizes, as from 32 to 128 in the paper."""
 TOLERANCE = 1e-5
 """Largest difference of logits with and without cache, relative to the largest logit; float32 has 6e-8 a number."""
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Samples a second of whole generations of ``tokens`` tokens, by how the cache is kept."""
+    """Samples/s of whole generations of ``tokens`` tokens, by form of the cache."""
 
     tokens: int
     samples_per_second: dict[str, float]
@@ -179,7 +178,7 @@ def _random_model(folder: Path, positions: int) -> Any:
 
 
 def _check_logits(model: Any, ids: Array, T: int) -> None:
-    """Adding a token leaves the outputs of those before it as they were: with a cache, the same logits."""
+    """Raise SystemExit unless logits with a cache are those without one."""
     source, prefix = torch.from_numpy(ids), torch.from_numpy(ids[:, :T])
     with torch.no_grad():
         whole = model(input_ids=source, decoder_input_ids=prefix, use_cache=False).logits
@@ -196,27 +195,6 @@ def _check_logits(model: Any, ids: Array, T: int) -> None:
 
 def _step_times(bundle: Bundle, ids: Array, T: int, threads: int | None) -> list[float]:
     """Seconds of each step of a greedy generation of T tokens."""
-    engine = _Timed(bundle, threads)
-    Runner(bundle, engine, None).generate(ids, num_beams=1, min_new_tokens=T, max_new_tokens=T)
-    return engine.seconds
-
-
-class _Timed(OnnxRuntimeCpu):
-    """An engine that notes how long each step takes."""
-
-    def __init__(self, bundle: Bundle, threads: int | None) -> None:
-        super().__init__(bundle, threads)
-        self.seconds: list[float] = []
-
-    def begin(self, *arguments: Any, **named: Any) -> Any:
-        decoding: Decoding = super().begin(*arguments, **named)
-        step = decoding.step
-
-        def timed() -> Any:
-            start = time.perf_counter()
-            outputs = step()
-            self.seconds.append(time.perf_counter() - start)
-            return outputs
-
-        decoding.step = timed  # type: ignore[method-assign]
-        return decoding
+    runtime = TimedRuntime(OnnxRuntimeCpu(bundle, threads))
+    Runner(bundle, runtime, None).generate(ids, num_beams=1, min_new_tokens=T, max_new_tokens=T)
+    return runtime.step_s

@@ -44,9 +44,9 @@ class ServerError(RuntimeError):
 
 
 class LocalServer:
-    """A server on loopback, ready when this returns; a context manager that ends it.
+    """A Triton server on loopback, ready on return; leaving the context ends it.
 
-    ``ports``: of HTTP, gRPC and metrics; free ones by default. ``log``: a file that gets what the server says.
+    ``ports``: of HTTP, gRPC and metrics; free ones by default. ``log``: file for the output of the server.
     """
 
     def __init__(self, repository: Path, *, ports: tuple[int, int, int] | None = None, log: Path | None = None) -> None:
@@ -178,7 +178,7 @@ def _package() -> Path:
 
 
 def _configs(repository: Path) -> list[Path]:
-    """Of the models there; a server told to load all folders does not start where one is something else."""
+    """Configurations of the models in a repository, for a server that would not start on a foreign folder."""
     return sorted(repository.glob("*/config.pbtxt"))
 
 
@@ -201,10 +201,10 @@ def _free_ports() -> tuple[int, ...]:
 @app.command()
 def serve(
     repository: Annotated[Path, typer.Argument(help="Model repository made by triton-repo.")],
-    text: Annotated[str, typer.Option(help="The text of the request that is printed.")] = "Your text.",
-    http_port: Annotated[int, typer.Option(help="HTTP.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Metrics, for Prometheus.")] = 8002,
+    text: Annotated[str, typer.Option(help="Text of the request that is printed.")] = "Your text.",
+    http_port: Annotated[int, typer.Option(help="Port for HTTP.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Port for gRPC.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Port for Prometheus metrics.")] = 8002,
 ) -> None:
     """Serve REPOSITORY until Ctrl-C, and print a request for each of its models that reads text."""
     if not _configs(repository):

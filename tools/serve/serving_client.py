@@ -1,4 +1,4 @@
-"""Asks a served model about each line of a file: an example to copy from, with one function for each protocol.
+"""An example client: sends each line of a file to a served model; one function for each protocol.
 
 python tools/serve/serving_client.py demo export/demo/examples.txt --protocol grpc --parameter num_beams=4
 
@@ -106,12 +106,16 @@ async def ask_all(protocol: str, address: str, model: str, texts: list[str], par
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
-    file: Annotated[Path, typer.Argument(help="UTF-8, one text a line; - is standard input.")],
-    protocol: Annotated[Literal["http", "grpc", "stream"], typer.Option(help="stream: of a --stream model.")] = "grpc",
-    address: Annotated[str, typer.Option(help="HOST:PORT; by default 8000 of this machine, 8001 for gRPC.")] = "",
-    parameter: Annotated[list[str], typer.Option(help="NAME=VALUE, a setting of model.generate; repeat it.")] = [],  # noqa: B006
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    model: Annotated[str, typer.Argument(help="Name of the model on the server.")],
+    file: Annotated[Path, typer.Argument(help="UTF-8 file, one text a line; - is standard input.")],
+    protocol: Annotated[
+        Literal["http", "grpc", "stream"], typer.Option(help="Protocol; stream is for a model made with --stream.")
+    ] = "grpc",
+    address: Annotated[
+        str, typer.Option(help="Server as HOST:PORT; by default this machine, port 8000, or 8001 for gRPC.")
+    ] = "",
+    parameter: Annotated[list[str], typer.Option(help="Setting of model.generate as NAME=VALUE; repeatable.")] = [],  # noqa: B006
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = 8,
 ) -> None:
     """Ask MODEL about each line of FILE, and print a line for each, empty where it failed."""
     parameters = dict(map(read_parameter, parameter))
