@@ -26,7 +26,6 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError
@@ -421,6 +420,8 @@ class Runner:
         BundleError
             The runtime failed.
         """
+        from tightbeam.deploy.audio.transcribe import read_features, transcribe
+
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")
         self.options(**settings)
