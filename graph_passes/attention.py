@@ -1,43 +1,49 @@
-"""Attention in a graph: an ``Attention`` node with the projections around it, found by kind and layer."""
+"""Attention in a graph: an ``Attention`` node with the projections around it, found by kind and layer.
+
+    x - MatMul W_Q [- Add b_Q] [- norm] [- rotary] ---------------------------- Q
+    x - MatMul W_K [- Add b_K] [- norm] [- rotary] [- Concat(past.<l>.key)] --- K - Attention - MatMul W_O [- Add b_O]
+    x - MatMul W_V [- Add b_V] ------------------- [- Concat(past.<l>.value)] - V
+
+Changes of layout (``LAYOUT_OPS``) may stand anywhere between them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
+from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.model import ModelGraphs, PassError, Sizes
 
 LAYOUT_OPS = ("Reshape", "Transpose", "Unsqueeze")
-
-
-BETWEEN_OPS = ("RotaryEmbedding", "RMSNormalization", "LayerNormalization")
-"""What a model may do to queries and keys after their projection."""
-
-
+ROTATION = "RotaryEmbedding"
+NORM = "RMSNormalization"
+BETWEEN_OPS = (ROTATION, NORM, "LayerNormalization")
+"""Operators that a model may apply to queries and keys between projection and scores."""
 CROSS, SELF, PROMPT = "cross", "self", "prompt"
+"""Kinds of attention: the first part of the names ``<kind>.<layer>`` of canonical Attention nodes."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """source x weight (+ bias) -> output, as MatMul and Add; ``output`` is what the rest of the graph reads.
-
-    ``between``: the operators, beside changes of layout, that stand between ``output`` and the attention."""
+    """``source`` x ``weight`` (+ ``bias``) -> ``output``, as MatMul and Add."""
 
     source: gs.Tensor
     weight: gs.Constant
     bias: gs.Constant | None
     output: gs.Tensor
+    """read by the rest of the graph"""
     matmul: gs.Node
     between: tuple[str, ...] = ()
+    """operators of ``BETWEEN_OPS`` between ``output`` and the attention"""
 
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """One Attention node with its four projections. ``past`` holds the past key and value of self-attention, ``new``
-    the new token's, as they follow the past, ``distance_bias`` [Y, H] what its scores get by the distance from the
-    query back to a key."""
+    """One Attention node with its four projections."""
 
     node: gs.Node
     query: Projection
@@ -45,22 +51,35 @@ class AttentionBlock:
     value: Projection
     output: Projection
     past: tuple[gs.Tensor, gs.Tensor] | None
+    """keys and values of the past, of self-attention"""
     new: tuple[gs.Tensor, gs.Tensor] | None
+    """key and value of the new token, as they follow the past"""
     distance_bias: gs.Constant | None
+    """[Y, H]: bias of the scores by the distance from the query back to a key"""
 
     @property
     def scale(self) -> float:
+        """Factor of the scores."""
         return float(self.node.attrs["scale"])
 
     @property
     def between(self) -> tuple[str, ...]:
-        """What stands between the projections of query and key and their scores."""
+        """Operators between the projections of query and key and their scores."""
         return self.query.between + self.key.between
+
+    def replace_with(self, attended: gs.Tensor) -> None:
+        """Feed the output projection with ``attended`` [R, 1, H V] in place of this attention's output."""
+        self.output.matmul.inputs[0] = attended
 
 
 def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
-    """The Attention nodes that project their own keys, in order of execution (a pass may have made others, which read a
-    cache as it is). Raises PassError at the first one not understood."""
+    """Attention nodes that project their own keys, in order of execution; those that read a cache are left out.
+
+    Raises
+    ------
+    PassError
+        At the first node whose projections are not found.
+    """
     nodes = [node for node in graph.nodes if node.op == "Attention" and node.inputs[1].inputs]
     return [_attention_block(node, pass_name) for node in nodes]
 
@@ -68,8 +87,10 @@ def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
 def cross_attention(
     graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None
 ) -> dict[int, AttentionBlock]:
-    """The cross-attention of each of the decoder's ``layers``, all by default: keys and values projected from
-    ``encoder_hidden_states``. Raises PassError for a layer that has none left."""
+    """Cross-attention of the decoder's ``layers``, all by default, by layer.
+
+    Its keys and values are projected from ``encoder_hidden_states``. Raises PassError for a layer that has none left.
+    """
     if graphs.sizes.decoder_only:
         raise PassError(f"{pass_name}: a decoder-only model has no cross-attention; its source is the prompt")
     return _named_blocks(graphs.decoder, graphs.sizes, pass_name, CROSS, layers)
@@ -78,16 +99,18 @@ def cross_attention(
 def self_attention(
     graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None
 ) -> dict[int, AttentionBlock]:
-    """The self-attention of each of the decoder's ``layers``, all by default: a past that is a graph input, followed by
-    the new token. Raises PassError for a layer that has none left."""
+    """Self-attention of the decoder's ``layers``, all by default, by layer.
+
+    Its keys and values are those of a past that is a graph input, then the new token's. Raises PassError for a layer
+    that has none left.
+    """
     return _named_blocks(graphs.decoder, graphs.sizes, pass_name, SELF, layers)
 
 
 def prompt_attention(
     graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None
 ) -> dict[int, AttentionBlock]:
-    """The causal self-attention of a decoder-only model's ``layers`` over the prompt, all by default: in the encoder
-    graph."""
+    """Causal self-attention over the prompt of a decoder-only model's ``layers``, all by default, by layer."""
     return _named_blocks(graphs.encoder, graphs.sizes, pass_name, PROMPT, layers)
 
 
@@ -132,8 +155,7 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
 
 
 def past_concat(tensor: gs.Tensor) -> gs.Node | None:
-    """The Concat that puts the new token's keys or values behind the past, in what an attention reads; a prompt may
-    stand in front."""
+    """The Concat of the past and the new token's keys or values behind an attention's input; a prompt may precede."""
     node = tensor.inputs[0] if tensor.inputs else None
     if node is None or node.op != "Concat":
         return None
@@ -158,7 +180,7 @@ def projection_behind(tensor: gs.Tensor) -> Projection | None:
 
 
 def behind_attention(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[str, ...]]:
-    """The projection that an attention reads ``tensor`` from, and what of ``BETWEEN_OPS`` stands between the two."""
+    """The projection that an attention reads ``tensor`` from, and the ``BETWEEN_OPS`` between the two."""
     between: list[str] = []
     while tensor.inputs and tensor.inputs[0].op in (*LAYOUT_OPS, *BETWEEN_OPS):
         node = tensor.inputs[0]
@@ -185,7 +207,7 @@ def _projection_ahead(tensor: gs.Tensor) -> Projection | None:
 
 
 def distance_table(bias: gs.Tensor) -> gs.Constant | None:
-    """The constant [Y, H] that a bias [R, H, 1, T] is gathered from."""
+    """The constant [Y, H] from which a bias [R, H, 1, T] is gathered."""
     while bias.inputs and bias.inputs[0].op in LAYOUT_OPS:
         bias = bias.inputs[0].inputs[0]
     gather = bias.inputs[0] if bias.inputs else None
@@ -193,3 +215,44 @@ def distance_table(bias: gs.Tensor) -> gs.Constant | None:
         return None
     table = gather.inputs[0]
     return table if isinstance(table, gs.Constant) and len(table.shape) == 2 else None
+
+
+def project_together(build: Builder, parts: Sequence[Projection], where: str) -> gs.Tensor:
+    """One product for several projections of one tensor.
+
+        x - MatMul W_Q - Add b_Q
+        x - MatMul W_K              ->   x - MatMul [W_Q W_K W_V] - Add [b_Q 0 b_V]
+        x - MatMul W_V - Add b_V
+
+    Parameters
+    ----------
+    build
+        Builder of the graph; its prefix is the pass's name.
+    parts
+        Projections [., D] -> [., width] of one tensor.
+    where
+        Name of the attention, for the error.
+
+    Returns
+    -------
+    gs.Tensor
+        [., ., total width]: the projections side by side.
+
+    Raises
+    ------
+    PassError
+        Where the parts are projected from different tensors.
+    """
+    if any(part.source is not parts[0].source for part in parts):
+        raise PassError(f"{build.prefix}: query, key and value of {where} are projected from different tensors")
+    dtype = parts[0].weight.dtype
+    weight = np.concatenate([part.weight.values for part in parts], axis=1)
+    together = build.add("MatMul", [parts[0].source, build.constant(weight, dtype)])
+    if all(part.bias is None for part in parts):
+        return together
+    widths = [part.weight.shape[1] for part in parts]
+    biases = [
+        np.zeros(width, dtype) if part.bias is None else part.bias.values.reshape(-1)
+        for part, width in zip(parts, widths, strict=True)
+    ]
+    return build.add("Add", [together, build.constant(np.concatenate(biases), dtype)])

@@ -11,15 +11,13 @@ import onnx_graphsurgeon as gs
 from tightbeam.plugins import DOMAIN
 
 MISSING = gs.Variable.empty()
-"""In place of an optional input of an operator."""
-
-
+"""Placeholder of an optional input that an operator is not given."""
 ROWS, POSITIONS = "rows", "positions"
 """Last part of the name of a Reshape made by :meth:`Builder.rows` or :meth:`Builder.positions`."""
 
 
 class Builder:
-    """Appends nodes to a graph under one name prefix, so that a new node is found by the pass that made it."""
+    """Appends nodes to a graph; the names of nodes, tensors and constants begin with ``prefix``, a pass's name."""
 
     def __init__(self, graph: gs.Graph, prefix: str) -> None:
         self.graph = graph
@@ -27,6 +25,7 @@ class Builder:
         self.count = 0
 
     def constant(self, values: Any, dtype: Any = np.int64) -> gs.Constant:
+        """New constant of ``values`` in ``dtype``."""
         self.count += 1
         return gs.Constant(f"{self.prefix}.constant_{self.count}", np.ascontiguousarray(values, dtype=dtype))
 
@@ -49,24 +48,27 @@ class Builder:
     def operator(
         self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any], outputs: Sequence[gs.Tensor]
     ) -> gs.Tensor:
-        """Append one of our own operators. Its outputs say their types and shapes: a runtime's own rewrites need them,
-        and it infers none through an operator that it does not know."""
+        """Append one operator of ``plugins/``.
+
+        Its outputs must have types and shapes: the rewrites of a runtime need them, and it infers none through an
+        operator of another domain.
+        """
         return self.add(op, inputs, attrs, outputs, DOMAIN)
 
     def variable(self, name: str, shape: Sequence[int | str], dtype: Any = np.float32) -> gs.Variable:
-        """A tensor of known type and shape, ``name`` under the builder's prefix."""
+        """Tensor of known type and shape, ``name`` under the builder's prefix."""
         return gs.Variable(f"{self.prefix}.{name}", dtype=np.dtype(dtype), shape=list(shape))
 
     def reshape(self, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
-        """Reshape to fixed sizes; 0 keeps a size, -1 is what is left."""
+        """Reshape to fixed sizes; 0 keeps a size, -1 is inferred."""
         return self.add("Reshape", [tensor, self.constant(shape)])
 
     def rows(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
-        """[R, 1, width] as [R, width], which our operators take."""
+        """[R, 1, width] as [R, width], the form that operators of ``plugins/`` take."""
         return self._reshape_step(ROWS, tensor, [-1, width])
 
     def positions(self, tensor: gs.Tensor, width: int) -> gs.Tensor:
-        """[R, width] as [R, 1, width], which the trace goes on with."""
+        """[R, width] as [R, 1, width], the form of the traced graph."""
         return self._reshape_step(POSITIONS, tensor, [-1, 1, width])
 
     def _reshape_step(self, kind: str, tensor: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
@@ -75,11 +77,12 @@ class Builder:
         return reshaped
 
     def transpose(self, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
+        """Append one Transpose."""
         return self.add("Transpose", [tensor], {"perm": list(perm)})
 
 
 def graph_input(graph: gs.Graph, name: str, dtype: Any, shape: Sequence[int | str]) -> gs.Variable:
-    """The graph input of this name, made where there is none yet."""
+    """Graph input of this name, made where there is none yet."""
     for tensor in graph.inputs:
         if tensor.name == name:
             return tensor
@@ -89,16 +92,16 @@ def graph_input(graph: gs.Graph, name: str, dtype: Any, shape: Sequence[int | st
 
 
 def read_instead(old: gs.Tensor, new: gs.Tensor) -> None:
-    """Let every node that reads ``old`` read ``new``."""
+    """Make every node that reads ``old`` read ``new``."""
     for node in list(old.outputs):
         node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
 
 
 def remove_inputs(graph: gs.Graph, names: Sequence[str]) -> None:
-    """Take inputs that nothing reads any more off the graph."""
+    """Remove graph inputs by name."""
     graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in names]
 
 
 def tidy(graph: gs.Graph) -> None:
-    """Drop what nothing reads and restore the order of execution."""
+    """Remove nodes and tensors that nothing reads, and restore the order of execution."""
     graph.cleanup().toposort()

@@ -1,4 +1,4 @@
-"""The data that passes share: the pair of graphs, the sizes of a model and of a run, and what a pass reports."""
+"""The data that passes share: the two graphs of a model, the sizes of a model and of a run, and a pass's report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Array = npt.NDArray[Any]
 
 
 class PassError(ValueError):
-    """A pass met a graph that it cannot rewrite; the message names the pass, the place and the reason."""
+    """A graph that a pass cannot rewrite; the message names the pass, the place and the reason."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model's sizes in the letters of docs/design.md; lengths in tokens."""
+    """Sizes of a model, in the letters of docs/design.md; lengths in tokens."""
 
     D: int
     """model width"""
@@ -37,66 +37,75 @@ class Sizes:
     max_source: int
     max_target: int
     decoder_only: bool = False
-    """no encoder: the source is the prompt, and self-attention sees both parts at once"""
+    """no encoder: the source is the prompt, and self-attention covers prompt and generated tokens in one softmax"""
     rotary: bool = False
-    """positions turn queries and keys (RoPE)"""
+    """queries and keys are rotated by their positions (RoPE)"""
     key_norm: bool = False
-    """a norm stands between keys and their scores"""
+    """keys are normalised between their projection and their scores"""
     streams: int = 1
-    """positions that a row runs in a step: 2 where a predicting stream runs beside the main one (``streams``)"""
+    """positions that a row runs in a step: 2 with two-stream self-attention (a main and a predicting stream)"""
 
     @property
     def rows(self) -> str:
-        """The name of the decoder's rows, as a dimension."""
+        """Name of the dimension of the decoder's rows."""
         return "R" if self.streams == 1 else f"{self.streams} R"
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """How large a run is: B samples, M beams, N source and T generated positions, ``itemsize`` bytes a number."""
+    """Sizes of one run, by which bytes and times are computed."""
 
     B: int = 1
+    """samples"""
     M: int = 4
+    """beams of each sample"""
     N: int = 512
+    """source positions"""
     T: int = 128
+    """generated positions"""
     itemsize: int = 4
+    """bytes of a number in caches and products"""
 
     @property
     def R(self) -> int:
+        """Rows of the decoder: B x M."""
         return self.B * self.M
 
 
 @dataclass
 class ModelGraphs:
-    """Encoder and decoder of one model, and the caches that a pass has given the decoder. The encoder of a decoder-only
-    model is what its layers make of the prompt."""
+    """Encoder and decoder of one model, with the caches that passes have given the decoder.
+
+    The encoder of a decoder-only model is the prompt graph: it gives what the decoder's layers cache of the prompt.
+    """
 
     encoder: gs.Graph
     decoder: gs.Graph
     sizes: Sizes
     states: tuple[CacheState, ...] = ()
+    """caches of the generated part"""
     windows: tuple[int, ...] = ()
-    """newest positions that each layer's self-attention sees, 0 where it sees all; empty where all layers see all"""
+    """positions in the attention window of each layer's self-attention, 0 for all; empty where no layer has a window"""
     rotation: tuple[Array, Array] | None = None
-    """cosines and sines [positions, X] that turn the first 2 X numbers of queries and keys, in two halves"""
+    """cosines and sines [positions, X] that rotate the first 2 X numbers of queries and keys, in two halves"""
     buckets: Array | None = None
-    """int64 [distances]: where a query's own biases stand by the distance back to a key, which it has a few of, in
-    layers of two streams"""
+    """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
 
     def window(self, layer: int) -> int:
+        """Attention window of a layer in positions, 0 for none."""
         return self.windows[layer] if self.windows else 0
 
     def copy(self) -> ModelGraphs:
-        """A copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
+        """Copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
         return replace(self, encoder=self.encoder.copy(), decoder=self.decoder.copy())
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """A cache tensor of the generated part: a decoder input, the output that follows it, and how it lives on.
+    """A cache of the generated part: a decoder input and the output that follows it.
 
-    ``in_place``: both are bound to one buffer of T_max positions. ``append``: the output, one position longer, is the
-    next step's input.
+    ``kind`` is "in_place" where both are bound to one buffer of T_max positions, and "append" where the output, one
+    position longer, is the next step's input.
     """
 
     input: str
@@ -107,19 +116,23 @@ class CacheState:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass did: places rewritten, bytes saved by it for a run, and why when it did nothing."""
+    """Report of a pass."""
 
     name: str
     matched: int
+    """places rewritten"""
     reason: str = ""
+    """why nothing matched"""
     bytes_saved: Callable[[RunSize], int] = field(default=lambda run: 0, compare=False)
+    """bytes that the pass saves in a run"""
 
 
 Pass = Callable[[ModelGraphs], PassResult]
-"""A pass rewrites the graphs it is given and reports; :func:`tightbeam.graph_passes.rewrite` gives it a copy."""
+"""A pass rewrites the graphs it is given, in place, and reports. All passes have the signature ``pass_(graphs, ...) ->
+PassResult``; :mod:`tightbeam.graph_passes.pipeline` binds the arguments after ``graphs``."""
 
 
 class LayerPass(Protocol):
-    """A pass over the attention of some decoder layers; of all where ``layers`` is None."""
+    """A pass over the attention of some decoder layers; of all layers where ``layers`` is None."""
 
     def __call__(self, graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult: ...

@@ -49,8 +49,7 @@ class WhisperLike(Family):
         decoder = model.get_decoder()
         with PositionTable(decoder.embed_positions, 0).in_place_of(decoder) as positions:
             graphs = ModelGraphs(encoder, trace_decoder(ModelStep(model, [positions]), sizes), sizes)
-        for graph in (graphs.encoder, graphs.decoder):
-            fold_scales(graph)
+        fold_scales(graphs)
         canonicalise_encoder_decoder(graphs)
         return graphs
 

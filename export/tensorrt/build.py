@@ -36,9 +36,8 @@ from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.writing.entries import state_entries, tensor_entries
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
-from tightbeam.graph_passes import ModelGraphs
+from tightbeam.graph_passes import ModelGraphs, tensorrt_form
 from tightbeam.graph_passes.precision.lower_precision import LOW_TYPES
-from tightbeam.graph_passes.tensorrt.form import tensorrt_form
 from tightbeam.graph_passes.tensorrt.plugin_nodes import to_plugin_nodes
 from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
 

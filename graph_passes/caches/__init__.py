@@ -1,1 +1,1 @@
-"""What a decoder layer caches: the kinds, their bytes and cost, and one pass for each kind."""
+"""Kinds of cache: their tables, bytes, cost and algebra; one file a kind in ``source``, ``prompt``, ``generated``."""

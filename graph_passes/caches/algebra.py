@@ -1,16 +1,51 @@
-"""The algebra of keys and values that are never kept: what stands in for W_K and W_V, head by head.
+"""The algebra of caches that hold neither keys nor values: what stands in for W_K and W_V, head by head.
 
-With E = G K, the width of all key heads together, and everything solved in float64:
+Symbols
+-------
+    D              width of the model                    H, G        query heads, key/value heads
+    K, V           width of a key head, of a value head  E = G K     width of all key heads together
+    N              positions of the cache                q_i [K]     query of head i; it reads key head i G / H
+    x   [N, D]     the rows that keys and values are projected from: the encoder's output S, or a layer's own inputs
+    W_K [D, E]     W_K,i [D, K] are its columns of the key head that query head i reads; W_V [D, G V], W_V,i likewise
+    k = x W_K [N, E],  v = x W_V [N, G V]
+    P_i [N]        attention weights of head i:  P_i = softmax(scale * s_i)
+    o_i [V]        output of head i:             o_i = P_i v_i
 
-- states S or inputs x (EL-attention, section 3.1; Slim attention, X-cache): scores_i = (q_i W_K,i^T) S^T and
-  out_i = (P_i S) W_V,i.
-- keys k = x W_K without bias (Slim attention, option 2): V = k W_KV with W_KV = W_K^-1 W_V, so out_i = (P_i k) W_KV,i.
-  Where E > D, W_K [D, E] has the right inverse W_K^T (W_K W_K^T)^-1; where E < D, keys do not determine values.
-- keys k = x W_K + b_K whose bias cannot be folded, since they are turned or normed on their way to the scores
-  (``kept_keys``): V = (k - b_K) W_KV, and out_i = (P_i k) W_KV,i - b_K W_KV,i, since the weights P_i sum to one.
-- keys k1 of the first layer in place of S (Slim attention's hybrid): W_K,l' = W_K1^-1 W_K,l, and W_V,l' likewise.
+Keys and values (``kv``), the reference; E + G V numbers a position:
 
-Query head i reads key head i G / H.
+    s_i = q_i k_i^T                   K  a score
+    o_i = P_i v_i                     V  a position
+
+Weight absorption (``states``, ``x``; EL-attention, section 3.1; DeepSeek's latent attention decodes so); D numbers a
+position, and with the encoder's output one matrix for all layers. Keys and values are never formed:
+
+    q'_i = q_i W_K,i^T     [D]        once a query, in place of projecting N keys
+    s_i  = q'_i x^T                   D  a score
+    c_i  = P_i x           [D]        D  a position
+    o_i  = c_i W_V,i       [V]        once a query
+
+Keys alone (``k``; Slim attention, option 2); E numbers a position. Needs E >= D, so that W_K has a right inverse W_K^+,
+W_K W_K^+ = I, and therefore v = x W_V = k W_K^+ W_V:
+
+    W_KV = W_K^+ W_V       [E, G V]   once an export
+    s_i  = q_i k_i^T                  K  a score
+    c_i  = P_i k           [E]        E  a position: whole rows of keys
+    o_i  = c_i W_KV,i      [V]        once a query
+
+Keys of the first layer in place of S (``first-k``; Slim attention's hybrid): weight absorption over k1 = S W_K1, with
+W_K,l' = W_K1^+ W_K,l and W_V,l' = W_K1^+ W_V,l.
+
+Trade-off: both read fewer bytes and multiply more: a query and position take 2 D (weight absorption) or K + E (keys
+alone) multiplications in place of K + V. The beams of a sample read the same rows, so reading is what counts. Weight
+absorption is well-conditioned for any weights; a right inverse is as good as the condition of W_K, so an export
+measures it (``export/accuracy/guard.py``).
+
+Biases: the weights P_i sum to one, so b_V passes through and folds into the output's bias, and q_i b_K^T is the same at
+every position, so softmax drops it (``fold_biases``). Not so where keys are rotated (RoPE) or normalised on the way to
+their scores. Then k = x W_K + b_K is cached as it is before that, and o_i = (P_i k) W_KV,i - b_K W_KV,i. Weight
+absorption is impossible there, since R_n and the norm stand between q_i W_K,i^T and x_n.
+
+Everything is solved in float64.
 """
 
 from __future__ import annotations
@@ -18,19 +53,26 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder
-
-Array = npt.NDArray[Any]
-ROTATION = "RotaryEmbedding"
+from tightbeam.graph_passes.model import Array
 
 
 def right_inverse_times(W_K: Array, weight: Array) -> Array:
-    """``W_K^-1 weight`` in float64, [E, Y] from W_K [D, E] and a weight [D, Y]: what makes x ``weight`` of x W_K.
+    """W_K^+ weight in float64, with which x ``weight`` = (x W_K) W_K^+ ``weight``.
 
-    For a W_K without an inverse it is the nearest there is; how well it does is for a measurement to say.
+    Parameters
+    ----------
+    W_K
+        [D, E], E >= D.
+    weight
+        [D, Y].
+
+    Returns
+    -------
+    Array
+        [E, Y]. For a W_K without a right inverse, the least-squares solution; its error is for a measurement to find.
     """
     a, b = W_K.astype(np.float64), weight.astype(np.float64)
     D, E = a.shape
@@ -47,25 +89,27 @@ def right_inverse_times(W_K: Array, weight: Array) -> Array:
 
 
 def pseudo_inverse_heads(weights: Array) -> Array:
-    """For weights [H, X, Y], with Y at most X: [H, Y, X] in float64, which take each head's y to an x that its weight
-    takes back to y. For a y that is no sum of the weight's rows there is none; values are such sums."""
+    """Pseudo-inverse of each head's weight, in float64: [H, X, Y], Y <= X, -> [H, Y, X].
+
+    It takes a head's values back to rows that its weight takes to these values.
+    """
     return np.linalg.pinv(weights.astype(np.float64))
 
 
 def key_heads(weight: Array, H: int, width: int) -> Array:
-    """W_K [X, G x K] as [H, K, X], a matrix for each query head: what takes its queries into the space of x."""
+    """W_K [X, G K] as [H, K, X]: W_K,i^T of each query head, for q_i W_K,i^T. ``width`` is K."""
     by_head = weight.reshape(weight.shape[0], -1, width).transpose(1, 2, 0)  # [G, K, X]
     return np.ascontiguousarray(by_head.repeat(H // len(by_head), axis=0))
 
 
 def value_heads(weight: Array, H: int, width: int) -> Array:
-    """W_V [X, G x V] as [H, X, V], a matrix for each query head: what makes its values of weighted rows."""
+    """W_V [X, G V] as [H, X, V]: W_V,i of each query head, for c_i W_V,i. ``width`` is V."""
     by_head = weight.reshape(weight.shape[0], -1, width).transpose(1, 0, 2)  # [G, X, V]
     return np.ascontiguousarray(by_head.repeat(H // len(by_head), axis=0))
 
 
 def multiply_heads(build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any) -> gs.Tensor:
-    """[R, H, Y] from ``tensor`` [R, H, X] (or anything that has so many numbers a row) and weights [H, X, Y]."""
+    """Product of each head with its weight: [R, H, Y] from ``tensor``, R H X numbers, and ``weights`` [H, X, Y]."""
     H, X, _ = weights.shape
     by_head = build.transpose(build.reshape(tensor, [-1, H, X]), [1, 0, 2])  # [H, R, X]
     return build.transpose(build.add("MatMul", [by_head, build.constant(weights, dtype)]), [1, 0, 2])

@@ -1,37 +1,39 @@
-"""Keys that stand in for values, as they are kept: what of a layer's keys values can be made of.
+"""Keys that stand in for values: the form in which they are cached, and how it is read.
 
-Kept are k' = (x W_K + b_K) g, before positions turn them: g is the gain of their norm, 1 where they have none. A norm
-(RMSNormalization, over each head or over all) makes r k' of them with one number r for each position and head, which
-commutes with rotation and product: so r goes with k' as a factor on the scores, and values know nothing of it.
+    x W_K [+ b_K] = k  - norm: r (k g) - rotate - scores          cached: k' = k g, and r [G] a position
+
+k' are the keys before rotation, times the gain g of their norm (1 without one). RMSNormalization, over each head or all
+of them, makes r k' of them with one number r a position and head, which commutes with rotation and products. So r goes
+beside k' as a factor of the scores, the operator rotates what it reads, and values, made of k', need neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import AttentionBlock
+from tightbeam.graph_passes.attention import NORM, ROTATION, AttentionBlock
 from tightbeam.graph_passes.builder import Builder
-from tightbeam.graph_passes.caches.algebra import ROTATION, Array, multiply_heads, right_inverse_times, value_heads
-from tightbeam.graph_passes.model import PassError, Sizes
-
-NORM = "RMSNormalization"
+from tightbeam.graph_passes.caches.algebra import multiply_heads, right_inverse_times, value_heads
+from tightbeam.graph_passes.model import Array, ModelGraphs, PassError, Sizes
 
 
 @dataclass(frozen=True)
 class KeyNorm:
-    """``gain`` [G K]; ``width``: numbers that are normed together, K or G K."""
+    """RMSNormalization of a layer's keys."""
 
     gain: Array
+    """[G K]"""
     width: int
+    """numbers that are normalised together: K or G K"""
     epsilon: float
 
     @classmethod
     def of(cls, block: AttentionBlock, E: int) -> KeyNorm | None:
-        """Of a block's keys, G K = E numbers wide; None where they have none."""
+        """The norm of a block's keys, E = G K numbers wide; None where they have none."""
         if NORM not in block.key.between:
             return None
         tensor = block.new[0] if block.new is not None else block.node.inputs[1]
@@ -44,15 +46,20 @@ class KeyNorm:
 
 @dataclass(frozen=True)
 class CachedKeys:
-    """``weight`` [D, E] and ``bias`` [E], in float64: x weight + bias is kept. Where nothing stands between keys and
-    scores, ``fold_biases`` has left no bias."""
+    """Keys as they are cached, k' = x ``weight`` + ``bias``.
+
+    Without norm and rotation there is no bias: ``fold_biases`` has folded it.
+    """
 
     weight: Array
+    """[D, E] in float64"""
     bias: Array | None
+    """[E] in float64"""
     norm: KeyNorm | None
 
     @classmethod
     def of(cls, block: AttentionBlock) -> CachedKeys:
+        """Cached keys of a block."""
         weight = np.asarray(block.key.weight.values, np.float64)
         bias = None if block.key.bias is None else np.asarray(block.key.bias.values, np.float64).reshape(-1)
         norm = KeyNorm.of(block, weight.shape[1])
@@ -61,7 +68,7 @@ class CachedKeys:
         return cls(weight * norm.gain, None if bias is None else bias * norm.gain, norm)
 
     def values(self, build: Builder, block: AttentionBlock, weighted: gs.Tensor, sizes: Sizes) -> gs.Tensor:
-        """[R, H, V]: out_i from ``weighted`` = P_i k' [R, H, E], each head's weights over whole rows of keys."""
+        """o_i [R, H, V] from c_i = P_i k', ``weighted`` [R, H, E]."""
         W_KV = value_heads(right_inverse_times(self.weight, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         dtype = block.key.weight.dtype
         values = multiply_heads(build, weighted, W_KV, dtype)
@@ -69,15 +76,31 @@ class CachedKeys:
             return values
         return build.add("Sub", [values, build.constant(self.bias @ W_KV, dtype)])
 
-    def kept(self, build: Builder, keys: gs.Tensor) -> gs.Tensor:
-        """k' [..., E] of the keys as they are projected."""
+    def cached(self, build: Builder, keys: gs.Tensor) -> gs.Tensor:
+        """k' [..., E] of projected keys [..., E]."""
         if self.norm is None:
             return keys
         return build.add("Mul", [keys, build.constant(self.norm.gain, np.float32)])
 
     def scales(self, build: Builder, keys: gs.Tensor, G: int, positions: tuple[int, ...] = ()) -> gs.Tensor:
-        """r of keys as they are projected, which must have a norm: [R, G] of [R, E], or with ``positions`` (0,), which
-        stands for as many as there are, [B, N, G] of [B, N, E]."""
+        """r of projected keys that have a norm.
+
+        Parameters
+        ----------
+        build
+            Builder of the graph.
+        keys
+            [R, E], or [B, N, E] with ``positions``.
+        G
+            Key heads.
+        positions
+            (0,) where there is an axis of positions.
+
+        Returns
+        -------
+        gs.Tensor
+            [R, G] or [B, N, G].
+        """
         assert self.norm is not None
         by_norm = build.reshape(keys, [*positions, 0, -1, self.norm.width])  # [..., 1 or G, width]
         squares = build.add("Mul", [by_norm, by_norm])
@@ -86,47 +109,76 @@ class CachedKeys:
         return build.add("Expand", [build.add("Reciprocal", [root]), build.constant([1] * (1 + len(positions)) + [G])])
 
 
+class RotationTables:
+    """Tables with which an operator rotates the keys it reads; made once a graph for all layers of one kind."""
+
+    def __init__(self, graphs: ModelGraphs, build: Builder) -> None:
+        self.rotation = graphs.rotation
+        self.build = build
+        self.tables: dict[bool, list[gs.Tensor]] = {}
+
+    def of(self, block: AttentionBlock) -> list[gs.Tensor]:
+        """Cosines and sines [positions, X] for a layer; none where no layer of the model is rotated.
+
+        All nodes of an operator have the same inputs, so a layer without rotation gets angles of 0.
+        """
+        if self.rotation is None:
+            return []
+        rotated = ROTATION in block.between
+        if rotated not in self.tables:
+            cosines, sines = self.rotation
+            own = (cosines, sines) if rotated else (np.ones_like(cosines), np.zeros_like(sines))
+            self.tables[rotated] = [self.build.constant(table, np.float32) for table in own]
+        return self.tables[rotated]
+
+
 def before_rotation(block: AttentionBlock) -> gs.Tensor:
-    """A block's queries [R, H, 1, K], normed where they are, before positions turn them."""
+    """Queries [R, H, 1, K] of a block after their norm and before their rotation."""
     tensor = block.node.inputs[0]
     rotations = [node for node in tensor.inputs if node.op == ROTATION]
     return rotations[0].inputs[0] if rotations else tensor
 
 
-def require_own_space(blocks: dict[int, AttentionBlock], pass_name: str, between: tuple[str, ...] = ()) -> None:
-    """Raise PassError where something that is kept in place of keys and values could not give both: for a bias that is
-    not folded, and for what stands between keys and their scores beside ``between``, with which a bias may stand."""
+def require_one_source(blocks: Mapping[int, AttentionBlock], pass_name: str, allowed: tuple[str, ...] = ()) -> None:
+    """Raise PassError unless keys and values of each block can both be made of one cached tensor.
+
+    That is: they are projected from one tensor, their biases are folded, and no operators but those ``allowed`` stand
+    between keys and scores (beside which a key bias may stay).
+    """
     for layer, block in blocks.items():
-        others = set(block.between) - set(between)
+        others = set(block.between) - set(allowed)
         if others:
-            raise changed_keys(pass_name, layer, others)
+            raise unusable_keys(pass_name, layer, others)
         if block.value.bias is not None or (block.key.bias is not None and not block.between):
             raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")
         if block.key.source is not block.value.source:
             raise PassError(f"{pass_name}: keys and values of layer {layer} are projected from different tensors")
 
 
-def require_wide_keys(blocks: dict[int, AttentionBlock], pass_name: str) -> None:
-    """Raise PassError where E < D, so that no function of the keys gives the values."""
+def require_wide_keys(blocks: Mapping[int, AttentionBlock], pass_name: str) -> None:
+    """Raise PassError where E < D: W_K has no right inverse, and keys do not determine values."""
     for layer, block in blocks.items():
         D, E = block.key.weight.shape
         if E < D:
             raise narrow_keys(pass_name, layer, D, E, bool(block.between))
 
 
-def changed_keys(pass_name: str, layer: int, between: Collection[str]) -> PassError:
-    """What there is to say where something stands between keys and their scores."""
+CHANGES = {ROTATION: "rotary positions (RoPE)", NORM: "a norm (RMSNormalization)"}
+
+
+def unusable_keys(pass_name: str, layer: int, between: Collection[str]) -> PassError:
+    """Error for keys that change between projection and scores, by the operators ``between``."""
+    changes = " and ".join(sorted(CHANGES.get(op, op) for op in between))
     return PassError(
-        f"{pass_name}: between the keys of layer {layer} and their scores stands {' and '.join(sorted(between))} "
-        f"({'RoPE' if set(between) == {ROTATION} else 'a norm'}), so that what is kept could not give them; keep kv "
-        "(--variant dedup)"
+        f"{pass_name}: the keys of layer {layer} go through {changes} before their scores, so this kind of cache "
+        "cannot give them; use kv (--variant dedup)"
     )
 
 
 def narrow_keys(pass_name: str, layer: int, D: int, E: int, changed: bool) -> PassError:
-    """What there is to say where E < D; ``changed``: something stands between keys and scores."""
+    """Error for E < D; ``changed``: an operator stands between keys and scores, so that ``x`` is impossible too."""
     return PassError(
         f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-        f"the values (key heads shared by query heads, or narrow ones); keep kv (--variant dedup)"
+        f"the values (key heads shared by query heads, or narrow ones); use kv (--variant dedup)"
         f"{'' if changed else ', or x'}"
     )

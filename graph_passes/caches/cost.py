@@ -1,8 +1,8 @@
-"""The cost model: what a variant reads and multiplies, and how long a machine of two numbers takes for it.
+"""The cost model: bytes and operations of a variant, and its time on a machine of two numbers.
 
-Every matrix product or attention takes as long as the slower of two things: moving its numbers at the machine's memory
-bandwidth, and its operations at its matrix rate (the roofline of Williams et al. 2009). Times add up. What is left out:
-activations, element-wise operators, launches, and that small products reach neither number.
+Every matrix product or attention takes the longer of two times: its bytes at the machine's memory bandwidth, and its
+operations at its matrix rate (the roofline of Williams et al. 2009). Times add up. Not modelled: activations,
+element-wise operators, launches, and that small products reach neither number.
 """
 
 from __future__ import annotations
@@ -21,48 +21,56 @@ __all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encod
 
 @dataclass(frozen=True)
 class Machine:
-    """``bandwidth``: bytes a second read from memory. ``rate``: operations a second of large matrix products."""
+    """The two numbers of a machine."""
 
     bandwidth: float
+    """bytes a second read from memory"""
     rate: float
+    """operations a second of large matrix products"""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One product or attention: bytes read and written, and operations (a multiplication and an addition are two)."""
+    """One product or attention."""
 
-    what: str
+    name: str
     bytes: int
+    """bytes read and written"""
     operations: int
+    """multiplications and additions, each counted"""
 
     def seconds(self, machine: Machine) -> float:
+        """Time on a machine."""
         return max(self.bytes / machine.bandwidth, self.operations / machine.rate)
 
 
 @dataclass(frozen=True)
 class WeightCounts:
-    """Numbers in weight matrices that are multiplied. ``decoder``: without the keys and values of cross-attention,
-    which each variant treats in its own way."""
+    """Numbers in the weight matrices of products."""
 
     encoder: int
     decoder: int
+    """without the keys and values of cross-attention, which depend on the variant"""
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """Seconds for a whole run: encoding its batch, and one step at half of its length."""
+    """Predicted times of a run, in seconds."""
 
     encoder: float
+    """encoding the batch"""
     step: float
+    """one step at half of the run's length"""
     steps: int
 
     @property
     def total(self) -> float:
+        """The whole run."""
         return self.encoder + self.steps * self.step
 
 
 def count_weights(canonical: ModelGraphs) -> WeightCounts:
-    """From the canonical graphs."""
+    """Count the weights of canonical graphs."""
     blocks = () if canonical.sizes.decoder_only else cross_attention(canonical, "cost").values()
     cross = sum(part.weight.values.size for block in blocks for part in (block.key, block.value))
     return WeightCounts(_multiplied(canonical.encoder), _multiplied(canonical.decoder) - cross)
@@ -80,7 +88,24 @@ def _multiplied(graph: gs.Graph) -> int:
 
 
 def predict(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts, machine: Machine) -> RunCost:
-    """Times of a run of B samples, M beams, N source and T generated positions."""
+    """Predict the times of a run.
+
+    Parameters
+    ----------
+    plan
+        Kinds of cache of each of L layers.
+    sizes, run
+        Sizes of the model, and of the run: B samples, M beams, N source and T generated positions.
+    weights
+        From ``count_weights``.
+    machine
+        Bandwidth and matrix rate.
+
+    Returns
+    -------
+    RunCost
+        In seconds.
+    """
     halfway = replace(run, T=max(1, run.T // 2))
     encoder = sum(work.seconds(machine) for work in encoder_work(plan, sizes, run, weights))
     step = sum(work.seconds(machine) for work in step_work(plan, sizes, halfway, weights))
@@ -88,7 +113,7 @@ def predict(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: Weig
 
 
 def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts) -> list[Work]:
-    """Encoding a batch, and projecting what the plan keeps of it; a prompt's keys and values are projected anyway."""
+    """Encoding of a batch, with the projections that the plan caches; a prompt's are part of its graph anyway."""
     positions = run.B * run.N
     if sizes.decoder_only:
         return [Work("prompt", weights.encoder * run.itemsize, 2 * positions * weights.encoder)]
@@ -103,7 +128,7 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights:
 
 
 def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts) -> list[Work]:
-    """One step with T generated positions behind it."""
+    """One step after T generated positions: its products, then both attentions of each layer."""
     works = [Work("products", weights.decoder * run.itemsize, 2 * sizes.streams * run.R * weights.decoder)]
     first = True
     for layer in plan:
@@ -124,8 +149,11 @@ def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
 
 
 def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
-    """Attention over the generated part, likewise. The beams of a sample parted only a few tokens ago, so that a cache
-    read through ancestry is read about once a sample; one that is reordered is copied twice in every step."""
+    """Attention over the generated part, with the products by head that its kind needs.
+
+    The beams of a sample share all but their newest tokens, so a cache read through ancestry is read about once a
+    sample. A reordered one is copied twice in every step.
+    """
     K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
     read = {"kv-reordered": 5 * run.M * (GK + GV), "kv": GK + GV, "k": GK, "x": D}[kind]
     by_score = {"k": K + GK, "x": 2 * D}.get(kind, K + V)
@@ -134,7 +162,7 @@ def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
     return _attention("generated attention", run, sizes, run.B * run.T * read, run.T, by_score, by_row)
 
 
-def _attention(what: str, run: RunSize, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
+def _attention(name: str, run: RunSize, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
     numbers += sizes.H * by_row
     operations = 2 * sizes.streams * run.R * sizes.H * (positions * by_score + by_row)
-    return Work(what, numbers * run.itemsize, operations)
+    return Work(name, numbers * run.itemsize, operations)

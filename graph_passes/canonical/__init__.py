@@ -1,1 +1,1 @@
-"""Passes that give a traced graph its canonical form."""
+"""Passes that give a traced graph its canonical form; the tracing of a family runs them."""

@@ -1,5 +1,12 @@
-"""The canonical form of a decoder-only model's attention: named after its layer, with a product of its own for each of
-queries, keys and values, where the model takes them out of one."""
+"""Canonical form of a decoder-only model: attention named after its layer, each projection a product of its own.
+
+    x - MatMul [W_Q W_K W_V] - Add b - Split - Q          x - MatMul W_Q - Add b_Q - Q
+                                             - K    ->    x - MatMul W_K - Add b_K - K - Attention prompt.<l>, self.<l>
+                                             - V          x - MatMul W_V - Add b_V - V
+
+Needs: one Attention node for each layer, in the prompt graph and in the decoder. Saves nothing: the passes of caches
+find each projection behind its attention.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +15,26 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import PROMPT, SELF, behind_attention, past_concat
 from tightbeam.graph_passes.builder import Builder, read_instead, tidy
-from tightbeam.graph_passes.model import ModelGraphs, PassError
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
-NAME = "trace"
+NAME = "canonicalise_decoder_only"
+PREFIX = "trace"
+"""Of new nodes: a canonical graph counts as traced."""
 LAST_AXIS = (2, 3, -1)
-"""Of projections [B, N, columns], or [B, 1, N, columns]."""
+"""Last axis of projections [B, N, columns] or [B, 1, N, columns]."""
 
 
-def canonicalise_decoder_only(graphs: ModelGraphs) -> None:
-    """Name the Attention nodes of the prompt graph ``prompt.<l>`` and of the decoder ``self.<l>``, and split their
-    projections. Raises PassError unless each layer has one of each."""
+def canonicalise_decoder_only(graphs: ModelGraphs) -> PassResult:
+    """Name the Attention nodes ``prompt.<l>`` and ``self.<l>``, and split their projections, in place.
+
+    Raises PassError unless each graph has one attention a layer.
+    """
     for graph, kind in ((graphs.encoder, PROMPT), (graphs.decoder, SELF)):
         _drop_views(graph, graphs.sizes.D)
         nodes = [node for node in graph.nodes if node.op == "Attention"]
         if len(nodes) != graphs.sizes.L:
-            raise PassError(f"{NAME}: found {len(nodes)} self-attentions, expected {graphs.sizes.L}, one a layer")
-        build = Builder(graph, NAME)
+            raise PassError(f"{PREFIX}: found {len(nodes)} self-attentions, expected {graphs.sizes.L}, one a layer")
+        build = Builder(graph, PREFIX)
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
             for index in range(3):
@@ -32,11 +43,12 @@ def canonicalise_decoder_only(graphs: ModelGraphs) -> None:
         tidy(graph)
         for node in graph.nodes:
             if node.op == "Split" and node.attrs.get("axis") == 2:  # of [., ., columns], in a feed-forward part
-                node.attrs["axis"] = -1  # which holds where a step's rows are matrices too
+                node.attrs["axis"] = -1  # also the last axis once rows are matrices (step_rows)
+    return PassResult(NAME, 2 * graphs.sizes.L)
 
 
 def _split(build: Builder, tensor: gs.Tensor) -> None:
-    """Give the projection behind an attention's input a product of its own, where it is a part of one."""
+    """Give the projection behind an attention's input a product of its own, where a Split or Slice takes it out."""
     part, _ = behind_attention(tensor)
     columns = _columns(part)
     if columns is None:
@@ -62,7 +74,7 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
 
 
 def _columns(part: gs.Tensor) -> slice | None:
-    """Which columns of its input [..., columns] a Split or Slice over the last axis gives; None for anything else."""
+    """Columns that a Split or Slice over the last axis takes from its input [..., columns]; None for any other node."""
     node = part.inputs[0] if part.inputs else None
     if node is None or node.op not in ("Split", "Slice"):
         return None
@@ -84,7 +96,7 @@ def _columns(part: gs.Tensor) -> slice | None:
 
 
 def _drop_views(graph: gs.Graph, D: int) -> None:
-    """Take out Reshapes that give tokens, or what comes from a normalisation, the shape that they have."""
+    """Remove Reshapes that leave the shape of tokens, or of a normalisation's output, as it is."""
     inputs = {tensor.name for tensor in graph.inputs}
     for node in [node for node in graph.nodes if node.op == "Reshape"]:
         made = node.inputs[0]

@@ -1,4 +1,13 @@
-"""Canonical attention of an encoder-decoder model: one Attention node named after its kind and layer."""
+"""Canonical form of an encoder-decoder model: attention named after its kind and layer, self-attention without a mask.
+
+    Attention(Q, past + new K, past + new V, mask)                       Attention(Q, K, V)         named self.<l>
+    Attention(Q, K, V, Where(mask, distance bias, lowest))         ->    Attention(Q, K, V, bias)   named self.<l>
+    Attention(Q, K, V of encoder_hidden_states, attention_mask)          the same                   named cross.<l>
+
+A step's one query is the newest position and sees all others, so the mask of self-attention hides nothing; with
+two-stream self-attention it stays, since it keeps the streams apart. Needs: one attention of each kind a layer.
+Saves nothing: passes find their layers by name, whichever other layers have been rewritten.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +15,16 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import CROSS, SELF, attention_blocks, distance_table
 from tightbeam.graph_passes.builder import tidy
-from tightbeam.graph_passes.model import ModelGraphs, PassError
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
+
+NAME = "canonicalise_encoder_decoder"
 
 
-def canonicalise_encoder_decoder(graphs: ModelGraphs) -> None:
-    """Name the decoder's Attention nodes ``cross.<l>`` and ``self.<l>`` after their kind and layer, so that a pass
-    finds its layers whatever others have been rewritten, and take the mask off self-attention, whose one query stands
-    at the end and sees every position; of a mask with a bias by distance, the bias stays. Raises PassError unless each
-    layer has one of each."""
+def canonicalise_encoder_decoder(graphs: ModelGraphs) -> PassResult:
+    """Name the decoder's Attention nodes ``cross.<l>`` and ``self.<l>``, and reduce masks, in place.
+
+    Raises PassError unless each layer has one of each kind.
+    """
     kinds: dict[str, list[gs.Node]] = {CROSS: [], SELF: []}
     inputs = {tensor.name for tensor in graphs.decoder.inputs}
     for block in attention_blocks(graphs.decoder, "trace"):
@@ -27,13 +38,14 @@ def canonicalise_encoder_decoder(graphs: ModelGraphs) -> None:
             raise PassError(f"trace: found {len(nodes)} {expected[kind]}, expected {graphs.sizes.L}, one a layer")
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
-            if kind == SELF and graphs.sizes.streams == 1:  # else what is added says which stream sees what
+            if kind == SELF and graphs.sizes.streams == 1:
                 node.inputs = [*node.inputs[:3], *_bias_of_mask(node)]
     tidy(graphs.decoder)
+    return PassResult(NAME, 2 * graphs.sizes.L)
 
 
 def _bias_of_mask(node: gs.Node) -> list[gs.Tensor]:
-    """The bias by distance behind an Attention's mask, Where(mask, bias, lowest), if there is one."""
+    """The distance bias inside an Attention's mask, Where(mask, bias, lowest), if there is one."""
     if len(node.inputs) < 4 or not node.inputs[3].inputs or node.inputs[3].inputs[0].op != "Where":
         return []
     bias = node.inputs[3].inputs[0].inputs[1]

@@ -1,6 +1,9 @@
-"""Where a model scales its queries before they meet the keys (Whisper), let Attention do it: (c q) k = c (q k).
+"""Fold the scaling of queries into their attention (Whisper): (c q) k = c (q k).
 
-The passes then find the query's projection behind the layout changes alone, and our operators scale after the product.
+    x - MatMul W_Q - Add b_Q - Mul c - Attention(scale = s)   ->   x - MatMul W_Q - Add b_Q - Attention(scale = c s)
+
+Needs: a Mul by one number between the projection of the queries and the attention, and no other reader of it. Saves one
+product a layer; passes find the projection behind changes of layout alone, and operators scale after the product.
 """
 
 from __future__ import annotations
@@ -9,10 +12,19 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import LAYOUT_OPS
 from tightbeam.graph_passes.builder import read_instead, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
+
+NAME = "fold_scales"
 
 
-def fold_scales(graph: gs.Graph) -> None:
-    """Take a product with one number off the way to each Attention's queries, into its ``scale``."""
+def fold_scales(graphs: ModelGraphs) -> PassResult:
+    """Fold the scalings of queries in both graphs, in place."""
+    matched = sum(_fold(graph) for graph in (graphs.encoder, graphs.decoder))
+    return PassResult(NAME, matched, "" if matched else "no query is multiplied by one number")
+
+
+def _fold(graph: gs.Graph) -> int:
+    matched = 0
     for node in [node for node in graph.nodes if node.op == "Attention"]:
         query = node.inputs[0]
         while query.inputs and query.inputs[0].op in LAYOUT_OPS:
@@ -24,4 +36,6 @@ def fold_scales(graph: gs.Graph) -> None:
         if len(numbers) == len(others) == 1 and numbers[0].values.size == 1 and "scale" in node.attrs:
             node.attrs["scale"] = float(node.attrs["scale"]) * float(numbers[0].values.reshape(()))
             read_instead(query, others[0])
+            matched += 1
     tidy(graph)
+    return matched

@@ -1,15 +1,22 @@
-"""Canonical form of a decoder with two-stream self-attention (ProphetNet)."""
+"""Canonical form of a decoder with two-stream self-attention (ProphetNet): marks for ``step_rows``.
+
+    Concat - Reshape - rows [2 R, 1, D]               Concat - Reshape <name>.positions - rows
+    Gather of every second row - MatMul -> logits     Gather - Reshape [R, 1, D] streams.<name>.positions - MatMul
+
+Needs: a Reshape that makes two rows of embeddings side by side [R, 1, 2 D], and logits of every second row. Saves
+nothing: ``step_rows`` finds by these names where the streams begin and end.
+"""
 
 from __future__ import annotations
 
 from tightbeam.graph_passes.builder import POSITIONS, Builder
-from tightbeam.graph_passes.model import ModelGraphs, PassError
+from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
+
+NAME = "canonicalise_two_stream"
 
 
-def canonicalise_two_stream(graphs: ModelGraphs) -> None:
-    """Let ``step_rows`` know where streams begin and end: the Reshape that makes two rows of embeddings side by side,
-    [R, 1, 2 D], and the Gather of every second row, [R, 1, D], that the logits are made of. Raises PassError where the
-    one or the other is not there."""
+def canonicalise_two_stream(graphs: ModelGraphs) -> PassResult:
+    """Mark both ends of the two streams in the decoder, in place. Raises PassError where either end is not found."""
     build = Builder(graphs.decoder, "streams")
     joined = [
         node
@@ -24,3 +31,4 @@ def canonicalise_two_stream(graphs: ModelGraphs) -> None:
     if head.op != "MatMul" or head.inputs[0].inputs[0].op != "Gather":
         raise PassError("trace: the logits are made of no stream")
     head.inputs[0] = build.positions(head.inputs[0], graphs.sizes.D)
+    return PassResult(NAME, 2)

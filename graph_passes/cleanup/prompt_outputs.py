@@ -6,9 +6,8 @@ the decoder projects in one product, are projected in one here too, so that both
 
 from __future__ import annotations
 
-from tightbeam.graph_passes.attention import SELF, prompt_attention
+from tightbeam.graph_passes.attention import SELF, project_together, prompt_attention
 from tightbeam.graph_passes.builder import Builder, read_instead, tidy
-from tightbeam.graph_passes.caches.generated._self_attention import project_together
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_outputs"

@@ -1,8 +1,13 @@
-"""Caches of the generated part with a fixed number of positions, which a TensorRT engine is built for.
+"""Fix the capacity of the generated caches, for which a TensorRT engine is built.
 
-Needs: caches with a dimension T_max. They get ``room`` positions; ``ancestry`` and ``lengths`` still say how many of
-them a run uses. What the host gives room for a whole run, ``ancestry`` and ``history``, gets dimensions of its own:
-TensorRT holds two of one name to one size. Saves nothing, and costs what a shorter run leaves unused.
+    cache.<l>.key [R, G, T_max, K]      ->    [R, G, capacity, K]
+    ancestry [B, M, T]                  ->    [B, M, T_ancestry]
+    history [R, T]                      ->    [R, T_history]
+
+``ancestry`` and ``lengths`` still say how many positions a run uses. The buffers of ``ancestry`` and ``history`` differ
+in size, and TensorRT holds two dimensions of one name to one size, so each gets a name of its own.
+
+Needs: caches with a dimension T_max. Saves nothing, and costs the positions that a shorter run leaves unused.
 """
 
 from __future__ import annotations
@@ -13,21 +18,21 @@ from dataclasses import replace
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "fixed_capacity"
-ROOM = "T_max"
-OWN = {"ancestry": "T_ancestry", "history": "T_history"}
+CAPACITY = "T_max"
+OWN_DIMENSIONS = {"ancestry": "T_ancestry", "history": "T_history"}
 
 
-def fixed_capacity(graphs: ModelGraphs, room: int) -> PassResult:
-    """Decoder: every T_max in the shape of an input or output becomes ``room``."""
+def fixed_capacity(graphs: ModelGraphs, capacity: int) -> PassResult:
+    """Replace every T_max in the shapes of the decoder's inputs and outputs by ``capacity`` positions."""
 
     def fixed(shape: Sequence[int | str]) -> tuple[int | str, ...]:
-        return tuple(room if size == ROOM else size for size in shape)
+        return tuple(capacity if size == CAPACITY else size for size in shape)
 
     matched = 0
     for tensor in (*graphs.decoder.inputs, *graphs.decoder.outputs):
-        if tensor.name in OWN:
-            tensor.shape = [*tensor.shape[:-1], OWN[tensor.name]]
-        elif tensor.shape is not None and ROOM in tensor.shape:
+        if tensor.name in OWN_DIMENSIONS:
+            tensor.shape = [*tensor.shape[:-1], OWN_DIMENSIONS[tensor.name]]
+        elif tensor.shape is not None and CAPACITY in tensor.shape:
             tensor.shape = list(fixed(tensor.shape))
             matched += 1
     graphs.states = tuple(replace(state, shape=fixed(state.shape)) for state in graphs.states)

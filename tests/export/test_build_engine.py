@@ -104,7 +104,7 @@ def test_tokens_of_what_tensorrt_is_given_are_the_bundle_s(
 def test_the_ranges_of_an_engine_s_inputs(bundles: BundleCache) -> None:
     bundle = Bundle.load(bundles("dedup", "llama"))
     limits = engine_limits(bundle.manifest, max_batch_size=3, max_num_beams=5, max_source_length=11, max_new_tokens=7)
-    from tightbeam.graph_passes.tensorrt.form import tensorrt_form
+    from tightbeam.graph_passes import tensorrt_form
 
     graphs, _ = tensorrt_form(read_graphs(bundle), limits.max_new_tokens, "fp32")
     ranges = shape_ranges(graphs.decoder, bundle.manifest, limits)

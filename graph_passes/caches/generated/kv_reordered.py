@@ -1,7 +1,10 @@
-"""Generated cache ``kv-reordered``: keys and values kept the naive way: concatenated each step, reordered by copying.
+"""Generated cache ``kv-reordered``: keys and values concatenated in each step, and copied when beams are reordered.
 
-Kept for honest comparison. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Each step gathers
-every past row of the surviving beams, appends the new one, and returns a cache one position longer. Saves nothing.
+    past.<l>.key - Concat(., new key) - Attention    ->    past.<l>.key - Gather(beam_index) - Concat - Attention
+
+Kept for comparison; in a decoder-only model it goes with the prompt cache ``kv-per-beam`` alone. Needs: self-attentions
+over ``past.<l>.key`` and ``past.<l>.value``. Cache: L M T (E + G V) numbers a sample, twice while it is copied; saves
+nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +15,13 @@ import numpy as np
 
 from tightbeam.graph_passes.attention import past_concat, self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input, tidy
-from tightbeam.graph_passes.caches.prompt._prefix import require_prompt_per_beam
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassResult
 
 NAME = "self_reordered"
 
 
 def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Decoder: a new input ``beam_index`` int64 [R], the row of the last step that each row continues."""
+    """Give the decoder an input ``beam_index`` int64 [R]: the row of the last step that each row continues."""
     sizes = graphs.sizes
     decoder = graphs.decoder
     blocks = self_attention(graphs, NAME, layers)
@@ -28,7 +30,6 @@ def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
     states = []
     for layer, block in blocks.items():
         assert block.past is not None
-        require_prompt_per_beam(graphs, NAME, layer, block)
         for past, concat in zip(block.past, map(past_concat, block.node.inputs[1:3]), strict=True):
             assert concat is not None
             concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})

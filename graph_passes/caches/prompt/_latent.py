@@ -1,4 +1,4 @@
-"""What the passes share that keep one matrix of the prompt for each layer, keys and values at once."""
+"""Attention over a prompt cache of one matrix a layer, read as keys and as values."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import AttentionBlock
 from tightbeam.graph_passes.builder import MISSING, Builder, graph_input
-from tightbeam.graph_passes.caches.prompt._prefix import PromptFlags, set_prefix
-from tightbeam.graph_passes.caches.rotation import RotationTables
+from tightbeam.graph_passes.caches.cached_keys import RotationTables
+from tightbeam.graph_passes.caches.prompt._prefix import set_prefix
+from tightbeam.graph_passes.caches.source_inputs import PromptFlags
 from tightbeam.graph_passes.model import ModelGraphs
 
 
 class PromptLatents:
-    """Attention of the decoder's layers over matrices of the prompt; ``kind``: what these are (``prior``)."""
+    """LatentAttention of the decoder's layers over matrices of the prompt; ``form``: that of its output."""
 
-    def __init__(self, graphs: ModelGraphs, build: Builder, kind: str) -> None:
+    def __init__(self, graphs: ModelGraphs, build: Builder, form: str) -> None:
         self.graphs = graphs
         self.build = build
-        self.kind = kind
+        self.form = form
         self.flags = PromptFlags(graphs, build)
         self.tables = RotationTables(graphs, build)
 
@@ -27,15 +28,28 @@ class PromptLatents:
         layer: int,
         block: AttentionBlock,
         queries: gs.Tensor,
-        kept: gs.Tensor,
+        matrix: gs.Tensor,
         name: str,
         width: int,
         scales: gs.Tensor | None = None,
     ) -> None:
-        """Let ``queries`` [R, H, ...] of a layer read a tensor [B, N, width] of the prompt graph, which becomes its
-        output ``name``; and factors on the scores [B, G, N], if any."""
+        """Give a layer the prefix of its attention over the prompt.
+
+        Parameters
+        ----------
+        layer, block
+            The layer and its self-attention in the decoder.
+        queries
+            [R, H, K] or [R, H, width], a decoder tensor.
+        matrix
+            [B, N, width], a tensor of the prompt graph, which becomes its output ``name``.
+        name, width
+            Name and width of the cache.
+        scales
+            Factors of the scores [B, G, N], a tensor of the prompt graph, where keys have a norm.
+        """
         H, G = self.graphs.sizes.H, self.graphs.sizes.G
-        states = self._output(kept, name, ["B", "N", width])
+        states = self._output(matrix, name, ["B", "N", width])
         attended = self.build.variable(f"attended_{layer}", ["R", H, width])
         lse = self.build.variable(f"lse_{layer}", ["R", H])
         inputs = [queries, states, self.flags.of(layer), *self.tables.of(block)]
@@ -43,16 +57,17 @@ class PromptLatents:
             inputs += [MISSING] * (5 - len(inputs))
             inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))
         self.build.operator("LatentAttention", inputs, {"scale": block.scale}, [attended, lse])
-        set_prefix(block, self.kind, self.build.reshape(attended, [-1, H * width]), lse)
+        set_prefix(block, self.form, self.build.reshape(attended, [-1, H * width]), lse)
 
-    def _output(self, kept: gs.Tensor, name: str, shape: list[int | str]) -> gs.Tensor:
+    def _output(self, tensor: gs.Tensor, name: str, shape: list[int | str]) -> gs.Tensor:
+        """Make a tensor of the prompt graph its output ``name``, in place of another of that name."""
         encoder = self.graphs.encoder
-        for index, tensor in enumerate(encoder.outputs):
-            if tensor.name == name:
-                tensor.name = f"{name}.by_head"
-                encoder.outputs[index] = kept
+        for index, output in enumerate(encoder.outputs):
+            if output.name == name:
+                output.name = f"{name}.by_head"
+                encoder.outputs[index] = tensor
                 break
         else:
-            encoder.outputs.append(kept)
-        kept.name, kept.dtype, kept.shape = name, np.dtype(np.float32), shape
-        return graph_input(self.graphs.decoder, name, np.float32, kept.shape)
+            encoder.outputs.append(tensor)
+        tensor.name, tensor.dtype, tensor.shape = name, np.dtype(np.float32), shape
+        return graph_input(self.graphs.decoder, name, np.float32, tensor.shape)

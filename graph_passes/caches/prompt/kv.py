@@ -1,9 +1,13 @@
-"""Source cache ``kv`` of a decoder-only model: the prompt's keys and values of every layer once a sample, shared by its
-beams (FastSeq, section 4.1).
+"""Prompt cache ``kv``: the prompt's keys and values of every layer once a sample, shared by its beams (FastSeq, section
+4.1).
 
-Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. Keys are kept as the scores read them, turned by
-their positions where the model does that. M times smaller than ``kv-per-beam``: 2 L N E numbers a sample.
-Operator: ``plugins/source_attention``; the generated part joins its softmax (``prior``).
+    Attention(Q, past + new K, past + new V)
+    ->  Q - SourceAttention(source.<l>.key, source.<l>.value, flags) -> prefix output, prefix lse - self-attention's
+        operator
+
+Keys are cached as the scores read them, after rotation. Needs: self-attentions over ``past.<l>.key`` and
+``past.<l>.value``. Cache: L N (E + G V) numbers a sample, M times less than ``kv-per-beam``.
+Operator: ``plugins/ops/source_attention``.
 """
 
 from __future__ import annotations
@@ -14,15 +18,16 @@ import numpy as np
 
 from tightbeam.graph_passes.attention import self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
-from tightbeam.graph_passes.caches.prompt._prefix import VALUES, PromptFlags, query_rows, set_prefix
-from tightbeam.graph_passes.caches.source._cross_attention import source_saved
+from tightbeam.graph_passes.caches.bytes import source_saved
+from tightbeam.graph_passes.caches.prompt._prefix import VALUES, query_rows, set_prefix
+from tightbeam.graph_passes.caches.source_inputs import PromptFlags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_shared"
 
 
 def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Decoder: inputs ``source.<l>.key`` [B, G, N, K] and ``.value`` [B, G, N, V], outputs of the prompt graph."""
+    """Cache ``source.<l>.key`` [B, G, N, K] and ``.value`` [B, G, N, V], outputs of the prompt graph."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
     build = Builder(graphs.decoder, NAME)

@@ -1,9 +1,11 @@
-"""Source cache ``kv-per-beam`` of a decoder-only model: the prompt's keys and values once for each beam (what
-model.generate holds).
+"""Prompt cache ``kv-per-beam``: the prompt's keys and values, once for each beam, as ``model.generate`` holds them.
 
-Kept for honest comparison. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``. The prompt graph
-repeats keys and values M times; the decoder puts them in front of the past and attends row by row. The beams of a
-sample hold equal copies, so they are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
+    prompt graph: source.<l>.key [B, G, N, K]          ->    Expand(num_beams) - source.<l>.key [R, G, N, K]
+    decoder: Attention(Q, past + new K, past + new V)  ->    Attention(Q, source + past + new K, ..., mask)
+
+Kept for comparison; goes with ``kv-reordered`` alone. Needs: self-attentions over ``past.<l>.key`` and
+``past.<l>.value``. The beams of a sample hold equal copies, so the prompt is not reordered between steps. Cache:
+L M N (E + G V) numbers a sample; saves nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +17,14 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
-from tightbeam.graph_passes.caches.prompt._prefix import PromptFlags
-from tightbeam.graph_passes.caches.source._cross_attention import repeat_for_beams
+from tightbeam.graph_passes.caches.source_inputs import PromptFlags, repeat_for_beams
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_per_beam"
 
 
 def prompt_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Prompt graph: a new input ``num_beams`` int64 [1]; outputs ``source.<l>.key`` and ``.value`` [R, G, N, K]."""
+    """Give the prompt graph an input ``num_beams`` int64 [1], and make its outputs [R, G, N, K]."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
     num_beams = graph_input(graphs.encoder, "num_beams", np.int64, [1])
@@ -53,8 +54,10 @@ def _repeat_output(graphs: ModelGraphs, build: Builder, name: str, num_beams: gs
 
 
 def _mask(graphs: ModelGraphs, build: Builder, flags: gs.Tensor, keys: gs.Tensor, window: int) -> gs.Tensor:
-    """Which of ``keys`` [R, G, N + T + 1, K] each row's newest token sees, bool [R, 1, 1, N + T + 1], given ``flags``
-    [B, N] of the prompt."""
+    """Positions of ``keys`` [R, G, N + T + 1, K] that the newest token attends to, bool [R, 1, 1, N + T + 1].
+
+    ``flags`` [B, N] are those of the prompt.
+    """
     tokens = next(tensor for tensor in graphs.decoder.inputs if tensor.name == "tokens")
     rows = build.add("Shape", [tokens], {"start": 0, "end": 1})
     samples = build.add("Shape", [flags], {"start": 0, "end": 1})
@@ -70,7 +73,7 @@ def _mask(graphs: ModelGraphs, build: Builder, flags: gs.Tensor, keys: gs.Tensor
         seen = build.add("LessOrEqual", [ages, build.constant(window)])
         generated = build.add("Expand", [seen, build.add("Concat", [rows, own], {"axis": 0})])
     else:
-        ones = build.add("ConstantOfShape", [build.add("Concat", [rows, own], {"axis": 0})])  # zeros, in fact
+        ones = build.add("ConstantOfShape", [build.add("Concat", [rows, own], {"axis": 0})])  # of zeros
         generated = build.add("Not", [build.add("Cast", [ones], {"to": 9})])
     mask = build.add("Concat", [prompt, generated], {"axis": 1})
     return build.add("Unsqueeze", [mask, build.constant([1, 2])])

@@ -1,11 +1,14 @@
-"""Source cache ``states`` of a decoder-only model: the inputs of each layer's attention over the prompt, once a sample
-(EL-attention, section 3.1).
+"""Prompt cache ``states``: the inputs of each layer's attention over the prompt, once a sample (EL-attention, section
+3.1).
 
-scores_i = (q_i W_K,i^T) S^T and out_i = (P_i S) W_V,i, with a matrix S [N, D] of each layer's own, where the layers of
-an encoder-decoder read one together. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value`` whose key and
-value biases are folded (``fold_biases``), and nothing between keys and scores. L N D numbers a sample: half of ``kv``
-where the key heads are together as wide as the model.
-Operator: ``plugins/latent_attention``; the generated part joins its softmax (``prior``). Algebra: ``key_algebra``.
+    Attention(Q, past + new K, past + new V)
+    ->  Q - MatMul W_K,i^T - LatentAttention(., source.<l>.input [B, N, D]) -> prefix output, prefix lse
+        - self-attention's operator
+
+Weight absorption over a matrix S [N, D] of each layer's own, where the layers of an encoder-decoder model share one.
+Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value`` whose key and value biases are folded
+(``fold_biases``), and neither rotation nor norm between keys and scores. Cache: L N D numbers a sample, half of ``kv``
+where D = E. Operator: ``plugins/ops/latent_attention``.
 """
 
 from __future__ import annotations
@@ -15,20 +18,20 @@ from collections.abc import Sequence
 from tightbeam.graph_passes.attention import prompt_attention, self_attention
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads
-from tightbeam.graph_passes.caches.cached_keys import require_own_space
+from tightbeam.graph_passes.caches.bytes import source_saved
+from tightbeam.graph_passes.caches.cached_keys import require_one_source
 from tightbeam.graph_passes.caches.prompt._latent import PromptLatents
 from tightbeam.graph_passes.caches.prompt._prefix import INPUTS, query_rows
-from tightbeam.graph_passes.caches.source._cross_attention import source_saved
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prompt_inputs"
 
 
 def prompt_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Decoder: inputs ``source.<l>.input`` [B, N, D], new outputs of the prompt graph."""
+    """Cache ``source.<l>.input`` [B, N, D], new outputs of the prompt graph."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
-    require_own_space(blocks, NAME)
+    require_one_source(blocks, NAME)
     prompt = prompt_attention(graphs, NAME, layers)
     build = Builder(graphs.decoder, NAME)
     latents = PromptLatents(graphs, build, INPUTS)

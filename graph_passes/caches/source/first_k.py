@@ -1,12 +1,14 @@
-"""Source cache ``first-k``: the keys of one layer, which stand for the encoder output in every other (Slim attention's
-hybrid of K-cache and X-cache).
+"""Source cache ``first-k``: the keys of one layer in place of the encoder's output (Slim attention's hybrid).
 
-k1 = S W_K1 is as good as S where W_K1 has an inverse: every other layer reads k1 with W_K,l' = W_K1^-1 W_K,l and
-W_V,l' = W_K1^-1 W_V,l in the form of EL-attention, the first one reads its own keys by head. Needs: cross-attentions
-over ``encoder_hidden_states`` whose key and value biases are folded (``fold_biases``), and E >= D.
-N E numbers a sample, whatever the number of layers: as ``states``, and the first layer's queries need no product.
-Exact in algebra; how exact in floating point depends on W_K1, so an export measures it.
-Operator: ``plugins/latent_attention``. Algebra: ``key_algebra``.
+    S - MatMul W_K,l - K -                   S - MatMul W_K1 - source.<first>.key [B, N, G K]
+    S - MatMul W_V,l - V - Attention    ->   Q_1 - LatentAttention(source.<first>.key) - MatMul W_KV1,i
+                                             Q_l - MatMul W_K,l' - LatentAttention(the same) - MatMul W_V,l'
+
+Weight absorption over k1 = S W_K1 in place of S, with W_K,l' = W_K1^+ W_K,l and W_V,l' = W_K1^+ W_V,l; the first layer
+reads its own keys. Needs: cross-attentions over ``encoder_hidden_states`` whose key and value biases are folded
+(``fold_biases``), and E >= D. Cache: N E numbers a sample, whatever the number of layers; as ``states``, without one
+layer's products. Exact in algebra; in floating point as exact as the condition of W_K1 allows, which an export
+measures. Operator: ``plugins/ops/latent_attention``.
 """
 
 from __future__ import annotations
@@ -16,29 +18,29 @@ from collections.abc import Sequence
 from tightbeam.graph_passes.attention import cross_attention
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
-from tightbeam.graph_passes.caches.cached_keys import require_own_space, require_wide_keys
+from tightbeam.graph_passes.caches.bytes import source_saved
+from tightbeam.graph_passes.caches.cached_keys import require_one_source, require_wide_keys
 from tightbeam.graph_passes.caches.source._cross_attention import (
     attend_keys,
     attend_states,
     drop_encoder_states,
-    flags_per_sample,
     keys_in_encoder,
-    source_saved,
 )
+from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_first_keys"
 
 
 def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Encoder output ``source.<first>.key`` [B, N, G K], of the first of the layers, which all of them read."""
+    """Make ``source.<first>.key`` [B, N, G K] an output of the encoder, which all the layers read."""
     sizes = graphs.sizes
     blocks = cross_attention(graphs, NAME, layers)
-    require_own_space(blocks, NAME)
+    require_one_source(blocks, NAME)
     first, *others = blocks
     require_wide_keys({first: blocks[first]}, NAME)
     build = Builder(graphs.decoder, NAME)
-    flags = flags_per_sample(graphs, build)
+    flags = sample_flags(graphs, build)
     W_K1 = blocks[first].key.weight.values
     keys = keys_in_encoder(graphs, blocks[first], first)
     for layer in others:

@@ -1,8 +1,11 @@
-"""Source cache ``kv-per-beam``: keys and values of every layer, once for each beam (what model.generate holds).
+"""Source cache ``kv-per-beam``: keys and values of every layer, once for each beam, as ``model.generate`` holds them.
 
-Kept for honest comparison. Needs: cross-attentions over ``encoder_hidden_states``. The encoder projects keys and
-values once a sample and repeats them M times; the decoder attends row by row. The beams of a sample hold equal copies,
-so they are not reordered between steps. Saves nothing: 2 L M N E numbers a sample.
+    decoder: S - MatMul W_K - K -                      encoder: S - MatMul W_K - Expand(num_beams) - source.<l>.key
+             S - MatMul W_V - V - Attention      ->             S - MatMul W_V - Expand(num_beams) - source.<l>.value
+                                                       decoder: Attention(Q, source.<l>.key, source.<l>.value, mask)
+
+Kept for comparison. Needs: cross-attentions over ``encoder_hidden_states``. The beams of a sample hold equal copies, so
+nothing is reordered between steps. Cache: L M N (E + G V) numbers a sample; saves nothing.
 """
 
 from __future__ import annotations
@@ -13,26 +16,20 @@ import numpy as np
 
 from tightbeam.graph_passes.attention import cross_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
-from tightbeam.graph_passes.caches.source._cross_attention import (
-    drop_encoder_states,
-    mask_per_beam,
-    project_in_encoder,
-    repeat_for_beams,
-    replace,
-    source_tensor,
-)
+from tightbeam.graph_passes.caches.source._cross_attention import drop_encoder_states, project_in_encoder, source_tensor
+from tightbeam.graph_passes.caches.source_inputs import beam_flags, repeat_for_beams
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "cross_per_beam"
 
 
 def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Encoder: a new input ``num_beams`` int64 [1]; outputs ``source.<l>.key`` and ``.value`` [R, G, N, K]."""
+    """Give the encoder an input ``num_beams`` int64 [1], and outputs ``source.<l>.key``, ``.value`` [R, G, N, K]."""
     sizes = graphs.sizes
     blocks = cross_attention(graphs, NAME, layers)
     num_beams = graph_input(graphs.encoder, "num_beams", np.int64, [1])
     encoder, decoder = Builder(graphs.encoder, NAME), Builder(graphs.decoder, NAME)
-    mask, _ = mask_per_beam(graphs, decoder)
+    mask = beam_flags(graphs, decoder)
     source = decoder.add("Shape", [mask], {"start": 2})
     row_shape = decoder.add("Concat", [decoder.constant([-1, 1, 1]), source], {"axis": 0})
     mask = decoder.add("Reshape", [mask, row_shape])  # [R, 1, 1, N]
@@ -46,6 +43,6 @@ def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
             sources.append(source_tensor(graphs, rows, f"source.{layer}.{part}", ["R", sizes.G, "N", width]))
         attended = decoder.add("Attention", [block.node.inputs[0], *sources, mask], {"scale": block.scale})
         attended = decoder.transpose(attended, [0, 2, 1, 3])  # [R, streams, H, V]
-        replace(block, decoder.reshape(attended, [-1, 1, sizes.H * sizes.V]))
+        block.replace_with(decoder.reshape(attended, [-1, 1, sizes.H * sizes.V]))
     drop_encoder_states(graphs)
     return PassResult(NAME, len(blocks))

@@ -1,0 +1,146 @@
+"""The order of passes, from canonical graphs to those of a bundle or of a TensorRT engine.
+
+    tracing             fold_scales (Whisper), canonicalise_encoder_decoder [canonicalise_two_stream]
+                        or canonicalise_decoder_only
+    rewrite             tie_embeddings, fold_biases
+                        a pass for each kind of source cache, or of prompt cache in a decoder-only model
+                        a pass for each kind of generated cache
+                        prompt_outputs (decoder-only)
+                        search_head, step_rows, fold_residuals
+    skip_small_weights  where asked for: not exact
+    to_precision        lower_precision, for half precision: not exact
+    tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
+                        to_plugin_nodes
+
+Every pass has the signature ``pass_(graphs, ...) -> PassResult``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from tightbeam.graph_passes.caches.kinds import GENERATED, PROMPT, SOURCE, LayerPlan, require_kinds
+from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
+from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
+from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
+from tightbeam.graph_passes.cleanup.search_head import search_head
+from tightbeam.graph_passes.cleanup.step_rows import step_rows
+from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
+from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
+from tightbeam.graph_passes.precision.lower_precision import lower_precision
+from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
+from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
+
+__all__ = ["passes_of", "rewrite", "tensorrt_form", "to_precision"]
+
+BEFORE_CACHES: tuple[Pass, ...] = (tie_embeddings, fold_biases)
+AFTER_PROMPT_CACHES: tuple[Pass, ...] = (prompt_outputs,)
+"""For a decoder-only model."""
+AFTER_CACHES: tuple[Pass, ...] = (search_head, step_rows, fold_residuals)
+
+
+def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False) -> list[Pass]:
+    """Passes that make a plan's graphs of the canonical ones, in order.
+
+    Parameters
+    ----------
+    plan
+        Kinds of cache of each of L layers.
+    decoder_only
+        Take the source caches from ``PROMPT``.
+
+    Raises
+    ------
+    PassError
+        For an unknown kind of cache, and for two that do not go together.
+    """
+    require_kinds(plan, decoder_only=decoder_only)
+    caches: list[Pass] = []
+    source = PROMPT if decoder_only else SOURCE
+    for kinds, chosen in ((source, [layer.source for layer in plan]), (GENERATED, [layer.generated for layer in plan])):
+        for kind, apply in kinds.items():
+            layers = [layer for layer, chosen_kind in enumerate(chosen) if chosen_kind == kind]
+            if layers:
+                caches.append(partial(apply, layers=layers))
+    return [*BEFORE_CACHES, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
+
+
+def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGraphs, list[PassResult]]:
+    """Rewrite canonical graphs to those of a plan.
+
+    Parameters
+    ----------
+    canonical
+        Traced graphs; they stay as they are, and share their weights with the result.
+    plan
+        Kinds of cache of each of the model's L layers.
+
+    Returns
+    -------
+    tuple
+        The plan's graphs, and the report of each pass in order.
+
+    Raises
+    ------
+    PassError
+        For a plan that the model cannot have, and for a graph that a pass cannot rewrite; the message names the pass
+        and the passes before it.
+    """
+    if len(plan) != canonical.sizes.L:
+        raise PassError(f"the plan is for {len(plan)} layers, the model has {canonical.sizes.L}")
+    return _run(passes_of(plan, decoder_only=canonical.sizes.decoder_only), canonical)
+
+
+def to_precision(graphs: ModelGraphs, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
+    """Copy of a variant's graphs in ``precision``: "fp32" (as they are), "fp16" or "bf16".
+
+    Raises PassError for a weight beyond the range of the precision.
+    """
+    return _run(_precision_passes(precision), graphs)
+
+
+def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
+    """Copy of a variant's graphs as TensorRT takes them.
+
+    The nodes are still standard operators and those of ``plugins/``, so that ONNX Runtime runs the graphs too;
+    ``to_plugin_nodes`` makes plugins of the latter in the written messages.
+
+    Parameters
+    ----------
+    graphs
+        A variant's graphs in float32.
+    capacity
+        Positions of the caches of the generated part.
+    precision
+        "fp32", "fp16" or "bf16".
+
+    Returns
+    -------
+    tuple
+        The new graphs, and the report of each pass in order.
+
+    Raises
+    ------
+    PassError
+        For a graph that a pass cannot rewrite, and for a weight beyond the range of the precision.
+    """
+    passes = [decompose_attention, partial(fixed_capacity, capacity=capacity), *_precision_passes(precision)]
+    return _run(passes, graphs)
+
+
+def _precision_passes(precision: str) -> list[Pass]:
+    return [] if precision == "fp32" else [partial(lower_precision, precision=precision)]
+
+
+def _run(passes: Iterable[Pass], graphs: ModelGraphs) -> tuple[ModelGraphs, list[PassResult]]:
+    """Run passes over a copy of ``graphs``."""
+    graphs = graphs.copy()
+    results: list[PassResult] = []
+    for apply in passes:
+        try:
+            results.append(apply(graphs))
+        except PassError as error:
+            before = ", ".join(result.name for result in results) or "none"
+            raise PassError(f"{error} (passes before: {before})") from error
+    return graphs, results
