@@ -38,8 +38,8 @@ from tightbeam.graph_passes import (
     rewrite,
     same_for_all,
     skip_small_weights,
+    to_precision,
 )
-from tightbeam.graph_passes.precision.lower_precision import lower_precision
 
 __all__ = ["STEPS", "export_model", "trace"]
 
@@ -281,10 +281,10 @@ def _lower_precision(export: _Export) -> None:
     export.exact = None
     if precision == "fp32":
         return
-    graphs = export.graphs.copy()
+    graphs, results = to_precision(export.graphs, precision)
     export.exact = export.graphs if export.options.check else None
     export.graphs = graphs
-    export.results.append(lower_precision(export.graphs, precision))
+    export.results += results
 
 
 def _write(export: _Export) -> Bundle:

@@ -14,8 +14,16 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.writing.bundle_files import write_files
-from tightbeam.graph_passes import GENERATED, PRESETS, SOURCE, LayerPlan, ModelGraphs, rewrite, same_for_all
-from tightbeam.graph_passes.precision.lower_precision import lower_precision
+from tightbeam.graph_passes import (
+    GENERATED,
+    PRESETS,
+    SOURCE,
+    LayerPlan,
+    ModelGraphs,
+    rewrite,
+    same_for_all,
+    to_precision,
+)
 
 
 class BundleCache:
@@ -52,8 +60,8 @@ class BundleCache:
             checkpoint, canonical = self.trace(family, **arguments)
             plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
             graphs, results = rewrite(canonical, plan)
-            if precision != "fp32":
-                results.append(lower_precision(graphs, precision))
+            graphs, lowered = to_precision(graphs, precision)
+            results += lowered
             target = self.root / f"{family}-{variant}-{precision}-{len(self.made)}"
 
             def fill(folder: Path) -> Manifest:
