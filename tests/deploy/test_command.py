@@ -1,4 +1,4 @@
-"""The commands as a user meets them: what comes out where, and that every mistake ends in one line and a failure."""
+"""The commands: their output streams, and one line and a non-zero exit code for every mistake."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def bundle(bundles: BundleCache) -> Path:
 
 @pytest.fixture(scope="module")
 def without_tokenizer(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same bundle as of a checkpoint that has no tokenizer."""
+    """The same bundle without a tokenizer."""
     folder = tmp_path_factory.mktemp("ids") / "bundle"
     shutil.copytree(bundle, folder, ignore=shutil.ignore_patterns("tokenizer"))
     data = json.loads((folder / "bundle.json").read_text("utf-8"))
@@ -213,7 +213,7 @@ def test_document_joins_the_lines(bundle: Path, call: Command, runner: Runner) -
     assert done.out.splitlines() == runner.generate_text(["a small town by the river has opened"], max_new_tokens=5)
 
 
-def test_truncate_cuts_and_says_so(bundle: Path, call: Command, runner: Runner) -> None:
+def test_truncate_prints_a_note(bundle: Path, call: Command, runner: Runner) -> None:
     long = "the harbour bridge " * 40
     stdin = f"a small town\n{long}\n".encode()
     done = call(bundle, "-", "--truncate", "--json", *SHORT, stdin=stdin)
@@ -417,7 +417,7 @@ def test_damaged_bundle(bundle: Path, call: Command, tmp_path: Path) -> None:
 # The process
 
 
-def test_reader_that_leaves_early(bundle: Path) -> None:
+def test_closed_pipe(bundle: Path) -> None:
     command = [*MODULE, str(bundle), "-", "--batch-size", "1", *SHORT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdin and running.stdout and running.stderr

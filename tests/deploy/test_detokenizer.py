@@ -1,4 +1,4 @@
-"""Pieces of text that come while a row grows."""
+"""The incremental detokenizer: pieces of text while a row grows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tightbeam.deploy.text.detokenizer import HALF, IncrementalDetokenizer
 
 @pytest.fixture(scope="module")
 def bytewise() -> Tokenizer:
-    """Each byte is a token."""
+    """A tokenizer of bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: place for place, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -26,7 +26,7 @@ def bytewise() -> Tokenizer:
 @pytest.mark.parametrize(
     "text", ["a town", "\u00e9t\u00e9", "\u96ea \u96ea", "a \U0001f642 b\U0001f468\u200d\U0001f469"]
 )
-def test_characters_come_whole(bytewise: Tokenizer, text: str) -> None:
+def test_characters_are_whole(bytewise: Tokenizer, text: str) -> None:
     detokenizer = IncrementalDetokenizer(lambda tokens: bytewise.decode(list(tokens)))
     pieces = [detokenizer.add(token) for token in bytewise.encode(text).ids]
     assert "".join(pieces) == text
@@ -34,14 +34,14 @@ def test_characters_come_whole(bytewise: Tokenizer, text: str) -> None:
     assert len([piece for piece in pieces if piece]) == len(text)  # each as soon as it is there
 
 
-def test_what_is_no_character_is_told_once_it_is_certain(bytewise: Tokenizer) -> None:
+def test_invalid_bytes_appear_once_certain(bytewise: Tokenizer) -> None:
     first, *_ = bytewise.encode("\u00e9").ids
     letter = bytewise.encode("a").ids[0]
     detokenizer = IncrementalDetokenizer(lambda tokens: bytewise.decode(list(tokens)))
     assert [detokenizer.add(token) for token in (letter, first, letter, first)] == ["a", "", f"{HALF}a", ""]
 
 
-def test_the_text_of_a_tokenizer_with_words(bundles: BundleCache) -> None:
+def test_text_of_a_word_tokenizer(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup", tokenizer=True), threads=1)
     for sentence in SENTENCES:
         tokens = runner.encode(sentence)[0]
@@ -51,8 +51,8 @@ def test_the_text_of_a_tokenizer_with_words(bundles: BundleCache) -> None:
         assert pieces[-1] == ""  # the end is no text
 
 
-def test_nothing_that_was_said_is_said_again() -> None:
-    """A tokenizer takes a space back, and, later, the text is again what was said."""
+def test_no_text_is_returned_twice() -> None:
+    """The tokenizer takes a space back, and later the text begins again with all that was returned."""
     texts = ["", "a", "a .", "a.", "a. b", "a . b"]
 
     def decode(tokens: Sequence[int]) -> str:

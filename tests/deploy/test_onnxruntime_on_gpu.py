@@ -96,7 +96,7 @@ def test_decoder_only(bundles: BundleCache, family: str, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["dedup", "el", "slim"])
-def test_sound(bundles: BundleCache, variant: str) -> None:
+def test_audio(bundles: BundleCache, variant: str) -> None:
     def generate(runner: Runner) -> list[Any]:
         assert runner.log_mel is not None
         shape = 3, runner.log_mel.mels, runner.log_mel.frames

@@ -71,7 +71,7 @@ def test_decoder_only_leaves(bundles: BundleCache) -> None:
 
 
 @pytest.mark.parametrize("variant", ["baseline", "dedup", "slim"])
-def test_sound(bundles: BundleCache, variant: str) -> None:
+def test_audio(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "whisper", generation=WHISPER_GENERATION)
     made, expected = in_memory(path), Runner.load(path, threads=1)
     assert expected.log_mel is not None

@@ -1,4 +1,4 @@
-"""Lines through a runner, without the command around it."""
+"""Text and JSONL input through a runner, without the command."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_batches_do_not_change_results_or_order(runner: Runner, batch_size: int,
     assert [result.error is None for result in results] == [text is not None for text in wanted]
 
 
-def test_a_batch_of_nothing_but_bad_lines(runner: Runner) -> None:
+def test_batch_of_bad_lines_only(runner: Runner) -> None:
     results = list(run_text_input(runner, [b"", b"\xff", b"a town"], batch_size=2, max_new_tokens=2))
     assert [result.error is None for result in results] == [False, False, True]
 
 
-def test_results_come_before_later_lines_are_read(runner: Runner) -> None:
+def test_results_precede_reading_of_later_lines(runner: Runner) -> None:
     read = 0
 
     def lines() -> Iterator[bytes]:
@@ -60,7 +60,7 @@ def test_settings_are_refused_before_a_line_is_read(runner: Runner) -> None:
         next(run_text_input(runner, never(), num_beems=4))
 
 
-def test_a_token_that_the_model_lacks_harms_only_its_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_outside_the_vocabulary_fails_only_its_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """bart-large-cnn's tokenizer has an id for <mask> that is one beyond the model's vocabulary."""
     encode = runner._codec.encode
 
@@ -109,7 +109,7 @@ def test_as_text_is_one_line_for_each_sequence() -> None:
     assert InputResult(1, error="bad").as_text() == ""
 
 
-def test_without_tokenizer_every_text_line_says_why(bundles: BundleCache) -> None:
+def test_error_of_every_text_line_without_a_tokenizer(bundles: BundleCache) -> None:
     whole = Runner.load(bundles("el", tokenizer=True), threads=1)
     plain = Runner(whole.bundle, whole._runtime, None)
     text, ids = (next(run_text_input(plain, [b"[5, 2]"], ids=flag, max_new_tokens=2)) for flag in (False, True))

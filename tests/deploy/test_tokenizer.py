@@ -232,7 +232,7 @@ def test_texts_come_back_in_order_and_batches_do_not_matter(runner: Runner) -> N
         assert together == [text for pair in alone for text in pair]
 
 
-def test_codec_is_the_checkpoint_s_own_tokenizer(runner: Runner, checkpoints: CheckpointCache) -> None:
+def test_codec_equals_the_checkpoints_tokenizer(runner: Runner, checkpoints: CheckpointCache) -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoints(tokenizer=True))
     for text in (*SENTENCES, "naïve café", "a\0b", "  two  blanks ", "</s> <pad> <unk>", "x" * 50):
         ids = list(tokenizer(text).input_ids)
@@ -245,7 +245,7 @@ def test_codec_is_the_checkpoint_s_own_tokenizer(runner: Runner, checkpoints: Ch
     assert runner.encode(SENTENCES[0], truncate=True) == (tokenizer(SENTENCES[0]).input_ids, False)
 
 
-def test_cutting_to_many_lengths_keeps_one_tokenizer_more(bundle: Path) -> None:
+def test_truncation_to_many_lengths_keeps_one_copy(bundle: Path) -> None:
     """A client chooses the length, and a large tokenizer has tens of megabytes."""
     codec = _TokenizersCodec(str(bundle / "tokenizer" / "tokenizer.json"))
     whole = codec.encode(LONG)
@@ -258,7 +258,7 @@ def test_cutting_to_many_lengths_keeps_one_tokenizer_more(bundle: Path) -> None:
     assert codec.encode(LONG) == whole
 
 
-def test_truncation_and_padding_kept_in_tokenizer_json_do_not_apply(bundle: Path, tmp_path: Path) -> None:
+def test_truncation_and_padding_in_tokenizer_json_are_ignored(bundle: Path, tmp_path: Path) -> None:
     """Checkpoints ship what their last user had set; transformers overrides it at each call."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer" / "tokenizer.json"))
     tokenizer.enable_truncation(3)
@@ -396,7 +396,7 @@ def test_panic_when_the_tokenizer_decodes(bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_interruptions_of_a_tokenizer_are_not_its_errors(
+def test_interruptions_pass_through_the_codec(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
 ) -> None:
     codec = _TokenizersCodec(str(bundle / "tokenizer" / "tokenizer.json"))
@@ -423,7 +423,7 @@ print(*runner.generate_text(sys.argv[2:], num_beams=3, no_repeat_ngram_size=2, m
 
 
 @pytest.mark.parametrize("variant", ["el", "dedup", "baseline"])
-def test_a_whole_run_without_the_build_machine_s_packages(bundles: BundleCache, runner: Runner, variant: str) -> None:
+def test_run_without_the_build_machines_packages(bundles: BundleCache, runner: Runner, variant: str) -> None:
     folder = bundles(variant, tokenizer=True)
     done = subprocess.run([sys.executable, "-c", SERVING, str(folder), *SENTENCES], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()

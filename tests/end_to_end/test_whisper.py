@@ -112,7 +112,7 @@ def test_prompts_of_old_and_new_checkpoints(
 
 
 def test_features_match_transformers(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """At Whisper's own sizes; transformers computes in float32, this in float64 and thus no further from the truth."""
+    """Features at Whisper's own sizes: transformers computes them in float32, this in float64."""
     for mels in (80, 128):
         extractor = transformers.WhisperFeatureExtractor(feature_size=mels)
         extractor.save_pretrained(tmp_path)
@@ -214,7 +214,7 @@ def test_unreadable_audio_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_export_and_transcribe(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """Compared with torch on sounds that go through a file, the command and our own features."""
+    """Compare an export with torch on audio that goes through a file, the command and our own features."""
     folder = checkpoints("whisper", generation=WHISPER_GENERATION, tokenizer=True)
     bundle = export_model(folder, tmp_path / "out", variant="slim")
     assert bundle.manifest.parity is not None

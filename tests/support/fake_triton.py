@@ -1,4 +1,4 @@
-"""What Triton's Python backend gives a model, in Python: the module ``triton_python_backend_utils``, and requests."""
+"""A fake of Triton's module ``triton_python_backend_utils``, and of its requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class InferenceResponse:
 
 
 class FakeRequest:
-    """``cancelled_at``: after so many questions it is cancelled. ``failing``: sends that Triton cannot take."""
+    """A request. ``cancelled_at``: calls of ``is_cancelled`` until it is; ``failing``: sends that fail, from 1."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class FakeRequest:
 
     @property
     def over(self) -> bool:
-        """Whether it was answered, once."""
+        """True if it got exactly one last response."""
         return self.flags.count(FINAL) == 1 and self.flags[-1] == FINAL
 
     @property
     def error(self) -> TritonError | None:
-        """That of the last response; no other has one."""
+        """The error of the last response; no other has one."""
         assert not any(response.error for response in self.responses[:-1])
         return self.responses[-1].error if self.responses else None
 
@@ -109,7 +109,7 @@ class Metric:
 
 
 class FakeTriton:
-    """The module. ``metrics``: the values by name."""
+    """The module. ``metrics``: their values by name."""
 
     Tensor, InferenceResponse = Tensor, InferenceResponse
     TritonError, TritonModelException = TritonError, TritonModelException
@@ -133,5 +133,5 @@ class FakeTriton:
 
 
 def broadcast(shape: tuple[int, ...]) -> Any:
-    """An array as an old Triton gives it to numpy 2."""
+    """An array as Triton before 24.11 passes it to numpy 2."""
     return np.broadcast_to(np.int64(5), shape)

@@ -54,7 +54,7 @@ def texts(*values: str | bytes) -> np.ndarray:
 
 
 class Response(dict[str, Any]):
-    """Outputs by name; or ``error``, what the server refused with."""
+    """Outputs by name, or ``error``: the server's message."""
 
     @classmethod
     def of(cls, result: Any, names: tuple[str, ...]) -> Response:
@@ -66,7 +66,7 @@ class Response(dict[str, Any]):
 
     @property
     def ids(self) -> list[list[list[int]]]:
-        """By row and sequence, without padding."""
+        """Token ids by row and sequence, without padding."""
         return [
             [ids[:length].tolist() for ids, length in zip(row, lengths, strict=True)]
             for row, lengths in zip(self["OUTPUT_IDS"], self["OUTPUT_LENGTHS"], strict=True)
@@ -74,11 +74,13 @@ class Response(dict[str, Any]):
 
 
 OUTPUTS = ("TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS")
-Ask = Callable[..., Coroutine[Any, Any, Response]]
+Send = Callable[..., Coroutine[Any, Any, Response]]
 
 
-async def asked(client: Any, model: str, arrays: dict[str, Any], names: tuple[str, ...], **settings: Any) -> Response:
-    """One request, over whichever protocol the client speaks."""
+async def response_to(
+    client: Any, model: str, arrays: dict[str, Any], names: tuple[str, ...], **settings: Any
+) -> Response:
+    """The response to one request, over the protocol of the client."""
     module = http_client if isinstance(client, http_client.InferenceServerClient) else grpc_client
     try:
         return Response.of(await client.infer(model, inputs_of(module, arrays), parameters=settings or None), names)
@@ -86,23 +88,23 @@ async def asked(client: Any, model: str, arrays: dict[str, Any], names: tuple[st
         return Response(error=error.message(), status=error.status())
 
 
-def run(server: Any, work: Callable[[Ask, Ask], Coroutine[Any, Any, Any]]) -> Any:
-    """Run ``work(http, grpc)``, whose arguments ask: ``await http(model, {"TEXT": ...}, num_beams=4)``."""
+def run(server: Any, work: Callable[[Send, Send], Coroutine[Any, Any, Any]]) -> Any:
+    """Run ``work(http, grpc)``; its arguments send requests: ``await http(model, {"TEXT": ...}, num_beams=4)``."""
 
     async def both() -> Any:
         http = http_client.InferenceServerClient(server.http, conn_limit=256, conn_timeout=120)
         grpc = grpc_client.InferenceServerClient(server.grpc)
 
-        def ask(client: Any) -> Ask:
+        def sender(client: Any) -> Send:
             async def one(
                 model: str, arrays: dict[str, Any], names: tuple[str, ...] = OUTPUTS, **given: Any
             ) -> Response:
-                return await asked(client, model, arrays, names, **given)
+                return await response_to(client, model, arrays, names, **given)
 
             return one
 
         try:
-            return await work(ask(http), ask(grpc))
+            return await work(sender(http), sender(grpc))
         finally:
             await http.close()
             await grpc.close()
@@ -111,13 +113,13 @@ def run(server: Any, work: Callable[[Ask, Ask], Coroutine[Any, Any, Any]]) -> An
 
 
 def metrics(server: Any, model: str) -> dict[str, float]:
-    """Of one model, by name."""
+    """The metrics of one model, by name."""
     found: dict[str, float] = server.counters(model)
     return found
 
 
 def processes(server: Any, what: str, model: str = "") -> list[int]:
-    """Those below the server: ``what`` is "stub" or "worker"."""
+    """Ids of the server's child processes: ``what`` is "stub" or "worker"."""
     marks = {"stub": "triton_python_backend_stub", "worker": "tightbeam.deploy.serving.worker"}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -132,12 +134,12 @@ def processes(server: Any, what: str, model: str = "") -> list[int]:
 
 
 def region(stub: int) -> Path:
-    """The memory that a stub shares with its server."""
+    """The file of the memory that a stub shares with its server."""
     return SHARED_MEMORY / Path(f"/proc/{stub}/cmdline").read_bytes().decode().split("\0")[2]
 
 
 def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait until something is true; returns it."""
+    """Wait until a function returns something true, and return it."""
     end = time.monotonic() + seconds
     while not (value := true()):
         assert time.monotonic() < end, "waited in vain"
@@ -146,7 +148,7 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 def expected(runner: Runner, text: str, **settings: Any) -> tuple[list[list[int]], list[str]]:
-    """Sequences without padding, and texts, as the runner alone gives them."""
+    """Sequences without padding, and texts, from the runner without a server."""
     (result,) = run_text_input(runner, [text.encode()], **settings)
     assert result.error is None and result.texts is not None
     return result.sequences, result.texts

@@ -1,4 +1,4 @@
-"""Requests as Triton's Python backend gives them to the worker, and what becomes of them."""
+"""Requests as the backend sends them to the worker, and a log of their events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text_request(number: int, *rows: str | bytes, **parameters: Any) -> Request:
 
 
 def ids_request(number: int, *rows: Sequence[int], **parameters: Any) -> Request:
-    """Rows of several lengths are padded, with a number that is no token, and come with their lengths."""
+    """A request of token ids. Rows of several lengths are padded with no token's number, with LENGTHS."""
     padded, lengths = _padded([np.array(row, np.int64) for row in rows], -7)
     inputs = {INPUT_IDS: padded} if len(set(map(len, rows))) == 1 else {INPUT_IDS: padded, LENGTHS: lengths}
     return Request(number, inputs, json.dumps(parameters))
@@ -42,13 +42,13 @@ def _padded(rows: Sequence[Any], fill: float) -> tuple[Any, Any]:
 
 
 class EventLog:
-    """What ``run_requests`` told."""
+    """The events and stats of ``run_requests``."""
 
     def __init__(self, events: Sequence[Event], stats: Stats) -> None:
         self.events, self.stats = events, stats
 
     def outputs(self, number: int) -> list[Output]:
-        """Of each row of a request; each was told once."""
+        """The outputs of a request, by row; each came exactly once."""
         rows = {event.row: event.output for event in self.events if isinstance(event, Row) and event.number == number}
         assert sum(isinstance(event, Row) and event.number == number for event in self.events) == len(rows)
         assert list(sorted(rows)) == list(range(len(rows)))
@@ -61,7 +61,7 @@ class EventLog:
         return found
 
     def tokens(self, number: int, row: int = 0) -> list[Token]:
-        """Those of one row; none comes after the row itself."""
+        """The streamed tokens of one row; none comes after the row itself."""
         own = [event for event in self.events if not isinstance(event, Refused) and event.number == number]
         of_row = [event for event in own if event.row == row]
         tokens = [event for event in of_row if isinstance(event, Token)]

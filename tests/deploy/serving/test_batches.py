@@ -1,4 +1,4 @@
-"""Requests of many users, run together: each gets what it gets alone, whatever its neighbours ask for or do wrong."""
+"""Batches of requests: each request gets the same as alone, whatever the others of its batch ask for or do wrong."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def whisper(bundles: BundleCache) -> Runner:
 
 @pytest.fixture(scope="module")
 def wordless(bundles: BundleCache) -> Runner:
-    """Of a checkpoint without a tokenizer."""
+    """The runner of a checkpoint without a tokenizer."""
     return Runner.load(bundles("dedup"), threads=1)
 
 
 def alone(runner: Runner, tokens: Sequence[int], settings: dict[str, Any]) -> Output:
-    """What one source gives that shares a batch with nobody."""
+    """The output of one source, run alone."""
     options = runner.options_for(len(tokens), settings)
     ids = np.array([tokens])
     found = runner.generate(ids, np.ones_like(ids), **settings)
@@ -94,7 +94,7 @@ def drawn_settings(generator: np.random.Generator) -> dict[str, Any]:
 
 
 def parsed(settings: dict[str, Any]) -> dict[str, Any]:
-    """As the runner takes them: lists are no texts."""
+    """The settings as the runner takes them, with lists in place of JSON."""
     return {
         name: json.loads(value) if isinstance(value, str) and value.startswith("[") else value
         for name, value in settings.items()
@@ -114,7 +114,7 @@ def sources_of(runner: Runner, request: Request, settings: dict[str, Any]) -> li
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["bart", "gpt2", "wordless"])
-def test_everybody_gets_what_they_get_alone(request: pytest.FixtureRequest, name: str, seed: int) -> None:
+def test_results_are_those_of_each_request_alone(request: pytest.FixtureRequest, name: str, seed: int) -> None:
     runner: Runner = request.getfixturevalue(name)
     generator = np.random.default_rng(seed)
     drawn = [drawn_settings(generator) for _ in range(7)]
@@ -149,7 +149,7 @@ def test_everybody_gets_what_they_get_alone(request: pytest.FixtureRequest, name
     assert log.stats.prefill_seconds > 0 and log.stats.step_seconds > 0
 
 
-def test_texts_are_those_of_generate_text(bart: Runner, gpt2: Runner) -> None:
+def test_texts_equal_generate_text(bart: Runner, gpt2: Runner) -> None:
     for runner in (bart, gpt2):
         for settings in ({"num_beams": 3, "max_new_tokens": 6}, {"num_beams": 1, "max_new_tokens": 9}):
             texts = [sentence[:30] for sentence in SENTENCES]
@@ -159,7 +159,7 @@ def test_texts_are_those_of_generate_text(bart: Runner, gpt2: Runner) -> None:
             assert log.stats.batches == 1
 
 
-def test_the_same_setting_written_in_another_way_shares_the_batch(bart: Runner) -> None:
+def test_equal_settings_in_other_notation_share_a_batch(bart: Runner) -> None:
     ways: list[dict[str, Any]] = [
         {"num_beams": 2, "length_penalty": 1, "early_stopping": True},
         {"num_beams": "2", "length_penalty": 1.0, "early_stopping": "true"},
@@ -187,9 +187,7 @@ def test_the_same_setting_written_in_another_way_shares_the_batch(bart: Runner) 
         ({"max_new_tokens": 9, "bad_words_ids": "[[5, 60], [7, 8, 1]]"}, 1),
     ],
 )
-def test_prompts_that_would_change_one_another_are_run_apart(
-    gpt2: Runner, settings: dict[str, Any], batches: int
-) -> None:
+def test_prompts_of_different_batch_keys_run_apart(gpt2: Runner, settings: dict[str, Any], batches: int) -> None:
     prompts = [[5], [9, 8, 7, 6], [5, 5, 60, 5, 60, 5, 9, 5], [7]]
     log = run(gpt2, [ids_request(number, prompt, **settings) for number, prompt in enumerate(prompts)])
     assert log.stats.batches == batches
@@ -197,7 +195,7 @@ def test_prompts_that_would_change_one_another_are_run_apart(
         assert_same(log.outputs(number)[0], alone(gpt2, prompt, parsed(settings)))
 
 
-def test_bad_words_do_not_begin_in_the_padding(gpt2: Runner) -> None:
+def test_bad_words_do_not_begin_in_padding(gpt2: Runner) -> None:
     """The token that a prompt goes on with may not follow a pad token and that prompt; alone there is no pad token."""
     prompt, longer = [5], [9, 8, 7, 6]
     (first,) = alone(gpt2, prompt, {"max_new_tokens": 1}).sequences[0]
@@ -206,7 +204,7 @@ def test_bad_words_do_not_begin_in_the_padding(gpt2: Runner) -> None:
     assert log.outputs(0)[0].sequences == [[first]]
 
 
-def test_the_first_token_that_is_forced_is_forced_in_company(gpt2: Runner) -> None:
+def test_forced_first_token_in_a_batch(gpt2: Runner) -> None:
     settings = {"max_new_tokens": 3, "forced_bos_token_id": 40}
     log = run(gpt2, [ids_request(0, [5], **settings), ids_request(1, [9, 8, 7, 6], **settings)])
     assert log.outputs(0)[0].sequences[0][0] == 40
@@ -214,7 +212,7 @@ def test_the_first_token_that_is_forced_is_forced_in_company(gpt2: Runner) -> No
 
 
 @pytest.mark.parametrize("max_rows", [4, 7, 8, 1000])
-def test_a_limit_of_rows_splits_batches_and_changes_nothing(bart: Runner, max_rows: int) -> None:
+def test_max_rows_splits_batches_without_changing_results(bart: Runner, max_rows: int) -> None:
     asked = [(SENTENCES[place % 4][: 9 + 5 * place], 4 if place % 2 else 1) for place in range(10)]
     requests = [
         text_request(number, text, num_beams=beams, max_new_tokens=5) for number, (text, beams) in enumerate(asked)
@@ -226,7 +224,7 @@ def test_a_limit_of_rows_splits_batches_and_changes_nothing(bart: Runner, max_ro
         assert_same(log.outputs(number)[0], expected)
 
 
-def test_a_text_is_cut_where_its_request_asks_for_it(bart: Runner, gpt2: Runner) -> None:
+def test_truncate_applies_to_its_own_request(bart: Runner, gpt2: Runner) -> None:
     for runner in (bart, gpt2):
         settings = {"max_new_tokens": 40}
         requests = [
@@ -247,7 +245,7 @@ def test_a_text_is_cut_where_its_request_asks_for_it(bart: Runner, gpt2: Runner)
 
 
 def with_inputs(*names: str, **parameters: Any) -> Request:
-    """Of these inputs, each as it should be."""
+    """The outputs of valid inputs, each run alone."""
     arrays = {
         "TEXT": np.array([[b"a town"], [b"a tram"]], np.object_),
         "INPUT_IDS": np.array([[5, 6, 2], [7, 8, 2]]),
@@ -324,7 +322,9 @@ def neighbours(bart: Runner) -> list[Output]:
 
 
 @pytest.mark.parametrize(("faulty", "expected"), FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else "")
-def test_a_fault_is_its_own_requests(bart: Runner, neighbours: list[Output], faulty: Request, expected: str) -> None:
+def test_client_error_refuses_only_its_request(
+    bart: Runner, neighbours: list[Output], faulty: Request, expected: str
+) -> None:
     requests = [text_request(0, "a small town"), faulty, text_request(2, "the tram line")]
     log = run(bart, requests, max_rows=40)
     (refused,) = log.refusals().values()
@@ -375,14 +375,14 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
 @pytest.mark.parametrize(
     ("faulty", "expected"), SOUND_FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else ""
 )
-def test_sounds_that_cannot_be_heard(whisper: Runner, faulty: Request, expected: str) -> None:
+def test_invalid_audio(whisper: Runner, faulty: Request, expected: str) -> None:
     log = run(whisper, [audio_request(0, SOUND, max_new_tokens=3), faulty])
     message = log.refusals()[1].message
     assert re.search(expected, message) and len(message.splitlines()) == 1, message
     assert len(log.outputs(0)) == 1 and log.outputs(1) == []
 
 
-def test_without_a_tokenizer_there_is_no_text(wordless: Runner) -> None:
+def test_no_text_without_a_tokenizer(wordless: Runner) -> None:
     log = run(wordless, [text_request(0, "a town"), ids_request(1, [5, 6, 2])], stream=True)
     assert "has no tokenizer" in log.refusals()[0].message
     assert log.outputs(1)[0].texts is None
@@ -414,8 +414,8 @@ class Failing:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_fault_of_the_model_hits_only_its_request(bart: Runner, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """The others are run again, each alone; of what was streamed before nothing comes twice."""
+def test_model_error_refuses_only_its_request(bart: Runner, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """The other requests are run again, each alone; no token is streamed twice."""
     settings = {"num_beams": 1, "max_new_tokens": 7, "min_new_tokens": 7}
     rows = [[5, 6, 2], [77, 8, 2], [9, 8, 7, 2], [50, 60, 70, 80, 2]]
     requests = [
@@ -436,7 +436,7 @@ def test_a_fault_of_the_model_hits_only_its_request(bart: Runner, monkeypatch: p
     assert log.stats.batches == 4
 
 
-def test_a_request_that_fails_in_one_batch_is_not_run_in_another(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_request_is_not_run_in_a_later_batch(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"num_beams": 1, "max_new_tokens": 4}
     monkeypatch.setattr(bart, "generate", Failing(bart, 77, 0))
     log = run(bart, [ids_request(0, [77, 5, 6, 2], [5, 6, 2], [6, 2], **settings)], max_rows=1)
@@ -447,7 +447,7 @@ def test_a_request_that_fails_in_one_batch_is_not_run_in_another(bart: Runner, m
 # ---- nobody waits any more ----
 
 
-def test_who_cancelled_before_costs_nothing(bart: Runner) -> None:
+def test_request_cancelled_before_its_batch_is_not_run(bart: Runner) -> None:
     settings = {"max_new_tokens": 5}
     requests = [text_request(number, text, **settings) for number, text in enumerate(SENTENCES)]
     log = run(bart, requests, cancelled=lambda: {1, 3})
@@ -460,7 +460,7 @@ def test_who_cancelled_before_costs_nothing(bart: Runner) -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_who_cancels_while_it_runs_leaves_and_changes_nobody(bart: Runner, num_beams: int) -> None:
+def test_request_cancelled_while_running_changes_no_other(bart: Runner, num_beams: int) -> None:
     settings = {"num_beams": num_beams, "max_new_tokens": 12, "min_new_tokens": 12}
     rows = [[5, 6, 2], [77, 8, 2], [9, 8, 7, 2], [50, 60, 70, 80, 2]]
     requests = [ids_request(0, *rows[:2], **settings), ids_request(1, *rows[2:], **settings)]
@@ -486,7 +486,7 @@ def test_who_cancels_while_it_runs_leaves_and_changes_nobody(bart: Runner, num_b
 # ---- streams ----
 
 
-def test_tokens_come_in_order_and_their_texts_are_the_rows(bart: Runner, gpt2: Runner) -> None:
+def test_streamed_tokens_are_in_order_and_join_to_the_row(bart: Runner, gpt2: Runner) -> None:
     for runner in (bart, gpt2):
         settings = {"num_beams": 1, "max_new_tokens": 12}
         requests = [text_request(number, text[:25], text[30:40], **settings) for number, text in enumerate(SENTENCES)]
@@ -504,12 +504,12 @@ def test_tokens_come_in_order_and_their_texts_are_the_rows(bart: Runner, gpt2: R
         assert len(set(steps)) == 8
 
 
-def test_of_beams_nothing_comes_before_the_row(bart: Runner) -> None:
+def test_beam_search_streams_no_tokens(bart: Runner) -> None:
     log = run(bart, [text_request(0, SENTENCES[0], num_beams=2, max_new_tokens=5)], stream=True)
     assert len(log.events) == 1 and log.outputs(0)
 
 
-def test_characters_of_several_tokens_come_whole(bart: Runner, tmp_path: Path) -> None:
+def test_streamed_characters_of_several_tokens_are_whole(bart: Runner, tmp_path: Path) -> None:
     """A tokenizer of bytes, half of whose tokens end or begin in the middle of an e with an accent."""
     first, second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("\u00e9")[0][0]
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -540,7 +540,7 @@ def test_characters_of_several_tokens_come_whole(bart: Runner, tmp_path: Path) -
 # ---- recordings ----
 
 
-def test_recordings_of_several_windows_are_joined(whisper: Runner, tmp_path: Path) -> None:
+def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile")
     settings: tuple[dict[str, Any], ...] = (
         {"max_new_tokens": 8},
@@ -572,8 +572,8 @@ def test_recordings_of_several_windows_are_joined(whisper: Runner, tmp_path: Pat
             assert outputs[1].texts[0].endswith("".join(token.text for token in said).strip())
 
 
-def test_of_times_nothing_is_said_while_it_runs_either(whisper: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens above the one that turns timestamps off are no text."""
+def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens above the one that turns timestamps off are not text."""
     manifest = whisper.manifest.model_copy(
         update={"generation": {**whisper.manifest.generation, "no_timestamps_token_id": 40}}
     )
@@ -586,7 +586,7 @@ def test_of_times_nothing_is_said_while_it_runs_either(whisper: Runner, monkeypa
     assert output.texts[0].endswith("".join(token.text for token in said).strip())
 
 
-def test_a_long_text_is_refused_before_it_is_read(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_refused_before_it_is_tokenized(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_BYTES", 3)
     log = run(bart, [text_request(0, "\u00e9\u00e9"), text_request(1, "abc", max_new_tokens=2)])
     assert log.refusals()[0].message == "the text has 4 bytes, expected 3 at most; shorten it"

@@ -1,4 +1,4 @@
-"""triton-repo: what it writes, what it refuses, and that nothing is left of what failed."""
+"""triton-repo: the files it writes, the settings it refuses, and no partial files after a failure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def triton_repo(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(scope="module")
 def text(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle under the name that a model gets of it."""
+    """A bundle whose folder gives the model its name."""
     return Path(shutil.copytree(bundles("dedup", tokenizer=True), tmp_path_factory.mktemp("text") / "bart-dedup"))
 
 
@@ -81,7 +81,7 @@ def speech(bundles: BundleCache) -> Path:
 
 @pytest.fixture(scope="module")
 def with_engine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """And with a folder where a TensorRT engine would stand."""
+    """The same, with a folder in place of a TensorRT engine."""
     folder = Path(shutil.copytree(text, tmp_path_factory.mktemp("engine") / "bundle"))
     (folder / "engines" / "mine").mkdir(parents=True)
     (folder / "engines" / "mine" / "engine.json").write_text("{}")
@@ -89,12 +89,12 @@ def with_engine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """What stands below it, by name; folders have no bytes."""
+    """All files below a folder, by name; folders have no bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def config_of(model: Path) -> dict[str, Any]:
-    """As Triton's own protobuf reads it."""
+    """The configuration, read with Triton's own protobuf."""
     config = google.Parse((model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     found: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
     return found
@@ -103,7 +103,7 @@ def config_of(model: Path) -> dict[str, Any]:
 # ---- what is written ----
 
 
-def test_the_files_of_a_model(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+def test_files_of_a_model(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     version = triton_repo(text, tmp_path / "new" / "models").wrote()
     model = tmp_path / "new" / "models" / "bart-dedup"
     assert version == model / "1"
@@ -132,7 +132,7 @@ def test_the_bundle_is_copied_as_its_manifest_names_it(triton_repo: Command, tex
     assert found == expected
 
 
-def test_what_triton_loads_is_an_adapter(text: Path) -> None:
+def test_model_file_only_calls_the_backend(text: Path) -> None:
     source = Path(repository_module.__file__).with_name("model.py").read_text()
     tree = ast.parse(source)
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.BinOp | ast.If | ast.For | ast.While)]
@@ -205,7 +205,7 @@ def test_every_field_of_the_configuration(
     assert isinstance(run(runner, [Request(0, inputs, "")]).events[-1], Row), "the server would not become ready"
 
 
-def test_options_stand_in_the_configuration(triton_repo: Command, with_engine: Path, tmp_path: Path) -> None:
+def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Path, tmp_path: Path) -> None:
     options = "--max-batch-size 6 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 9"
     cpu = triton_repo(with_engine, tmp_path, "--name", "c", *options.split(), "--url", "https://h:80").wrote()
     found = config_of(cpu.parent)
@@ -318,7 +318,7 @@ def test_a_name_is_made_of_the_folders() -> None:
     ],
     ids=str,
 )
-def test_settings_that_no_server_could_run(
+def test_settings_that_no_server_can_run(
     triton_repo: Command, text: Path, tmp_path: Path, options: list[object], parts: list[str]
 ) -> None:
     triton_repo(text, tmp_path / "models", *options).refused(*parts)
@@ -346,7 +346,7 @@ def test_bundles_that_cannot_be_served(triton_repo: Command, text: Path, tmp_pat
 def test_without_tritonclient(
     triton_repo: Command, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Without its extra grpc it raises an error of another class."""
+    """tritonclient without its extra grpc raises an error of another class."""
     for name in [name for name in sys.modules if name.startswith(("tritonclient", "google.protobuf", "grpc"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
@@ -355,7 +355,7 @@ def test_without_tritonclient(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_not_made_here_stays(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+def test_foreign_folders_are_kept(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "other" / "1").mkdir(parents=True)
     (tmp_path / "other" / "config.pbtxt").write_text('name: "other" backend: "onnxruntime"')
@@ -406,7 +406,7 @@ def test_a_repository_on_a_disk_that_is_read_only(
 # ---- versions ----
 
 
-def test_a_taken_name_is_refused_with_the_choices(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+def test_taken_name_is_refused_with_the_options(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     triton_repo(text, tmp_path).wrote()
     before = content(tmp_path)
     done = triton_repo(text, tmp_path)
@@ -435,7 +435,7 @@ def test_versions_go_up_and_the_old_ones_stay(triton_repo: Command, text: Path, 
     Runner.load(third / "bundle", threads=1)
 
 
-def test_a_version_keeps_what_is_not_said_anew(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+def test_version_keeps_settings_that_are_not_given(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     options = "--max-batch-size 3 --max-rows 50 --instances 2 --batching-delay-us 7 --max-queue-size 5 --stream"
     first = triton_repo(text, tmp_path, "--name", "m", *options.split(), "--url", "http://h:9000").wrote()
     before = (first.parent / "config.pbtxt").read_text()
@@ -446,7 +446,7 @@ def test_a_version_keeps_what_is_not_said_anew(triton_repo: Command, text: Path,
     assert (first.parent / "config.pbtxt").read_text() == before.replace("count: 2", "count: 1")
 
 
-def test_a_version_does_not_change_what_clients_get(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+def test_version_cannot_change_streaming(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     triton_repo(text, tmp_path, "--name", "m").wrote()
     before = content(tmp_path)
     done = triton_repo(text, tmp_path, "--name", "m", "--next-version", "--stream")
@@ -500,7 +500,7 @@ PLACES = [
     ids=str,
 )
 @pytest.mark.parametrize("error", [NO_SPACE, KeyboardInterrupt()], ids=["no space", "interrupted"])
-def test_a_failure_leaves_things_as_they_were(
+def test_failure_changes_no_file(
     triton_repo: Command,
     text: Path,
     ids_only: Path,
@@ -547,7 +547,7 @@ main()
 
 
 @pytest.mark.parametrize("options", [[], ["--next-version"]], ids=str)
-def test_killed_while_it_copies(triton_repo: Command, text: Path, tmp_path: Path, options: list[str]) -> None:
+def test_killed_while_copying(triton_repo: Command, text: Path, tmp_path: Path, options: list[str]) -> None:
     """What is not whole stands beside the repository, which a server may load meanwhile."""
     repository = tmp_path / "models"
     repository.mkdir()
@@ -574,7 +574,7 @@ main()
 """
 
 
-def test_files_that_the_system_does_not_take(text: Path, tmp_path: Path) -> None:
+def test_files_too_large_for_the_system(text: Path, tmp_path: Path) -> None:
     """By a limit of its size, which a disk that is full looks like."""
     assert (text / "weights.safetensors").stat().st_size > 9000
     command = [sys.executable, "-c", LIMITED, str(text), str(tmp_path)]

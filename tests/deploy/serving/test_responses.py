@@ -1,4 +1,4 @@
-"""Requests answered through Triton's module, of which a small imitation stands in: each gets one last response."""
+"""Responses through a fake of Triton's module: each request gets exactly one last response."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read(request: FakeRequest, triton: FakeTriton, *, stream: bool = False) -> R
     return responder
 
 
-def test_a_request_is_read_as_it_is(triton: FakeTriton) -> None:
+def test_request_is_read_unchanged(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS, "LENGTHS": IDS[:, :1]}, '{"num_beams": 2}')
     found = Responder(request, triton, stream=False).read(3)
     assert found is not None
@@ -81,7 +81,7 @@ def test_a_request_is_read_as_it_is(triton: FakeTriton) -> None:
     assert request.responses == []
 
 
-def test_rows_that_come_in_any_order_are_one_response(triton: FakeTriton) -> None:
+def test_rows_in_any_order_are_one_response(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS})
     responder = read(request, triton)
     responder.add(row(3, 1, [2, 9, 9]))
@@ -92,7 +92,7 @@ def test_rows_that_come_in_any_order_are_one_response(triton: FakeTriton) -> Non
     assert response.outputs["OUTPUT_IDS"].tolist() == [[[2, 8, 1]], [[2, 9, 9]]]
 
 
-def test_only_what_was_asked_for_is_sent(triton: FakeTriton) -> None:
+def test_only_requested_outputs_are_sent(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS[:1]}, outputs=("OUTPUT_LENGTHS", "TEXT"))
     read(request, triton).add(row(3, 0, [2, 8]))
     assert set(request.responses[0].outputs) == {"OUTPUT_LENGTHS", "TEXT"}
@@ -141,7 +141,7 @@ def test_a_refusal_is_the_last_response(triton: FakeTriton, client_error: bool, 
     assert (request.error.message, request.error.code) == ("too long; cut it", code)
 
 
-def test_who_cancelled_is_told_once_and_hears_no_more(triton: FakeTriton) -> None:
+def test_cancelled_request_gets_one_last_response(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS}, cancelled_at=1)
     responder = read(request, triton, stream=True)
     assert not responder.was_cancelled()
@@ -154,7 +154,7 @@ def test_who_cancelled_is_told_once_and_hears_no_more(triton: FakeTriton) -> Non
     assert request.error.code == "CANCELLED"
 
 
-def test_a_request_that_was_answered_cannot_be_cancelled(triton: FakeTriton) -> None:
+def test_finished_request_cannot_be_cancelled(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS[:1]}, cancelled_at=0)
     responder = read(request, triton)
     responder.add(row(3, 0, [2, 8]))
@@ -179,7 +179,7 @@ def test_a_request_that_cannot_be_read(triton: FakeTriton, inputs: dict[str, Any
 
 
 @pytest.mark.parametrize("failing", [(1,), (2,), (1, 2), (2, 3)])
-def test_what_triton_cannot_take_is_an_error_of_its_request(
+def test_response_that_triton_refuses_becomes_an_error(
     triton: FakeTriton, failing: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = FakeRequest({"INPUT_IDS": IDS}, failing=failing)
@@ -240,7 +240,7 @@ def text(value: str, **parameters: Any) -> FakeRequest:
     return FakeRequest({"TEXT": np.array([[value.encode()]], np.object_)}, json.dumps(parameters))
 
 
-def test_good_and_bad_requests_are_each_answered(backend: Backend, triton: FakeTriton, version: Path) -> None:
+def test_good_and_bad_requests_each_get_a_response(backend: Backend, triton: FakeTriton, version: Path) -> None:
     runner = Runner.load(version / BUNDLE, threads=1)
     requests = [
         text(SENTENCES[0]),
@@ -264,7 +264,7 @@ def test_good_and_bad_requests_are_each_answered(backend: Backend, triton: FakeT
     assert nothing[0].over
 
 
-def test_a_worker_that_died_while_idle_harms_nobody(backend: Backend, triton: FakeTriton) -> None:
+def test_worker_killed_while_idle_is_restarted_for_the_next_request(backend: Backend, triton: FakeTriton) -> None:
     backend._worker._process.send_signal(signal.SIGKILL)
     backend._worker._process.wait()
     request = text(SENTENCES[0])
@@ -319,7 +319,7 @@ def ids() -> FakeRequest:
     return FakeRequest({"INPUT_IDS": IDS[:1]})
 
 
-def test_a_worker_that_dies_answers_everybody_and_is_started_again(
+def test_worker_killed_while_running_fails_its_requests_and_restarts(
     scripted: tuple[Backend, Scripted], triton: FakeTriton
 ) -> None:
     backend, worker = scripted
@@ -340,7 +340,7 @@ def test_a_worker_that_dies_answers_everybody_and_is_started_again(
     assert worker.alive and triton.metrics["tightbeam_restarts_total"] == 1
 
 
-def test_one_that_cannot_be_started_again_is_tried_once_for_each_call(
+def test_failed_restart_is_retried_once_a_call(
     scripted: tuple[Backend, Scripted], triton: FakeTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend, worker = scripted
@@ -364,7 +364,7 @@ def test_one_that_cannot_be_started_again_is_tried_once_for_each_call(
     assert worker.ran == 2
 
 
-def test_a_request_that_nobody_answered_is_told_so(scripted: tuple[Backend, Scripted]) -> None:
+def test_request_without_a_response_gets_an_error(scripted: tuple[Backend, Scripted]) -> None:
     backend, worker = scripted
     worker.events = lambda _: iter([row(0, 0, [2, 5])])
     requests = [ids(), ids()]
@@ -373,7 +373,7 @@ def test_a_request_that_nobody_answered_is_told_so(scripted: tuple[Backend, Scri
     assert requests[1].error and "got no response; this is a defect of Tightbeam" in requests[1].error.message
 
 
-def test_a_fault_of_ours_answers_everybody(
+def test_defect_fails_all_requests_of_a_call(
     scripted: tuple[Backend, Scripted], capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend, worker = scripted
@@ -386,7 +386,7 @@ def test_a_fault_of_ours_answers_everybody(
     assert worker.alive, "started again, since it was left in the middle of a batch"
 
 
-def test_what_triton_cannot_take_of_one_request_harms_no_other(scripted: tuple[Backend, Scripted]) -> None:
+def test_response_that_triton_refuses_fails_no_other_request(scripted: tuple[Backend, Scripted]) -> None:
     backend, worker = scripted
     worker.events = lambda _: iter([row(0, 0, [2, 5]), row(1, 0, [2, 6]), row(2, 0, [2, 7])])
     requests = [ids(), FakeRequest({"INPUT_IDS": IDS[:1]}, failing=(1,)), ids()]
@@ -412,7 +412,7 @@ def test_cancellations_are_counted(scripted: tuple[Backend, Scripted], triton: F
     assert triton.metrics["tightbeam_tokens_per_second"] == 20
 
 
-def test_what_the_worker_is_started_with(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_worker(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scripted, "starts", [], raising=False)
     monkeypatch.setattr(backend_module, "WorkerProcess", Scripted)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))

@@ -1,4 +1,4 @@
-"""Served by a real Triton Inference Server: what clients get, what goes wrong, and what becomes of the others then."""
+"""A real Triton Inference Server: responses, errors, and their effect on other requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import tritonclient.grpc as grpc_blocking
 from support import served
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
-from support.served import Ask, Response, metrics, processes, texts, until
+from support.served import Response, Send, metrics, processes, texts, until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.files import windows
 from tightbeam.deploy.audio.transcribe import transcribe
@@ -123,7 +123,7 @@ def as_parameters(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, plain) else json.dumps(value) for name, value in settings.items()}
 
 
-def test_200_mixed_requests_at_once_get_what_the_runner_gives(world: SimpleNamespace) -> None:
+def test_200_mixed_requests_at_once_equal_the_runner(world: SimpleNamespace) -> None:
     rng = random.Random(5)
     work = []
     for _ in range(200):
@@ -131,7 +131,7 @@ def test_200_mixed_requests_at_once_get_what_the_runner_gives(world: SimpleNames
         rows = [rng.choice(SENTENCES) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
         work.append((model, rows, drawn(rng), rng.random() < 0.5))
 
-    async def ask_all(http: Ask, grpc: Ask) -> list[Response]:
+    async def ask_all(http: Send, grpc: Send) -> list[Response]:
         asking = [
             (http if over_http else grpc)(model, {"TEXT": texts(*rows)}, **as_parameters(settings))
             for model, rows, settings, over_http in work
@@ -168,7 +168,7 @@ def test_token_ids_with_lengths(world: SimpleNamespace) -> None:
         np.testing.assert_array_equal(answer["SCORES"].ravel(), wanted.scores)
 
 
-def test_sound(world: SimpleNamespace) -> None:
+def test_audio(world: SimpleNamespace) -> None:
     runner = world.runners["sound"]
     rng = np.random.default_rng(2)
     samples = runner.log_mel.samples
@@ -216,10 +216,10 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # of the client's library
-def test_a_fault_is_its_own_requests_error_and_nobody_elses(world: SimpleNamespace) -> None:
+def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
     settings = {"num_beams": 2, "max_new_tokens": 5}
 
-    async def ask_all(http: Ask, grpc: Ask) -> list[Response]:
+    async def ask_all(http: Send, grpc: Send) -> list[Response]:
         asking = []
         for index, (arrays, given, _) in enumerate(FAULTS.values()):
             for ask in (http, grpc):
@@ -303,7 +303,7 @@ def cancel_after(world: SimpleNamespace, model: str, seconds: float, *sentences:
         assert "Locally cancelled" in str(done[0])
 
 
-def test_who_cancels_costs_nothing_more(world: SimpleNamespace) -> None:
+def test_cancelled_request_stops_early(world: SimpleNamespace) -> None:
     """That a row leaves at its next step is tested without a server: here, that the work stops long before its end."""
     cancel_after(world, "slow", 1.0, *SENTENCES[:8])
     until(lambda: metrics(world.server, "slow").get("tightbeam_cancelled_total") == 1, 5)
@@ -312,7 +312,7 @@ def test_who_cancels_costs_nothing_more(world: SimpleNamespace) -> None:
     still_right(world, "slow")
 
 
-def test_one_of_a_batch_cancels_and_the_other_gets_its_answer(world: SimpleNamespace) -> None:
+def test_cancellation_leaves_the_other_request_of_its_batch(world: SimpleNamespace) -> None:
     settings = {**LONG, "max_new_tokens": 1200, "min_new_tokens": 1200}
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         done: dict[int, tuple[Any, Any]] = {}
@@ -356,7 +356,7 @@ def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **setting
     ]
 
 
-def test_greedy_tokens_come_as_they_are_made(world: SimpleNamespace) -> None:
+def test_greedy_tokens_are_streamed_as_generated(world: SimpleNamespace) -> None:
     parts = stream(world, "live", {"TEXT": texts(*SENTENCES[:3])}, num_beams=1, max_new_tokens=9)
     for row, text in enumerate(SENTENCES[:3]):
         own = [part for part in parts if part["INDEX"].item() == row]
@@ -367,7 +367,7 @@ def test_greedy_tokens_come_as_they_are_made(world: SimpleNamespace) -> None:
         assert "".join(part.texts[0][0] for part in own[:-1]) == wanted[0]
 
 
-def test_each_row_comes_as_soon_as_it_is_through(world: SimpleNamespace) -> None:
+def test_each_row_is_streamed_when_finished(world: SimpleNamespace) -> None:
     parts = stream(
         world, "live", {"TEXT": texts(*SENTENCES[:3])}, num_beams=3, num_return_sequences=2, max_new_tokens=9
     )
@@ -381,7 +381,7 @@ def test_each_row_comes_as_soon_as_it_is_through(world: SimpleNamespace) -> None
         assert (part.ids[0], part.texts[0]) == wanted
 
 
-def test_faults_of_a_stream_end_it(world: SimpleNamespace) -> None:
+def test_error_ends_a_stream(world: SimpleNamespace) -> None:
     for arrays, given, words in (FAULTS["empty"], FAULTS["unknown"], FAULTS["one bad row"]):
         parts = stream(world, "live", arrays, **given)
         assert all(word in parts[-1]["error"] for word in words)
@@ -399,7 +399,7 @@ def test_server_sent_events(world: SimpleNamespace) -> None:
     assert [events[-1]["TEXT"]] == alone(world, num_beams=1, max_new_tokens=6)
 
 
-def test_who_hangs_up_in_a_stream_costs_nothing_more(world: SimpleNamespace) -> None:
+def test_closed_stream_stops_early(world: SimpleNamespace) -> None:
     before = metrics(world.server, "slowlive").get("tightbeam_steps_total", 0)
     got: list[Any] = []
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
@@ -412,7 +412,7 @@ def test_who_hangs_up_in_a_stream_costs_nothing_more(world: SimpleNamespace) -> 
     assert metrics(world.server, "slowlive")["tightbeam_steps_total"] - before < 1700
 
 
-def test_a_reader_who_does_not_read_harms_nobody(world: SimpleNamespace) -> None:
+def test_slow_reader_does_not_delay_other_clients(world: SimpleNamespace) -> None:
     body = json.dumps({"TEXT": SENTENCES[0], **LONG, "num_beams": 1}).encode()
     host, _, port = world.server.http.partition(":")
     with socket.create_connection((host, int(port))) as reader:
@@ -438,8 +438,8 @@ def test_more_beams_than_rows_that_are_run_together(world: SimpleNamespace) -> N
     assert "num_beams=9 is more than the 8 rows" in answer["error"]
 
 
-def test_a_flood_is_refused_at_the_door(world: SimpleNamespace) -> None:
-    async def ask_all(http: Ask, grpc: Ask) -> list[Response]:
+def test_requests_beyond_max_queue_size_are_refused(world: SimpleNamespace) -> None:
+    async def ask_all(http: Send, grpc: Send) -> list[Response]:
         asking = (grpc("narrow", {"TEXT": texts(SENTENCES[0])}, max_new_tokens=8) for _ in range(300))
         return list(await asyncio.gather(*asking))
 
@@ -456,7 +456,7 @@ def test_a_flood_is_refused_at_the_door(world: SimpleNamespace) -> None:
 def test_metrics(world: SimpleNamespace) -> None:
     before = metrics(world.server, "text")
 
-    async def four(http: Ask, grpc: Ask) -> None:
+    async def four(http: Send, grpc: Send) -> None:
         same = {"num_beams": 1, "max_new_tokens": 6, "min_new_tokens": 6}
         await http("text", {"TEXT": texts(*SENTENCES[:4])}, **same)
 
@@ -481,7 +481,7 @@ class Load:
         self.answers: list[tuple[float, Response]] = []
         self.over = False
 
-    async def one(self, ask: Ask) -> None:
+    async def one(self, ask: Send) -> None:
         while not self.over:
             answer = await ask(self.model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=6)
             self.answers.append((time.monotonic(), answer))
@@ -491,7 +491,7 @@ class Load:
     def during(self, work: Any) -> list[tuple[float, Response]]:
         """Run blocking ``work`` under load; the answers, by the time when they came."""
 
-        async def both(http: Ask, grpc: Ask) -> None:
+        async def both(http: Send, grpc: Send) -> None:
             clients = [asyncio.create_task(self.one(http if index % 2 else grpc)) for index in range(self.clients)]
             await asyncio.to_thread(work)
             self.over = True
@@ -501,7 +501,7 @@ class Load:
         return self.answers
 
 
-def test_a_new_version_comes_without_losing_a_request(world: SimpleNamespace) -> None:
+def test_new_version_loses_no_request(world: SimpleNamespace) -> None:
     def reload() -> None:
         time.sleep(0.3)
         served.serve(world.made["text"], world.repository, "text", next_version=True)
@@ -524,7 +524,7 @@ def test_a_new_version_comes_without_losing_a_request(world: SimpleNamespace) ->
     still_right(world)
 
 
-def test_the_worker_is_killed_under_load(world: SimpleNamespace) -> None:
+def test_worker_killed_under_load(world: SimpleNamespace) -> None:
     """Only what it was working on is lost: a batch."""
 
     def kill() -> None:
@@ -546,7 +546,7 @@ def test_the_worker_is_killed_under_load(world: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("model", ["live", "text"])
-def test_tritons_own_process_is_killed(world: SimpleNamespace, model: str) -> None:
+def test_stub_killed(world: SimpleNamespace, model: str) -> None:
     """Triton does not start it again: the worker has the server do so. One of the two models is under load."""
     (stub,) = processes(world.server, "stub", model)
     (worker,) = processes(world.server, "worker", model)
@@ -583,7 +583,7 @@ DOWN = ("is not healthy", "is not found", "no available versions", "unknown mode
 """What Triton says of a model whose process is gone, or that is being loaded."""
 
 
-def test_a_server_that_is_killed_leaves_nothing(world: SimpleNamespace, tmp_path: Path) -> None:
+def test_killed_server_leaves_no_process_or_memory(world: SimpleNamespace, tmp_path: Path) -> None:
     served.serve(world.made["text"], tmp_path / "models", "text")
     server = served.serve_local().LocalServer(tmp_path / "models", log=tmp_path / "log")
     (stub,), (worker,) = processes(server, "stub"), processes(server, "worker")
@@ -595,7 +595,7 @@ def test_a_server_that_is_killed_leaves_nothing(world: SimpleNamespace, tmp_path
     assert not region.exists()
 
 
-def test_a_bundle_that_cannot_be_loaded_is_named(world: SimpleNamespace, tmp_path: Path) -> None:
+def test_error_names_a_bundle_that_cannot_be_loaded(world: SimpleNamespace, tmp_path: Path) -> None:
     served.serve(world.made["text"], tmp_path / "models", "text")
     with (tmp_path / "models/text/1/bundle/encoder.onnx").open("ab") as file:
         file.write(b" ")
@@ -604,7 +604,7 @@ def test_a_bundle_that_cannot_be_loaded_is_named(world: SimpleNamespace, tmp_pat
         serve_local.LocalServer(tmp_path / "models", log=tmp_path / "log")
 
 
-def test_the_command_serves_until_it_is_told_to_end(world: SimpleNamespace, tmp_path: Path) -> None:
+def test_serve_local_runs_until_interrupted(world: SimpleNamespace, tmp_path: Path) -> None:
     serve_local = served.serve_local()
     served.serve(world.made["text"], tmp_path / "models", "text")
     ports = serve_local._free_ports()

@@ -1,4 +1,4 @@
-"""The process that holds the model: whatever ends, it or the backend, nothing is left that nobody tends."""
+"""The worker process and the watchdog: whichever process ends, no process or memory is left behind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def nobody() -> list[int]:
 
 
 def texts_of(worker: WorkerProcess) -> list[str]:
-    """Of a batch of two requests."""
+    """The texts of a batch of two requests."""
     requests = [text_request(number, text, max_new_tokens=6) for number, text in enumerate(SENTENCES[:2])]
     rows = [event for event in worker.run(requests, nobody, Stats()) if isinstance(event, Row)]
     return [row.output.texts[0] for row in sorted(rows, key=lambda row: row.number) if row.output.texts]
@@ -79,7 +79,7 @@ def expected(folder: Path) -> list[str]:
     return Runner.load(folder, threads=1).generate_text(SENTENCES[:2], max_new_tokens=6)
 
 
-def test_it_runs_batch_after_batch(worker: WorkerProcess, expected: list[str]) -> None:
+def test_runs_several_batches(worker: WorkerProcess, expected: list[str]) -> None:
     assert texts_of(worker) == texts_of(worker) == expected
     stats = Stats()
     requests = [text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, "")]
@@ -90,7 +90,7 @@ def test_it_runs_batch_after_batch(worker: WorkerProcess, expected: list[str]) -
     assert worker.alive
 
 
-def test_who_cancels_gets_no_row(worker: WorkerProcess, expected: list[str]) -> None:
+def test_cancelled_request_gets_no_row(worker: WorkerProcess, expected: list[str]) -> None:
     other = text_request(1, SENTENCES[0], max_new_tokens=6)
     told = iter([[0]])
     stats = Stats()
@@ -101,7 +101,7 @@ def test_who_cancels_gets_no_row(worker: WorkerProcess, expected: list[str]) -> 
     assert texts_of(worker) == expected
 
 
-def test_a_fault_of_ours_ends_a_batch_and_no_more(worker: WorkerProcess, expected: list[str]) -> None:
+def test_defect_fails_one_batch_only(worker: WorkerProcess, expected: list[str]) -> None:
     broken = Request(0, None, "")  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a defect of Tightbeam"):
         list(worker.run([broken], nobody, Stats()))
@@ -109,20 +109,20 @@ def test_a_fault_of_ours_ends_a_batch_and_no_more(worker: WorkerProcess, expecte
     assert texts_of(worker) == expected
 
 
-def test_interrupts_are_for_the_server(worker: WorkerProcess, expected: list[str]) -> None:
+def test_worker_ignores_interrupts(worker: WorkerProcess, expected: list[str]) -> None:
     os.kill(worker._process.pid, signal.SIGINT)
     time.sleep(0.05)
     assert texts_of(worker) == expected
 
 
-def test_a_signal_without_a_name_is_told_by_its_number(folder: Path) -> None:
+def test_error_gives_the_number_of_a_signal_without_a_name(folder: Path) -> None:
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGRTMIN + 6)
     with pytest.raises(WorkerError, match=f"generates was killed by signal {signal.SIGRTMIN + 6}$"):
         list(worker.run([LONG], nobody, Stats()))
 
 
-def test_a_worker_that_is_killed_is_missed_and_started_again(worker: WorkerProcess, expected: list[str]) -> None:
+def test_killed_worker_is_noticed_and_restarted(worker: WorkerProcess, expected: list[str]) -> None:
     pid = worker._process.pid
     events = worker.run([LONG], nobody, Stats())
     assert isinstance(next(events), Token)
@@ -138,7 +138,7 @@ def test_a_worker_that_is_killed_is_missed_and_started_again(worker: WorkerProce
 
 
 @pytest.mark.parametrize("how", ["close", "raise"])
-def test_a_batch_that_is_left_is_not_heard_of_in_the_next(worker: WorkerProcess, expected: list[str], how: str) -> None:
+def test_abandoned_batch_does_not_mix_with_the_next(worker: WorkerProcess, expected: list[str], how: str) -> None:
     def gone() -> list[int]:
         if how == "raise":
             raise ZeroDivisionError
@@ -153,7 +153,7 @@ def test_a_batch_that_is_left_is_not_heard_of_in_the_next(worker: WorkerProcess,
     assert texts_of(worker) == expected
 
 
-def test_stopped_nothing_is_left(folder: Path) -> None:
+def test_stop_leaves_no_process(folder: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     worker = WorkerProcess(settings_for(folder))
     process = worker._process
@@ -164,7 +164,7 @@ def test_stopped_nothing_is_left(folder: Path) -> None:
     worker.stop()  # harmless
 
 
-def test_one_that_hears_nothing_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_worker_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightbeam.deploy.serving.worker_process.SHUTDOWN_SECONDS", 0.2)
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_one_that_hears_nothing_is_ended(folder: Path, monkeypatch: pytest.Monke
     assert worker._process.returncode == -signal.SIGKILL
 
 
-def test_a_bundle_that_cannot_be_loaded_says_so_itself(folder: Path, tmp_path: Path) -> None:
+def test_error_of_a_bundle_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(folder, tmp_path / "bundle"))
     with (broken / "weights.safetensors").open("r+b") as file:
         file.truncate(1000)
@@ -184,7 +184,7 @@ def test_a_bundle_that_cannot_be_loaded_says_so_itself(folder: Path, tmp_path: P
         assert message in str(caught.value)
 
 
-def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert [threads_per_worker(instances) for instances in (0, 1, 2, 3, 8, 20)] == [None, None, 4, 2, 1, 1]
 
@@ -193,7 +193,7 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeServer:
-    """A process that stands for Triton's, and what answers where it takes HTTP."""
+    """A process in place of Triton's server, and its HTTP address."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -253,7 +253,7 @@ SHORT_LIVED = (
 
 
 def orphan(settings: WorkerSettings) -> tuple[subprocess.Popen[str], Connection]:
-    """A worker whose backend is this process."""
+    """A worker with this process as its backend."""
     ours, theirs = socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -268,7 +268,7 @@ def orphan(settings: WorkerSettings) -> tuple[subprocess.Popen[str], Connection]
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_backend_that_ended_is_loaded_again(folder: Path, server: FakeServer, busy: bool) -> None:
+def test_killed_backend_is_reloaded(folder: Path, server: FakeServer, busy: bool) -> None:
     process, pipe = orphan(settings_for(folder, server.settings))
     if busy:
         pipe.send(Batch((LONG,)))
@@ -285,8 +285,8 @@ def test_a_backend_that_ended_is_loaded_again(folder: Path, server: FakeServer, 
     assert last.endswith("model a.model is loaded again")
 
 
-def test_a_backend_that_ended_with_its_server_is_tidied_up_after(folder: Path, server: FakeServer) -> None:
-    """The backend is a script that is killed, without a word to its worker."""
+def test_killed_backend_of_an_ended_server_is_cleaned_up(folder: Path, server: FakeServer) -> None:
+    """The backend is a script that is killed without a message to its worker."""
     script = (
         "import sys, time\n"
         "from tightbeam.deploy.serving.messages import WorkerSettings\n"
@@ -309,7 +309,7 @@ def test_a_backend_that_ended_with_its_server_is_tidied_up_after(folder: Path, s
     assert not server.memory.exists()
 
 
-def test_a_server_that_ends_a_little_later_is_waited_for(
+def test_server_that_exits_within_the_grace_period_is_not_reloaded(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(watchdog, "EXIT_GRACE_SECONDS", 20.0)
@@ -329,7 +329,7 @@ def test_a_server_that_ends_a_little_later_is_waited_for(
         (403, b'{"error": null}', "the server answered 403 Forbidden"),
     ],
 )
-def test_what_the_server_refuses_is_told_with_the_fix(
+def test_refused_reload_is_logged_with_the_fix(
     server: FakeServer, capfd: pytest.CaptureFixture[str], status: int, body: bytes, expected: str
 ) -> None:
     server.status, server.body = status, body
@@ -341,16 +341,14 @@ def test_what_the_server_refuses_is_told_with_the_fix(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "", "127.0.0.1:8000", "http://127.0.0.1:port", "ftp:/x"])
-def test_where_no_server_answers_one_line_says_so(
-    server: FakeServer, capfd: pytest.CaptureFixture[str], url: str
-) -> None:
+def test_unreachable_server_is_logged(server: FakeServer, capfd: pytest.CaptureFixture[str], url: str) -> None:
     reload_model(server.settings.model_copy(update={"url": url}), 100.0)
     _, line = capfd.readouterr().err.splitlines()
     assert f"model a.model stays down: no server at {url} (" in line and line.endswith("); see its README")
     assert not server.memory.exists()
 
 
-def test_one_that_dies_at_once_is_not_loaded_at_once(
+def test_backend_that_crashes_at_once_is_reloaded_later(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     waits: list[float] = []
@@ -366,5 +364,5 @@ def test_one_that_dies_at_once_is_not_loaded_at_once(
 @pytest.mark.parametrize(
     ("number", "visible", "device"), [(1, "", "1"), (1, "2,3", "3"), (0, " GPU-8f , GPU-9a", "GPU-8f"), (4, "2", "4")]
 )
-def test_a_gpu_is_one_of_those_that_the_server_sees(number: int, visible: str, device: str) -> None:
+def test_visible_device(number: int, visible: str, device: str) -> None:
     assert visible_device(number, visible) == device
