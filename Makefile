@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 BUILT := $(VENV)/.built
-NATIVE := $(shell find plugins -name "*.h" -o -name "*.cpp" -o -name "*.cmake" -o -name CMakeLists.txt) plugins/cmake/generate_operators.py \
-  plugins/__init__.py plugins/schema.py $(wildcard plugins/ops/*/__init__.py)
+NATIVE := $(shell find plugins -name "*.h" -o -name "*.cpp" -o -name "*.cmake" -o -name CMakeLists.txt) \
+  $(wildcard plugins/cmake/*.py plugins/schema.py plugins/ops/*.py plugins/ops/*/__init__.py)
 # The CUDA library takes minutes to compile, so only `make cuda` builds it.
 INSTALL := $(BIN)/python -m pip install --quiet --no-deps --config-settings cmake.define.TIGHTBEAM_WERROR=ON
 # An editable install makes the folder around the clone importable too, and with it whatever stands there.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.plugins import DOMAIN
+from tightbeam.plugins.ops import DOMAIN
 
 MISSING = gs.Variable.empty()
 """Placeholder of an optional input that an operator is not given."""

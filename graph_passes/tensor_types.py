@@ -6,7 +6,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.model import PassError
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
 INLINE_BYTES = 256
 """Constants up to this size are shown to the inference with their values."""

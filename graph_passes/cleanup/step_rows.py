@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import POSITIONS, ROWS, Builder, read_instead, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
-from tightbeam.plugins import DOMAIN
+from tightbeam.plugins.ops import DOMAIN
 
 NAME = "step_rows"
 

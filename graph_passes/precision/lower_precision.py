@@ -32,7 +32,7 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.builder import tidy
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassError, PassResult
 from tightbeam.graph_passes.tensor_types import tensor_types
-from tightbeam.plugins import DOMAIN, OPERATORS
+from tightbeam.plugins.ops import DOMAIN, OPERATORS
 
 NAME = "lower_precision"
 FLOAT = onnx.TensorProto.FLOAT

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx
 
-from tightbeam.plugins import DOMAIN, OPERATORS, OPSET, VERSION, functions
+from tightbeam.plugins.ops import DOMAIN, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.tensorrt.plugin import TENSORS
 
 __all__ = ["from_plugin_nodes", "to_plugin_nodes"]

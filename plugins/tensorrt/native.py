@@ -10,8 +10,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.library import tensorrt_library
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import fingerprint
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 from tightbeam.plugins.tensorrt.distribution import TensorRT, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError

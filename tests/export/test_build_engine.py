@@ -28,7 +28,7 @@ from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.writing.graphs import read_graphs
 from tightbeam.graph_passes import PRESETS
-from tightbeam.plugins import DOMAIN
+from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 ENCODER_DECODER = [(family, variant) for family in CLASSES for variant in PRESETS]

@@ -26,7 +26,7 @@ from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.model import RunSize, Sizes
 from tightbeam.graph_passes.precision.lower_precision import NORMS, PRODUCTS, lower_precision
 from tightbeam.graph_passes.precision.simulate_precision import simulate_precision
-from tightbeam.plugins import DOMAIN, OPERATORS
+from tightbeam.plugins.ops import DOMAIN, OPERATORS
 
 Array = Any
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -22,7 +22,7 @@ from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 from tightbeam.graph_passes.tensorrt.plugin_nodes import from_plugin_nodes, to_plugin_nodes
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET
 
 Array = Any
 

@@ -12,8 +12,8 @@ from support.bundles import BundleCache
 from support.operator_runs import MODULES, model_of, outputs_of
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.plugins import DOMAIN, IR_VERSION, VERSION
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION
 from tightbeam.plugins.ops._case import Array, Case
 
 LIBRARY = cpu_library()

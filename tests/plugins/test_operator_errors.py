@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from support.operator_runs import MODULES, model_of, outputs_of, run, session_of
-from tightbeam.plugins import OPERATORS
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Case
 
 LIBRARY = cpu_library()

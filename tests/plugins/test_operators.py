@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.operator_runs import MODULES, check, model_of, outputs_of, run, session_of
 from support.tolerance import LUCK
-from tightbeam.plugins import OPERATORS, functions
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import OPERATORS, functions
 from tightbeam.plugins.ops._case import Case
 
 LIBRARY = cpu_library()

@@ -18,7 +18,7 @@ from support.kernel_runs import GPU, Ints, shapes_of, types_of
 from support.operator_cases import MODULES, outputs_of
 from support.operator_runs import model_of
 from support.plugin_runs import described, described_range, node_of, plugin_of, run_plugin
-from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt import native
 from tightbeam.plugins.tensorrt.distribution import TensorRT

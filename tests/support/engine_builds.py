@@ -21,7 +21,7 @@ from tightbeam.export.tensorrt.build import build_engine, write_tensorrt_graphs
 from tightbeam.export.tensorrt.limits import engine_limits
 from tightbeam.export.writing.entries import graph_entries, state_entries
 from tightbeam.graph_passes.tensorrt.plugin_nodes import from_plugin_nodes
-from tightbeam.plugins import DOMAIN
+from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.tensorrt.distribution import load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from support.cuda_host import FLOATS, GuardedMemory, HostLauncher
 from support.operator_cases import outputs_of
-from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.launcher import Launcher
 from tightbeam.plugins.tensorrt.native import Gpu, TensorAt, plan

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from support.tolerance import assert_close
-from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
 
 MODULES: dict[str, ModuleType] = {

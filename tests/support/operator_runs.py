@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from support.operator_cases import MODULES, check_candidates, outputs_of
 from support.tolerance import assert_close
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.ops._case import Array, Case
 
 OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64}

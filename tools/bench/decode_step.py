@@ -39,9 +39,9 @@ from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.ops._case import Array as CaseArray
 from tightbeam.plugins.ops.beam_top_k.cases import random_case as random_head
 from tools.bench.turns import in_turn

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Case
 from tightbeam.plugins.tensorrt.launcher import Launcher
 from tightbeam.plugins.tensorrt.native import Kernel, Plan, TensorAt, plan

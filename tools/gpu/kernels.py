@@ -33,7 +33,7 @@ import numpy as np
 import torch
 import typer
 
-from tightbeam.plugins import OPERATORS
+from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 from tools.gpu._attention_work import BeamLatentWork, BeamWork, LatentWork, SourceWork

@@ -23,8 +23,8 @@ import onnxruntime as ort
 
 from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.graph_passes import Sizes
-from tightbeam.plugins import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 from tools.bench.turns import in_turn
 
 __all__ = ["FORMS", "AttentionTimes", "Form", "Source", "shared", "time_attention"]
