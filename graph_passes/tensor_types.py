@@ -1,4 +1,4 @@
-"""Which type of number every tensor of a graph holds, by ONNX's own inference: a trace says it only of some."""
+"""Element types of all tensors of a graph, by ONNX's own inference: a trace records only some."""
 
 from __future__ import annotations
 
@@ -9,14 +9,28 @@ from tightbeam.graph_passes.model import PassError
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
 INLINE_BYTES = 256
-"""Constants up to this size are shown to the inference with their values."""
+"""Bytes up to which the inference gets constants with their values."""
 
 
 def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
-    """The element type, a number of ``onnx.TensorProto``, of every tensor that has a name.
+    """Infer the element types of a graph.
 
-    ``where``: the pass and the graph, for errors. Raises PassError where the types of a node's inputs do not fit it, or
-    nothing says what it gives.
+    Parameters
+    ----------
+    graph
+        Stays as it is.
+    where
+        Names of the pass and the graph, for the error.
+
+    Returns
+    -------
+    dict
+        A type of ``onnx.TensorProto`` for every tensor that has a name.
+
+    Raises
+    ------
+    PassError
+        Where the types of a node's inputs do not fit it, or a type cannot be inferred.
     """
     bare = graph.copy()
     bare.functions = []
@@ -24,7 +38,7 @@ def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
     for tensor in bare.tensors().values():
         if isinstance(tensor, gs.Constant) and _bytes(tensor) > INLINE_BYTES:
             bare.inputs.append(tensor.to_variable(tensor.dtype, tensor.shape))
-            tensor.type = "tensor_type"  # forgotten by graphsurgeon 0.6.1
+            tensor.type = "tensor_type"  # graphsurgeon 0.6.1 leaves it unset
         elif isinstance(tensor, gs.Variable) and tensor.inputs:
             tensor.dtype = tensor.shape = None  # a rewrite may have left what a tensor was before
     model: onnx.ModelProto = gs.export_onnx(bare, do_type_check=False)
@@ -42,10 +56,10 @@ def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
     types |= {constant.name: constant.data_type for constant in found.initializer}
     for name in graph.tensors():
         if name and not types.get(name):
-            raise PassError(f"{where}: nothing says which type {name} has")
+            raise PassError(f"{where}: the type of {name} cannot be inferred")
     return types
 
 
 def _bytes(tensor: gs.Constant) -> int:
-    """Without loading it."""
+    """Size of a constant without loading it."""
     return int(tensor._values.nbytes)

@@ -1,1 +1,1 @@
-"""Passes that every variant runs, before or after its caches are chosen."""
+"""Passes that every variant runs, before or after those of its caches."""

@@ -1,10 +1,14 @@
 """Fold the biases of keys and values away, in every attention of both graphs.
 
-Softmax weights sum to one, so b_V passes through the attention and folds into the output bias:
-c' = b_V W_O + b_O. The term q . b_K is the same at every position, and softmax drops it, unless something that depends
-on the position (RoPE) or on the key itself (a norm) stands between projection and scores: then the key's bias stays.
+    x - MatMul W_K - Add b_K -                                       x - MatMul W_K -
+    x - MatMul W_V - Add b_V - Attention - MatMul W_O - Add b_O  ->  x - MatMul W_V - Attention - MatMul W_O - Add c'
 
-Needs: an Attention node fed by ``x W (+ b)``.
+Softmax weights sum to one, so b_V passes through the attention into the output's bias: c' = b_V W_O + b_O, in float64.
+The term q b_K^T is the same at every position, so softmax drops it, unless keys are rotated (RoPE) or normalised on the
+way to their scores: then b_K stays.
+
+Needs: Attention nodes fed by ``x W (+ b)``. Saves the biases, which caches of keys alone, of states and of inputs could
+not represent.
 """
 
 from __future__ import annotations
@@ -20,20 +24,20 @@ NAME = "fold_biases"
 
 
 def fold_biases(graphs: ModelGraphs) -> PassResult:
-    """Saves the biases of keys and values, which K-only, EL and X forms could not carry."""
+    """Fold the biases of keys and values, in place."""
     folded = 0
     saved = 0
     for graph in (graphs.encoder, graphs.decoder):
         build = Builder(graph, NAME)
         for block in attention_blocks(graph, NAME):
-            gone = (block.value,) if block.between else (block.key, block.value)
-            for projection in gone:
+            folded_parts = (block.value,) if block.between else (block.key, block.value)
+            for projection in folded_parts:
                 if projection.bias is not None:
                     saved += int(projection.bias.values.nbytes)
                     folded += 1
             if block.value.bias is not None:
                 _fold_value_bias(build, block, graphs.sizes.V)
-            for projection in gone:
+            for projection in folded_parts:
                 if projection.bias is not None:
                     read_instead(projection.output, projection.matmul.outputs[0])
         tidy(graph)

@@ -1,8 +1,12 @@
-"""Where a layer normalises after the residual (post-norm), the residual joins the product before it: y = x W + r.
+"""Fold the residual of a post-norm layer into the product before it: y = x W + r.
 
-A runtime adds the last term of Gemm(x, W, r) for nothing, where it needs a pass over all rows for an Add. The bias b of
-that product is in the way, so it moves to where r comes from: r' = r + b is the normalisation with beta' = beta + b,
-and every product r W' + b' that reads it becomes r' W' + (b' - b W'), folded in float64.
+    x - MatMul W - Add b -                                    x, W - Gemm(., ., r') -> y
+    r = LayerNorm(., beta) - Add -> y                   ->    r' = LayerNorm(., beta + b)
+                           - MatMul W' - Add b'                                     - MatMul W' - Add (b' - b W')
+
+A runtime adds the last term of Gemm(x, W, r) for nothing, where an Add costs it a pass over all rows. The bias b of
+that product moves to the normalisation that r comes from, r' = r + b, and out of every product that reads it, in
+float64.
 
 Needs: rows as matrices (``step_rows``), and r read by that Add and by products with weights alone. A pre-norm model
 adds to a sum that is no normalisation's output: nothing matches. Saves time, no bytes.
@@ -32,7 +36,7 @@ class Residual:
 
 
 def fold_residuals(graphs: ModelGraphs) -> PassResult:
-    """Decoder: one Gemm for each product, bias and residual."""
+    """Make one Gemm of each product, bias and residual of the decoder, in place."""
     decoder = graphs.decoder
     if not any(node.name.startswith("step_rows") for node in decoder.nodes):
         return PassResult(NAME, 0, "the decoder's rows are no matrices")
@@ -90,7 +94,7 @@ def _fold(build: Builder, residual: Residual) -> None:
 
 
 def _shift(build: Builder, matmul: gs.Node, by: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    """Add ``by`` to a product's bias, which it may not have yet."""
+    """Add ``by`` to a product's bias, made where there is none."""
     product = matmul.outputs[0]
     dtype = matmul.inputs[1].dtype
     if len(product.outputs) == 1 and product.outputs[0].op == "Add":

@@ -1,7 +1,11 @@
-"""The prompt graph, down to what the decoder reads: the last layer's own attention goes, with all that follows it.
+"""Cut the prompt graph down to the caches that the decoder reads.
 
-Needs: a decoder-only model whose layers keep what they keep of the prompt. Queries, keys and values of a layer, which
-the decoder projects in one product, are projected in one here too, so that both graphs share the weight.
+    x - MatMul W_Q, MatMul W_K, MatMul W_V    ->    x - MatMul [W_Q W_K W_V] - Split
+    outputs that the decoder does not read    ->    removed, with the last layer's attention and everything behind it
+
+Queries, keys and values that the decoder projects in one product are projected in one here too, so that both graphs
+share the weight. Needs: a decoder-only model, after the passes of its caches. Saves the last layer's attention and
+feed-forward part while the prompt is read.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ NAME = "prompt_outputs"
 
 
 def prompt_outputs(graphs: ModelGraphs) -> PassResult:
-    """Prompt graph: outputs that no decoder input has the name of are gone."""
+    """Remove outputs of the prompt graph that no decoder input has the name of, in place."""
     encoder, decoder = graphs.encoder, graphs.decoder
     build = Builder(encoder, NAME)
     for layer in _projected_together(graphs):
@@ -34,7 +38,7 @@ def prompt_outputs(graphs: ModelGraphs) -> PassResult:
 
 
 def _projected_together(graphs: ModelGraphs) -> list[int]:
-    """The layers whose projections the decoder has made one, and whose products are no outputs of the prompt graph."""
+    """Layers whose projections are one product in the decoder, and no outputs of the prompt graph."""
     outputs = {tensor.name for tensor in graphs.encoder.outputs}
     as_traced = {node.name for node in graphs.decoder.nodes if node.op == "Attention"}
     layers = []

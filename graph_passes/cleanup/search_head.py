@@ -1,8 +1,11 @@
-"""The search head: from the logits to the best C candidates of each sample, inside the decoder graph.
+"""Append the search head: from the logits to the best C candidates of each sample, inside the decoder graph.
 
-Needs: the decoder output ``logits`` [R, 1, vocabulary]. Replaces it by ``candidate_scores``, ``candidate_beams`` and
-``candidate_tokens`` [B, C] of BeamTopK. A step then returns 20 B C bytes to the host instead of 4 R x vocabulary.
-Operator: ``plugins/beam_top_k``, which calls ``plugins/ngram_block``.
+    ... -> logits [R, 1, vocabulary]
+    ->  ... - BeamTopK(., beam_scores, history, lengths, banned, ...) -> candidate_scores, candidate_beams,
+                                                                         candidate_tokens [B, C]
+
+Needs: the decoder output ``logits``. Saves host traffic: a step returns 20 B C bytes in place of 4 R x vocabulary.
+Operator: ``plugins/ops/beam_top_k``, which calls ``plugins/ops/ngram_block``.
 """
 
 from __future__ import annotations
@@ -33,8 +36,11 @@ OUTPUTS: tuple[tuple[str, type], ...] = (
 
 
 def search_head(graphs: ModelGraphs) -> PassResult:
-    """Decoder: BeamTopK's inputs become graph inputs, its outputs stand where the logits stood. The history of a
-    decoder-only model holds the prompt too, which its caches do not: ``history_lengths`` int32 [B] are its own."""
+    """Replace the decoder's output ``logits`` by the outputs of BeamTopK, whose inputs become graph inputs, in place.
+
+    The history of a decoder-only model includes the prompt, which its caches do not, so it has lengths of its own:
+    ``history_lengths`` int32 [B].
+    """
     decoder = graphs.decoder
     logits = decoder.outputs[0]
     if logits.name != "logits":

@@ -1,7 +1,11 @@
-"""The decoder step as matrices [R, width] in place of [R, 1, width]: a step has one position.
+"""Run the decoder step on matrices [R, width] in place of [R, 1, width]: a step has one position.
 
-Needs: a decoder whose attentions are all operators of ours, which take rows. A product and its bias are then one matrix
-product to a runtime (Gemm), and the changes of layout around the operators go. Saves time, no bytes.
+    tokens [R, 1] - Gather -> [R, 1, D]                        tokens - Reshape [R] - Gather -> [R, D]
+    [R, 1, D] - Reshape [R, D] - operator - Reshape      ->    [R, D] - operator
+    [R, 1, D] - MatMul W - Add b                               [R, D] - MatMul W - Add b, one Gemm to a runtime
+
+Needs: a decoder whose attentions are all operators of ``plugins/``, which take rows. Saves the changes of layout around
+them; no bytes.
 """
 
 from __future__ import annotations
@@ -16,22 +20,21 @@ from tightbeam.plugins.ops import DOMAIN
 NAME = "step_rows"
 
 ROW_BY_ROW = frozenset({"Add", "Mul", "MatMul", "Gemm", "LayerNormalization", "RMSNormalization", "Gelu"})
-"""Standard operators that give rows where they are given rows."""
+"""Standard operators whose outputs are rows where their inputs are."""
 
 LOOKED_UP = frozenset({"Gather", "Add", "Equal"})
-"""What reads tokens, and positions that stand in a table."""
+"""Operators that read tokens, and positions that index a table."""
 
 
 def step_rows(graphs: ModelGraphs) -> PassResult:
-    """Decoder: ``tokens``, and ``positions`` that are looked up, are read as [R]; what made rows of positions, and the
-    reverse, is gone."""
+    """Make the decoder read ``tokens`` and ``positions`` as [R], without Reshapes between rows and positions, in place."""
     decoder = graphs.decoder
     if any(node.op == "Attention" for node in decoder.nodes):
         return PassResult(NAME, 0, "an attention of the decoder is no operator of ours")
     build = Builder(decoder, NAME)
     for tensor in [tensor for tensor in decoder.inputs if tensor.name in ("tokens", "positions")]:
         if any(reader.op not in LOOKED_UP for reader in tensor.outputs):
-            continue  # angles of rotations, which stay [R, 1, X]
+            continue  # angles of rotary positions, which stay [R, 1, X]
         flat = build.variable(tensor.name, ["R"], np.int64)
         read_instead(tensor, flat)
         build.add("Reshape", [tensor, build.constant([-1])], outputs=[flat])
@@ -49,6 +52,6 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
 
 
 def _skip(decoder: gs.Graph, node: gs.Node) -> None:
-    """Take a Reshape that changes nothing out, unless its result is an output of the graph."""
+    """Remove a Reshape that changes nothing, unless its result is an output of the graph."""
     if node.outputs[0] not in decoder.outputs:
         read_instead(node.outputs[0], node.inputs[0])

@@ -1,9 +1,13 @@
-"""Tie the logits to the embedding: read a tied weight [vocabulary, D] as it is, where the exporter transposes it.
+"""Tie the logits to the embedding: read the tied weight [vocabulary, D] as it is.
+
+    Gather(E [vocabulary, D], tokens)                      Gather(E, tokens)
+    x - MatMul E^T [D, vocabulary] - Add b -> logits  ->   x - Gemm(., E, b, transB = 1) - Reshape -> logits
 
 The exporter folds the transpose of a small tied weight into a second copy, and leaves that of a large one to the
-runtime, which makes the copy when it loads the graph. Needs: ``x [., ., D] x W [D, vocabulary]``, with W the transpose
-of a constant, by a Transpose node or, number by number, of a matrix that the decoder looks tokens up in. Rewrites it,
-and the bias behind it, to ``Gemm`` with that constant, transposed on reading; a bias of zeros goes.
+runtime, which makes the copy when it loads the graph.
+
+Needs: ``x [., ., D] x W [D, vocabulary]``, with W the transpose of a constant, by a Transpose node or, number by
+number, of a matrix that the decoder looks tokens up in. A bias of zeros is dropped. Saves vocabulary x D numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ NAME = "tie_embeddings"
 
 
 def tie_embeddings(graphs: ModelGraphs) -> PassResult:
-    """Saves vocabulary x D numbers of weights."""
+    """Read the tied weight in place of its transpose in the decoder, in place."""
     decoder = graphs.decoder
     logits = decoder.outputs[0]
     bias = None
@@ -46,7 +50,7 @@ def tie_embeddings(graphs: ModelGraphs) -> PassResult:
 
 
 def _transposed_constant(graph: gs.Graph, weight: gs.Tensor) -> gs.Constant | None:
-    """The constant [vocabulary, D] that ``weight`` [D, vocabulary] is the transpose of."""
+    """The constant [vocabulary, D] whose transpose ``weight`` [D, vocabulary] is."""
     if not isinstance(weight, gs.Constant):
         node = weight.inputs[0]
         return node.inputs[0] if node.op == "Transpose" and isinstance(node.inputs[0], gs.Constant) else None

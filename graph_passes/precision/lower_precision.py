@@ -1,22 +1,29 @@
-"""A finished variant's graphs from float32 to float16 or bfloat16, with every type written into the graph.
+"""Lower a finished variant from float32 to float16 or bfloat16, with every type written into the graph.
+
+    x float32 - MatMul(W float32) - Add - Softmax
+    ->  x float32 - Cast float16 - MatMul(W float16) - Cast float32 - Add - Softmax
 
 A runtime of strongly typed networks (TensorRT) computes in the types that it is given, and ONNX Runtime looks for a
 kernel of just these. So every float32 tensor either becomes low, of the type asked for, or stays float32, and a Cast
 stands wherever one meets the other.
 
-**Low** are products (MatMul, Gemm, Conv, Attention) and the Float tensors of our operators, all of which accumulate in
-float32, hence the caches and what the encoder gives the decoder; embeddings; and what stands between them: the sums
-and activations of ``ELEMENTWISE``. **float32** are softmax and norms, angles of positions, and all else that no list
-here names; what only such operations read, as scores and their masks before a softmax, and the last sum before a norm;
-the tensors that our operators keep in float32 (``Operator.float32``), so sums of scores; and what comes from outside or
-goes there: the encoder's inputs, and the scores of beams. Changes of layout (``LAYOUT``) follow their data.
+**Low** are products (MatMul, Gemm, Conv, Attention) and the Float tensors of operators of ``plugins/``, all of which
+accumulate in float32: hence the caches, and the encoder's outputs; embeddings; and the sums and activations of
+``ELEMENTWISE`` between them. **float32** are softmax and norms, angles of positions, and every operation that no list
+here names; tensors that only such operations read, such as scores and their masks before a softmax, and the last sum
+before a norm; the tensors that operators of ``plugins/`` keep in float32 (``Operator.float32``), such as sums of
+scores; and the graph's ends: the encoder's inputs, and the scores of beams. Changes of layout (``LAYOUT``) follow their
+data.
 
 The mask that an Attention adds is made in float32 and read as low, since ONNX Runtime's kernels take one that is bool
-or of their own type; what is beyond the low type's range becomes its lowest number.
+or of their own type; numbers beyond the low type's range become its lowest number.
 
 Weights are converted once, whichever graphs and nodes share them, and none is edited in place. A tensor is cast once
 for all its readers. Cache inputs and outputs have one type, and so have the encoder's outputs and the decoder's inputs
-of the same names. ``simulate_precision`` makes of the result what measures its error.
+of the same names.
+
+Needs: float32 graphs. Saves half of the weights that become low, and half of every cache. Not exact:
+``simulate_precision`` measures the error.
 """
 
 from __future__ import annotations
@@ -41,35 +48,45 @@ LOW_TYPES: Mapping[str, np.dtype[np.generic]] = {
     "fp16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Of half precision; ``itemsize`` knows float32 too."""
+"""Types of half precision."""
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Gelu", "Relu", "Sigmoid", "Tanh", "Erf"}
 )
-"""As good as their inputs in any type; low where something low reads them."""
+"""Operators as exact as their inputs in any type; low where a low tensor reads them."""
 LAYOUT = frozenset(
     {
         *("Concat", "Split", "Slice", "Gather", "Expand"),
         *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"),
     }
 )
-"""Give the numbers that they are given."""
+"""Operators that move numbers and change none."""
 SIZES = frozenset({"Shape", "Size"})
-"""Read no numbers, so that any type will do."""
+"""Operators that read no numbers, so that any type will do."""
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
-"""The input of Attention that is bool, or added to the scores."""
+"""Index of Attention's input that is bool, or added to the scores."""
 
 
 def itemsize(precision: str) -> int:
-    """Bytes of a number of "fp32" or of one of ``LOW_TYPES``, in caches and products. Raises KeyError for another."""
+    """Bytes of a number in caches and products, in "fp32" or one of ``LOW_TYPES``. Raises KeyError for another."""
     return 4 if precision == "fp32" else LOW_TYPES[precision].itemsize
 
 
 def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
-    """Both graphs in ``precision``, one of ``LOW_TYPES``.
+    """Lower both graphs, in place.
 
-    Raises PassError for another precision, and where a weight that becomes low is beyond the range of its type.
+    Parameters
+    ----------
+    graphs
+        A variant's graphs in float32.
+    precision
+        One of ``LOW_TYPES``.
+
+    Raises
+    ------
+    PassError
+        For another precision, and where a weight that becomes low is beyond the range of its type.
     """
     if precision not in LOW_TYPES:
         raise PassError(
@@ -89,16 +106,18 @@ def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
 
 @dataclass(frozen=True)
 class _Plan:
-    """``floats``: the graph's float32 tensors by name; ``low``: those that inputs and nodes shall give as low;
-    ``low_nodes``: the first outputs of the nodes, other than ours, that read their floats as low."""
+    """Types of a graph's tensors, by name."""
 
     floats: frozenset[str]
+    """float32 tensors"""
     low: frozenset[str]
+    """those that inputs and nodes give as low"""
     low_nodes: frozenset[str]
+    """first outputs of the standard nodes that read their floats as low"""
 
 
 def _plan(graph: gs.Graph, name: str, kept: frozenset[str], *, low_inputs: bool) -> _Plan:
-    """``kept``: outputs that are no reason to be low."""
+    """Decide the types of a graph; ``kept``: outputs that are no reason for a tensor to be low."""
     tidy(graph)
     types = tensor_types(graph, f"{NAME}: {name}")
     floats = frozenset(tensor for tensor, kind in types.items() if kind == FLOAT)
@@ -120,8 +139,8 @@ def _plan(graph: gs.Graph, name: str, kept: frozenset[str], *, low_inputs: bool)
 
 
 def _read_by(graph: gs.Graph, readers: frozenset[str], outputs: frozenset[str]) -> set[str]:
-    """The tensors that ``readers`` or our operators read, or that are ``outputs``: themselves, or as what elementwise
-    operations and changes of layout make of them."""
+    """Tensors that ``readers`` or operators of ``plugins/`` read, or that are ``outputs``, directly or through
+    elementwise operations and changes of layout."""
     found = set(outputs)
     for node in reversed(graph.nodes):
         if _is_ours(node):
@@ -134,8 +153,8 @@ def _read_by(graph: gs.Graph, readers: frozenset[str], outputs: frozenset[str]) 
 
 
 def _is_low(node: gs.Node, wanted: set[str], embedded: set[str], low: set[str], floats: frozenset[str]) -> bool:
-    """Of a node that is not ours. What embeddings are looked up in is low even if norms alone read them, since it is
-    large, and often the weight of the logits too."""
+    """True for a standard node whose outputs become low. Embedding tables do even if norms alone read the embeddings:
+    they are large, and often the weight of the logits too."""
     if node.op in PRODUCTS:
         return True
     outputs = {tensor.name for tensor in node.outputs}
@@ -158,15 +177,17 @@ def _is_mask(node: gs.Node, index: int) -> bool:
 
 
 def _slots(node: gs.Node) -> Iterable[tuple[str, str]]:
-    """The tensors of a node of ours by name, each with its own name in the operator's table."""
+    """Tensors of a node of ``plugins/`` by name, each with its name in the operator's table."""
     operator = OPERATORS[node.op]
     for tensors, names in ((node.inputs, operator.input_names), (node.outputs, operator.output_names)):
         yield from ((tensor.name, name) for tensor, name in zip(tensors, names, strict=False))
 
 
 def _rewrite(graph: gs.Graph, plan: _Plan, outputs: Mapping[str, bool], converter: _Converter) -> int:
-    """Types, constants and casts as planned; returns how many tensors are low. ``outputs``: whether those are low that
-    must have the type of something else."""
+    """Set types, constants and casts as planned; returns the number of low tensors.
+
+    ``outputs``: True or False for outputs that must be low or float32 to match an input.
+    """
     casts = _Casts(graph, plan.low, converter)
     for node in [node for node in graph.nodes if node.op not in SIZES]:
         read_low = node.outputs[0].name in plan.low_nodes
@@ -189,7 +210,7 @@ def _rewrite(graph: gs.Graph, plan: _Plan, outputs: Mapping[str, bool], converte
 
 
 class _Converter:
-    """Weights in the low type, each converted once."""
+    """Converts weights to the low type, each once."""
 
     def __init__(self, precision: str) -> None:
         self.precision = precision
@@ -216,7 +237,7 @@ class _Converter:
 
 @dataclass
 class _Casts:
-    """The float tensors of a graph in the type that a reader wants."""
+    """Makes the float tensors of a graph readable in both types, with one cast for each."""
 
     graph: gs.Graph
     low: frozenset[str]
@@ -233,7 +254,7 @@ class _Casts:
         return self.made[tensor.name]
 
     def mask(self, tensor: gs.Tensor) -> gs.Tensor:
-        """What an Attention adds to its scores, as low."""
+        """The mask that an Attention adds to its scores, as low."""
         if tensor.name in self.low:
             return tensor
         name = f"{tensor.name}.mask"
@@ -246,7 +267,7 @@ class _Casts:
         return self.made[name]
 
     def give(self, output: gs.Tensor, as_low: bool) -> gs.Tensor:
-        """A graph output in the type wanted, under its own name."""
+        """A graph output in the wanted type, under its own name."""
         if as_low == (output.name in self.low):
             return output
         name = output.name

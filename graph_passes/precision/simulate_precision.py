@@ -1,9 +1,13 @@
-"""What ``lower_precision`` costs, measured on a runtime that computes in float32 alone (ONNX Runtime's CPU).
+"""Simulate the rounding of ``lower_precision`` on a runtime that computes in float32 alone (ONNX Runtime's CPU).
 
-In place of a low tensor stands a float32 tensor of low numbers: rounded, by a Cast to the low type and back, where a
-node, a graph input or a weight gives it. The casts between both types are gone, and all inputs and outputs are float32.
-Operations then compute in float32 from low numbers, and round what they give: what a GPU does, whose products and whose
-operators of ours accumulate in float32.
+    node - x float16 - node                ->    node - x float32 - Cast float16 - Cast float32 - node
+    x float16 - Cast float32               ->    x, rounded
+
+A low tensor becomes a float32 tensor of low numbers: rounded, by two Casts, where a node, a graph input or a weight
+gives it. The casts between both types are removed, and all inputs and outputs are float32. Operations then compute in
+float32 from low numbers and round their results, as a GPU does, whose products and operators accumulate in float32.
+
+Needs: graphs after ``lower_precision``. Saves nothing: it measures.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def simulate_precision(graphs: ModelGraphs) -> PassResult:
-    """Both graphs in float32, rounded wherever they were float16 or bfloat16; ``matched`` counts the roundings."""
+    """Make both graphs float32, rounded where they are float16 or bfloat16, in place; ``matched`` counts roundings."""
     matched = sum(_simulate(graph, name) for graph, name in ((graphs.encoder, "encoder"), (graphs.decoder, "decoder")))
     return PassResult(NAME, matched, "" if matched else "no tensor is float16 or bfloat16")
 
@@ -56,7 +60,7 @@ def _simulate(graph: gs.Graph, name: str) -> int:
 
 
 def _round(graph: gs.Graph, tensor: gs.Tensor, kind: int) -> None:
-    """Let all that reads ``tensor``, or takes it as the graph's output, have it rounded."""
+    """Round ``tensor`` for all its readers, and for the graph's output."""
     name = tensor.name
     low = gs.Variable(f"{name}.low", dtype=kind)
     rounded = gs.Variable(f"{name}.rounded", dtype=FLOAT32, shape=tensor.shape)

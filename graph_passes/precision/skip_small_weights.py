@@ -1,8 +1,10 @@
-"""Leave source positions out that hardly count (Slim attention, section 3).
+"""Skip source positions whose attention weight is below a threshold (Slim attention, section 3).
 
-A weight of the softmax below a threshold counts as 0, so that a position of which no query takes more is not read for
-its value; the softmax itself stays over all positions, and one query loses less than N times the threshold of its
-weight. Not exact: no variant has it by itself. Needs: SourceAttention or LatentAttention in the decoder.
+    SourceAttention(scale), LatentAttention(scale)    ->    the same with weight_threshold
+
+A softmax weight below the threshold counts as 0, so a position below it for all queries is not read for its value. The
+softmax itself is still over all positions, and a query loses less than N times the threshold of its weight. Not exact:
+no variant has it by itself. Needs: SourceAttention or LatentAttention in the decoder. Saves reads, no bytes of cache.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ OPERATORS = ("SourceAttention", "LatentAttention")
 
 
 def skip_small_weights(graphs: ModelGraphs, threshold: float) -> PassResult:
-    """Give every attention over the source the attribute ``weight_threshold``, 0 < ``threshold`` < 1."""
+    """Give every operator over the source the attribute ``weight_threshold``, 0 < ``threshold`` < 1, in place.
+
+    Raises PassError where the source cache is ``kv-per-beam`` in all layers.
+    """
     nodes = [node for node in graphs.decoder.nodes if node.op in OPERATORS]
     if not nodes:
         raise PassError(
-            f"{NAME}: no layer attends to its source with an operator of ours; keep the source as something else than "
-            "kv-per-beam, which needs none"
+            f"{NAME}: no layer reads its source cache with an operator of plugins/; choose another source cache than "
+            "kv-per-beam"
         )
     for node in nodes:
         node.attrs["weight_threshold"] = threshold

@@ -1,8 +1,11 @@
-"""Standard ``Attention`` nodes as products and a softmax, for runtimes that have a kernel for some head widths alone.
+"""Decompose standard ``Attention`` nodes into products and a softmax, for runtimes that fuse some head widths alone.
 
-Needs: queries [B, H, S, K], keys [B, G, N, K], values [B, G, N, V], and a mask, bool or added, that broadcasts to
-[B, H, S, N]. TensorRT refuses an ``Attention`` whose widths it has no fused kernel for, and finds the pattern made
-here, queries scaled before the product, where it has one. Saves nothing.
+    Attention(Q, K, V, mask, scale)
+    ->  Mul(Q, scale) - MatMul(., K^T) - Where(mask, ., lowest) or Add(., mask) - Softmax - MatMul(., V)
+
+TensorRT refuses an ``Attention`` whose widths it has no fused kernel for, and fuses this pattern, queries scaled before
+the product, where it has one. Needs: queries [B, H, S, K], keys [B, G, N, K], values [B, G, N, V], and a mask, bool or
+added, that broadcasts to [B, H, S, N]. Saves nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from tightbeam.graph_passes.tensor_types import tensor_types
 
 NAME = "decompose_attention"
 LOWEST = np.finfo(np.float32).min
-"""Where a mask hides everything from a row, which then counts for nothing, the weights are equal (ONNX Runtime's
-Attention gives 0); -inf would give no numbers, which spread."""
+"""Score of a masked position. A row whose positions are all masked gets equal weights (ONNX Runtime's Attention gives
+0) and is not used; -inf would give NaN, which spreads."""
 
 
 def decompose_attention(graphs: ModelGraphs) -> PassResult:
-    """Encoder and decoder."""
+    """Decompose the attention of both graphs, in place. Raises PassError for a node of another form."""
     matched, sizes = 0, graphs.sizes
     for graph in (graphs.encoder, graphs.decoder):
         build = Builder(graph, NAME)
@@ -57,7 +60,7 @@ def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int], types: Map
 
 
 def _product(build: Builder, rows: gs.Tensor, shared: gs.Tensor, H: int, G: int) -> gs.Tensor:
-    """[B, H, S, X] x [B, G, X, Y]: H / G heads share each factor on the right."""
+    """[B, H, S, X] x [B, G, X, Y] -> [B, H, S, Y]: H / G heads share each factor on the right."""
     if H == G:
         return build.add("MatMul", [rows, shared])
     grouped = build.add("Reshape", [rows, _grouped_shape(build, rows, H, G)])
@@ -79,7 +82,7 @@ def _hide(build: Builder, scores: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:
 
 
 def _no_later_position(build: Builder, query: gs.Tensor) -> gs.Tensor:
-    """bool [S, S]: a query sees the positions up to its own."""
+    """Causal mask, bool [S, S]."""
     S = build.add("Squeeze", [build.add("Shape", [query], {"start": 2, "end": 3})])
     positions = build.add("Range", [build.constant(0), S, build.constant(1)])
     column = build.add("Unsqueeze", [positions, build.constant([1])])
@@ -87,7 +90,7 @@ def _no_later_position(build: Builder, query: gs.Tensor) -> gs.Tensor:
 
 
 def _take_over(node: gs.Node, result: gs.Tensor) -> None:
-    """Let the new node produce the old one's output, which may be the graph's."""
+    """Make the new node produce the old one's output, which may be the graph's."""
     (maker,) = result.inputs
     output = node.outputs[0]
     node.outputs.clear()

@@ -1,8 +1,13 @@
-"""Operators of ours as TensorRT's parser finds plugins: by a node's name in the default domain, without functions.
+"""Turn operators of ``plugins/`` into the form in which TensorRT's parser finds plugins, and back.
 
-A node keeps the tensors it has, names them in the attribute ``tensors`` ("scores history -> blocked"), and says which
-of its inputs TensorRT has to know on the host, because an output's size is their value. ``from_plugin_nodes`` is the
-way back, so that what TensorRT is given can be run elsewhere. On messages, since graphsurgeon has no such graph.
+    tightbeam::SourceAttention(q, k, "", m)    ->    SourceAttention(q, k, m, tensors = "query keys flags -> output")
+    functions of the domain                    ->    removed
+
+A plugin is found by the node's name in the default domain. The node has no empty inputs: its attribute ``tensors``
+names those that it has. Another attribute names the inputs that TensorRT has to know on the host, because their value
+is an output's size. ``from_plugin_nodes`` is the way back, so that TensorRT's graphs can run elsewhere.
+
+Works on ONNX messages, since graphsurgeon cannot represent such a graph. Saves nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +20,11 @@ from tightbeam.plugins.tensorrt.plugin import TENSORS
 __all__ = ["from_plugin_nodes", "to_plugin_nodes"]
 
 SIZES = "tensorrt_plugin_shape_input_indices"
-"""An attribute of TensorRT's parser."""
+"""Attribute of TensorRT's parser: indices of inputs whose values are sizes."""
 
 
 def to_plugin_nodes(model: onnx.ModelProto) -> int:
-    """Rewrite ``model`` in place; how many nodes became plugins."""
+    """Make plugin nodes of all operators of ``plugins/``, in place; returns their number."""
     del model.functions[:]
     kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
     del model.opset_import[:]
@@ -42,7 +47,7 @@ def to_plugin_nodes(model: onnx.ModelProto) -> int:
 
 
 def from_plugin_nodes(model: onnx.ModelProto) -> None:
-    """Undo ``to_plugin_nodes`` in place."""
+    """Reverse ``to_plugin_nodes``, in place."""
     for node in model.graph.node:
         names = next((attribute.s.decode() for attribute in node.attribute if attribute.name == TENSORS), None)
         if node.domain or names is None:

@@ -71,7 +71,7 @@ def test_the_pass_needs_an_attention_of_ours(bundles: BundleCache) -> None:
         graphs, _ = rewrite(canonical, same_for_all(PRESETS[variant], canonical.sizes.L, ""))
         assert skip_small_weights(graphs, 0.01).matched == canonical.sizes.L
     graphs, _ = rewrite(canonical, same_for_all(PRESETS["baseline"], canonical.sizes.L, ""))
-    with pytest.raises(PassError, match="no layer attends to its source with an operator of ours"):
+    with pytest.raises(PassError, match="no layer reads its source cache with an operator of plugins/"):
         skip_small_weights(graphs, 0.01)
 
 
