@@ -125,8 +125,8 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
     PassError
         For a graph that a pass cannot rewrite, and for a weight beyond the range of the precision.
     """
-    passes = [decompose_attention, partial(fixed_capacity, capacity=capacity), *_precision_passes(precision)]
-    return _run(passes, graphs)
+    first: list[Pass] = [decompose_attention, partial(fixed_capacity, capacity=capacity)]
+    return _run([*first, *_precision_passes(precision)], graphs)
 
 
 def _precision_passes(precision: str) -> list[Pass]:

@@ -27,7 +27,7 @@ LOOKED_UP = frozenset({"Gather", "Add", "Equal"})
 
 
 def step_rows(graphs: ModelGraphs) -> PassResult:
-    """Make the decoder read ``tokens`` and ``positions`` as [R], without Reshapes between rows and positions, in place."""
+    """Make the decoder read ``tokens`` and ``positions`` as [R], and remove Reshapes of single positions, in place."""
     decoder = graphs.decoder
     if any(node.op == "Attention" for node in decoder.nodes):
         return PassResult(NAME, 0, "an attention of the decoder is no operator of ours")
