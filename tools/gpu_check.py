@@ -1,12 +1,12 @@
-"""Everything that claims to run on a GPU, run on the one at hand: builds, tests, then benchmarks, and writes it down.
+"""The GPU check: builds, tests and benchmarks of everything that claims to run on a GPU, on the GPU of this machine.
 
     python tools/gpu_check.py                    # all sections
     python tools/gpu_check.py kernels generate   # some
     python tools/gpu_check.py --rehearse         # on a machine without a GPU: the same scripts, small, on the CPU
 
-Each section runs in a process of its own within a limit of time, and writes what it finds at once: what a crash, a
-limit or Ctrl-C leaves behind is kept, and the sections that are run later join those that were run before. In --results
-stand gpu_check.json, gpu_check.md, and a log of each section; docs/hardware.md gains the dated section.
+Each section runs in a process of its own within a time limit, and writes its results at once: they survive a crash, the
+limit or Ctrl-C, and later sections join earlier ones. --results gets gpu_check.json, gpu_check.md and a log of each
+section; docs/hardware.md gains the dated section.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESULTS = ROOT / "build" / "gpu-check"
 GRACE_SECONDS = 10.0
 """Between asking a section to end and killing it."""
 SAID_BYTES = 2**16
-"""Of the end of a log, where the reason for a failure is looked for."""
+"""Bytes at the end of a log in which the reason of a failure is searched."""
 PR_SET_PDEATHSIG = 1
 C_LIBRARY = ctypes.CDLL(None)
 
@@ -51,9 +51,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Kind:
-    """A section: what it is for, and how many minutes it may take on a GPU. ``needs``: sections whose failure makes it
-    pointless. ``work``: the folder below the results where it leaves what is large. ``goes_on``: whether it takes up
-    what it found in an earlier run, and ends by itself when its time is over."""
+    """A section: its purpose, and its time limit on a GPU in minutes. ``needs``: sections whose failure makes it
+    pointless. ``work``: the folder below the results for large files. ``goes_on``: True where it continues from earlier
+    results, and ends by itself when its time is over.
+    """
 
     purpose: str
     minutes: float
@@ -80,12 +81,13 @@ def gpu_check(
     sections: Annotated[
         list[str] | None, typer.Argument(help=f"Sections to run, of: {', '.join(SECTIONS)}; all by default.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for what is found; what is there already is kept.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="Folder for the results; earlier results in it are kept.")] = RESULTS,
     minutes: Annotated[
-        float | None, typer.Option(help="Stop after so long; each section is cut to what is left.")
+        float | None, typer.Option(help="Minutes for all sections together; each section gets at most the rest.")
     ] = None,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: small, on the CPU.")] = False,
-    hardware: Annotated[Path, typer.Option(help="The file that gains the dated section.")] = ROOT / "docs/hardware.md",
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: run small, on the CPU.")] = False,
+    hardware: Annotated[Path, typer.Option(help="Markdown file that gains the dated section.")] = ROOT
+    / "docs/hardware.md",
 ) -> None:
     """Run the checks, and write down what passed, what failed and what was skipped."""
     wanted = sections or list(SECTIONS)
@@ -115,7 +117,7 @@ def gpu_check(
 
 @contextmanager
 def _alone_in(results: Path) -> Iterator[None]:
-    """Two checks on one GPU would measure each other. The lock ends with the process, however that ends."""
+    """Lock the results: two checks on one GPU would disturb each other's times. The lock ends with the process."""
     results.mkdir(parents=True, exist_ok=True)
     with (results / "lock").open("w") as lock:
         try:
@@ -127,7 +129,7 @@ def _alone_in(results: Path) -> Iterator[None]:
 
 
 def _run_all(names: Sequence[str], results: Path, end: float, hardware: Path | None) -> bool:
-    """Whether none failed. ``end``: of ``time.monotonic``; ``hardware``: None for a rehearsal."""
+    """Run sections; True where none failed. ``end``: of ``time.monotonic``; ``hardware``: None for a rehearsal."""
     outcomes: dict[str, Section] = {}
     for name in names:
         limit = min(60 * SECTIONS[name].minutes, end - time.monotonic())
@@ -140,7 +142,7 @@ def _run_all(names: Sequence[str], results: Path, end: float, hardware: Path | N
 
 
 def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], *, rehearse: bool) -> Section:
-    """Run one section; what it comes to stands in its file before and after."""
+    """Run one section; its file holds the outcome before and after."""
     section = Section(
         name=name,
         command=f"python tools/gpu_check.py {name}{' --rehearse' if rehearse else ''}",
@@ -169,7 +171,7 @@ def _run(name: str, results: Path, limit: float, before: Mapping[str, Section], 
 
 
 def _command(name: str, results: Path, limit: float) -> list[str]:
-    """What runs a section; its output of an earlier run is out of the way then."""
+    """The command of a section; its output of an earlier run is moved or removed."""
     kind, output = SECTIONS[name], results / f"{name}.json"
     command = [sys.executable, "-m", f"{SECTION_MODULES}.{name}", "--output", str(output)]
     if kind.work:
@@ -187,7 +189,7 @@ def _command(name: str, results: Path, limit: float) -> list[str]:
 
 
 def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
-    """Run a command; the outcome and the reason. With it end all processes that it started."""
+    """Run a command; the outcome and the reason. All processes that it started end with it."""
     path = os.pathsep.join((*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
     environment.setdefault(CACHE, str(log.parent / "cache"))  # else the tests compile the same kernels again and again
@@ -226,8 +228,9 @@ def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
 
 
 def reason_of(said: str) -> str:
-    """The line of what a section printed that tells why it ended: its own last word, or the first line of the last
-    traceback's error, else the last line."""
+    """The line of a section's output that gives its end: its own last word, or the first line of the last traceback's
+    error, else the last line.
+    """
     lines = [line for line in said.splitlines() if any(map(str.isalnum, line))]
     if lines and not lines[-1].startswith(("error: ", "skipped: ")):
         tracebacks = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
@@ -237,7 +240,7 @@ def reason_of(said: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """Nothing goes on when the check itself was killed (Linux)."""
+    """End with the parent, even where that was killed (Linux)."""
     C_LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

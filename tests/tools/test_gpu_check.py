@@ -355,7 +355,7 @@ SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n===
         ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, (12, "0"), ""),
         ("RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)", 86, (12, "2"), "2 errors"),
         ("RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 0, (12, "1"), "1 errors"),
-        ("Error: Device not supported", 255, (12, "-"), "it told no sum (exit code 255)"),
+        ("Error: Device not supported", 255, (12, "-"), "it printed no summary (exit code 255)"),
         ("ERROR SUMMARY: 0 errors", 1, (12, "0"), "the tests ended with exit code 1"),
         ("ERROR SUMMARY: 0 errors", None, (12, "0"), "it did not come to its end 12 s after its time"),
     ],

@@ -307,4 +307,4 @@ def _cell(cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    command_line(app, "bench_serving.py")
+    command_line(app, "tools.bench.serving")

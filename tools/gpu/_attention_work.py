@@ -1,4 +1,4 @@
-"""The four attention operators at one size each, and what PyTorch has for the same.
+"""The four attention operators at one size each, next to their counterparts in PyTorch.
 
 Bytes are counted as if every number came from the device's memory once and every result went there once; FLOPs are
 those of the two matrix products. All peers get the same inputs, the source mask among them. PyTorch's scaled dot
@@ -36,10 +36,10 @@ def _rows(work: LatentWork | SourceWork | _HistoryWork) -> int:
 
 @dataclass(frozen=True)
 class LatentWork(Work):
-    """LatentAttention in EL's form: M x H queries of a sample, as wide as the states [B, N, D].
+    """LatentAttention in EL's form: M x H queries a sample, as wide as the states [B, N, D].
 
-    Bytes: states, mask, queries [R, H, D] and outputs [R, H, D]. FLOPs: 4 R H N D. The two products by head that
-    stand around it in EL-attention are matrix products with weights, and not in it.
+    Bytes: states, mask, queries [R, H, D] and outputs [R, H, D]. FLOPs: 4 R H N D. The two products by head
+    around it in EL-attention are matrix products with weights, and not counted.
     """
 
     M: int
@@ -94,7 +94,7 @@ class LatentWork(Work):
 
 @dataclass(frozen=True)
 class SourceWork(Work):
-    """SourceAttention: keys and values [B, H, N, K] kept once a sample.
+    """SourceAttention: keys and values [B, H, N, K], one copy a sample.
 
     Bytes: keys, values, mask, queries [R, H K] and outputs. FLOPs: 4 R H N K.
     """
@@ -223,8 +223,9 @@ def _newest(work: _HistoryWork, cache: torch.Tensor, lengths: torch.Tensor) -> t
 
 @dataclass(frozen=True)
 class _HistoryWork(Work):
-    """What reads the beams' own histories, T positions of T_max. ``shared``: as a search leaves them, so that beams
-    share their beginnings; else each beam has rows of its own."""
+    """The operators over beam histories, T positions of T_max. ``shared``: beams share their beginnings, as in a
+    search; else each beam has rows of its own.
+    """
 
     M: int
     H: int
@@ -239,7 +240,7 @@ class _HistoryWork(Work):
 
     @property
     def widths(self) -> str:
-        """Of a row, for the label."""
+        """Shape of a row, for the label."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: what it found, or how it ended. Whatever happens to it, others go on."""
+"""One measurement in a process of its own, with its results or the way it ended; others are isolated from it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ NO_MEMORY = (
     *("out of memory", "no memory", "failed to allocate", "smaller than requested bytes", "bad_alloc"),
     *("alloc_failed", "allocation_failed", "cudaerrormemoryallocation", "memoryerror"),
 )
-"""What the libraries say, in small letters: torch, ONNX Runtime's arena, cuBLAS, CUDA, our engine, Python."""
+"""Lower-case words for exhausted memory: of torch, ONNX Runtime's arena, cuBLAS, CUDA, our engine, Python."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """``how``: DONE, OUT_OF_MEMORY, FAILED, "killed by SIGKILL" or the like, or "over its limit of 60 s". ``detail``:
-    the first lines of the error, or the last that the process printed. ``found``: what it wrote, as much as there is
-    where it was stopped."""
+    """The end of a case. ``how``: DONE, OUT_OF_MEMORY, FAILED, "killed by SIGKILL" or the like, or "over its limit of
+    60 s". ``detail``: the first lines of the error, or the last line that the process printed. ``found``: its results
+    up to then.
+    """
 
     how: str
     detail: str = ""
@@ -61,15 +62,15 @@ def run_case(module: str, request: Mapping[str, Any], folder: Path, limit_s: flo
         said.seek(0)
         lines = said.read().decode(errors="replace").strip().splitlines()
     found = _read(written)
-    how = str(found.pop("how", stopped or FAILED))  # what it told counts, whatever befell it as it ended
+    how = str(found.pop("how", stopped or FAILED))  # a reported result counts, even after a crash
     if how == DONE:
         return Ended(DONE, found=found)
     return Ended(how, str(found.pop("detail", "")) or (lines[-1] if lines else ""), found)
 
 
 def serve_case(work: Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], None]], None]) -> None:
-    """The process's side. ``work`` is given the request and ``report``, which writes what it has found so far."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing goes on when whoever asked is gone (Linux)
+    """The side of the process: call ``work`` with the request and with ``report``, which writes results."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the parent (Linux)
     asked, written = (Path(argument) for argument in sys.argv[1:3])
     found: dict[str, Any] = {}
 
@@ -98,7 +99,7 @@ def _how(error: BaseException) -> str:
 
 
 def _first_lines(error: BaseException) -> str:
-    """Two: the first of a compiler's errors says only that it failed."""
+    """The first two lines of an error: the first line of a compiler's error has no reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2]) or 'no reason given'}"
 

@@ -1,7 +1,7 @@
 """Checkpoints with random weights and their bundles, one trace each. A process of `generate.py`.
 
 The request: ``work`` (folder), ``variants``, ``families`` (checked at tiny sizes), ``precision`` (of what is timed),
-``tiny`` (a rehearsal: the model that is timed is tiny, too). What stands in the folder already is used again.
+``tiny`` (a rehearsal: the model that is timed is tiny, too). Existing files in the folder are reused.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from tools.make_checkpoint import main as make_checkpoint
 
 
 def make_bundles(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
-    """Tells ``weights`` (numbers that are multiplied in encoder and decoder of the model that is timed), ``seconds`` of
-    every piece of work, and ``refused``: bundle folder -> why there is none."""
+    """Report ``weights`` (counts of multiplied weights in encoder and decoder of the timed model), ``seconds`` of each
+    step, and ``refused``: bundle folder -> reason.
+    """
     work = Path(request["work"])
     work.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
@@ -43,9 +44,7 @@ def make_bundles(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]
         folder = checkpoint_folder(work, model)
         if not folder.exists():
             with _timed(seconds, f"{model}: checkpoint"):
-                draft = folder.with_name(
-                    f"{folder.name}.draft"
-                )  # whatever stops this, the folder is whole or not there
+                draft = folder.with_name(f"{folder.name}.draft")  # the folder is written whole or not at all
                 shutil.rmtree(draft, ignore_errors=True)
                 _make_checkpoint(draft, model, request["tiny"])
                 draft.rename(folder)
@@ -80,7 +79,7 @@ def _export(
     targets: Sequence[tuple[str, str, Path]],
     seconds: dict[str, float],
 ) -> dict[str, str]:
-    """Exports each (variant, precision, folder); folder -> why it was refused."""
+    """Export each (variant, precision, folder); folder -> reason where it was refused."""
     refused = {}
     possible = presets_of(canonical.sizes)
     with _one_trace(checkpoint, canonical):
@@ -97,7 +96,7 @@ def _export(
 
 @contextmanager
 def _one_trace(checkpoint: Checkpoint, canonical: ModelGraphs) -> Iterator[None]:
-    """Exports meanwhile are of this checkpoint, which is loaded, traced and calibrated once for all its variants."""
+    """Patch the exporter: one checkpoint, loaded, traced and calibrated once for all its variants."""
     seen = functools.cache(lambda: calibrate(checkpoint, None))
     shared: Any = {
         "load_checkpoint": lambda _: checkpoint,

@@ -1,8 +1,8 @@
-"""One way to generate, at one batch: seconds, where they go, and the memory taken. A process of `generate.py`.
+"""One way to generate, at one batch size: seconds in total and by part, and memory. A process of `generate.py`.
 
 The request: ``side`` (a key of ``PEERS``, else a variant of ours), ``model`` (checkpoint or bundle folder), ``device``,
-``precision``, ``job`` (``GenerationJob``), ``rounds`` and ``seconds``: so many are timed after one that warms up, fewer
-where they take longer than that. ``tokens``: file for what was generated.
+``precision``, ``job`` (``GenerationJob``), ``rounds`` and ``seconds``: rounds that are timed after a warm-up,
+fewer where they take longer than that. ``tokens``: file for what was generated.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """Sizes of a run: so many samples, source positions, generated tokens and beams, and the n-gram not repeated.
-    ``vocabulary``: source ids are below it."""
+    """Sizes of a run: samples, source positions, generated tokens, beams, and the n-gram that must not repeat.
+    ``vocabulary``: source ids are below it.
+    """
 
     batch: int
     source: int
@@ -43,7 +44,7 @@ class GenerationJob:
     vocabulary: int
 
     def settings(self) -> dict[str, Any]:
-        """For ``generate``, ours and transformers'."""
+        """Arguments of ``generate``, ours and that of transformers."""
         return {
             **{"num_beams": self.beams, "no_repeat_ngram_size": self.ngram},
             **{"min_new_tokens": self.new_tokens, "max_new_tokens": self.new_tokens},
@@ -51,12 +52,12 @@ class GenerationJob:
 
 
 def source_ids(job: GenerationJob) -> Array:
-    """Random ids [B, N]; those of a smaller batch are the first of a larger one's."""
+    """Random ids [B, N]; a smaller batch is a prefix of a larger one."""
     return np.random.default_rng(0).integers(5, job.vocabulary, (job.batch, job.source))
 
 
 class Side(Protocol):
-    """``generate`` gives tokens [B, T]. ``parts``: after that, what it knows of where its time and memory went."""
+    """One way to generate. ``generate`` returns tokens [B, T]; ``parts``, after it, shares of time and memory."""
 
     def generate(self) -> Array: ...
 
@@ -72,7 +73,7 @@ class TimedRunner(Runner):
 
 
 class Ours:
-    """A bundle."""
+    """Generation by a bundle."""
 
     def __init__(self, request: Mapping[str, Any], job: GenerationJob, device: Device) -> None:
         runner = TimedRunner.load(request["model"], device=request["device"], verify=False)
@@ -95,7 +96,7 @@ class Ours:
 
 
 class Transformers:
-    """transformers' generate; ``settings`` and ``compiled`` say how."""
+    """Generation by transformers; ``settings`` and ``compiled`` choose the variant of it."""
 
     settings: Mapping[str, Any] = {}
     compiled = False
@@ -125,7 +126,7 @@ class Transformers:
         return np.asarray(tokens.cpu())
 
     def parts(self) -> dict[str, Any]:
-        """torch's own count of memory is of tensors, without what its allocator holds beside them."""
+        """Seconds of the encoder, and torch's peak memory, which counts tensors without its allocator's reserve."""
         own = {"peak_bytes_torch": self._torch.cuda.max_memory_allocated()} if self._on_gpu else {}
         return {"encoder_s": statistics.median(_seconds(self._encode, self._device) for _ in range(3)), **own}
 
@@ -135,7 +136,7 @@ class Transformers:
 
 
 class TransformersCompiled(Transformers):
-    """Generation with beams compiles nothing by itself, so the forward of a step is compiled here."""
+    """Generation with torch.compile; beams compile nothing by themselves, so the forward of a step is compiled here."""
 
     settings: Mapping[str, Any] = {"cache_implementation": "static"}
     compiled = True
@@ -161,7 +162,7 @@ def _seconds(work: Callable[[], object], device: Device) -> float:
 
 
 class LoggedWarnings(logging.Handler):
-    """Keeps what is logged, once each."""
+    """Log handler that collects distinct warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -174,8 +175,9 @@ class LoggedWarnings(logging.Handler):
 
 
 def measure(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
-    """Tells ``first_s`` (loading apart), ``seconds``, ``peak_bytes``, ``repeatable``, ``warnings`` of our engine, and
-    the side's ``parts``."""
+    """Report ``first_s`` (without loading), ``seconds``, ``peak_bytes``, ``repeatable``, ``warnings`` of our runtime,
+    and the side's ``parts``.
+    """
     warnings = LoggedWarnings()
     logging.getLogger("tightbeam").addHandler(warnings)
     device = device_of(request["device"])

@@ -1,8 +1,8 @@
-"""Whether our bundles generate transformers' tokens on this device, in float32. A process of `generate.py`.
+"""Comparison of float32 tokens: our bundles and transformers on this device. A process of `generate.py`.
 
-The request: ``work`` (a folder of `generate_bundles.py`), ``variants``, ``device``, ``families`` (checked at tiny
-sizes), ``source`` and ``new_tokens`` of the model that is timed. Tells ``checks``: one for each model and variant, in
-the words of ``verdict``.
+The request: ``work`` (a folder of `_generate_bundles.py`), ``variants``, ``device``, ``families`` (checked at tiny
+sizes), ``source`` and ``new_tokens`` of the model that is timed. Reports ``checks``: one for each model and variant,
+with the text of ``verdict``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def check(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None
 
 
 def _said(bundle: Path, run: Run, expected: SearchResult, device: str) -> str:
-    """What cannot be run is said in its own words, and the other bundles are checked all the same."""
+    """Verdict on one bundle; an error is its own verdict, and the other bundles are checked all the same."""
     if not bundle.exists():
         return NO_BUNDLE
     try:

@@ -1,4 +1,4 @@
-"""Where the processes of `generate.py` find what they share."""
+"""Paths and names that the processes of `generate.py` share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMED = "bart-large"
 """The model that is timed; the others are families that are checked at tiny sizes."""
 CHECKED_IN = "fp32"
 EQUAL = "equal"
-"""How the verdict on right tokens begins."""
+"""Beginning of the verdict on equal tokens."""
 
 
 def checkpoint_folder(work: Path, model: str) -> Path:

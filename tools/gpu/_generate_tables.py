@@ -1,4 +1,4 @@
-"""The end of `generate.py`: what was measured next to the predictions, to the papers' tables, and to the target."""
+"""Tables of `generate.py`: measurements next to the predictions, to the tables of the papers, and to the target."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ TARGET = 10.0
 GIB = 2**30
 NOT_MEASURED = "not measured"
 PAPER_BATCH = 32
-"""The smallest batch of the papers' tables, which stands for our smallest."""
+"""The smallest batch of the papers' tables; our smallest takes its place."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One case that was measured: seconds of a whole generation (the median) and of its encoder, and bytes at the
-    peak. Of ours: seconds of one step and of all together, and bytes of both caches."""
+    """One measured case: median seconds of a whole generation and of its encoder, and peak bytes. Of ours also the
+    seconds of one step and of all steps, and bytes of both caches.
+    """
 
     side: str
     batch: int
@@ -57,7 +58,7 @@ class Measured:
 
     @property
     def token_s(self) -> float:
-        """All that is not the encoder, for each generated token."""
+        """Seconds a generated token, without the encoder."""
         return (self.seconds - self.encoder_s) / self.new_tokens
 
 
@@ -66,7 +67,7 @@ def best_of(measured: Iterable[Measured]) -> Measured | None:
 
 
 def prediction_of(bundle: Bundle, job: RunSize, weights: WeightCounts, machine: Machine) -> RunCost:
-    """By the cost model of ``--variant auto``, for what the layers of this bundle keep."""
+    """Prediction of the cost model of ``--variant auto``, for the layers of a bundle."""
     plan = [LayerPlan(layer.source, layer.generated, layer.reason) for layer in bundle.manifest.layers]
     return predict(plan, sizes_of(bundle.manifest), job, weights, machine)
 
@@ -74,7 +75,7 @@ def prediction_of(bundle: Bundle, job: RunSize, weights: WeightCounts, machine: 
 def compare_with_predictions(
     results: Results, predictions: Mapping[tuple[str, int], RunCost], measured: Sequence[Measured]
 ) -> None:
-    """Times that were predicted before, those measured, and the share by which the prediction is off."""
+    """Predicted times next to measured ones, with the relative error of the prediction."""
     columns = ("variant", "batch", "step ms", "predicted", "off by", "encoder s", "predicted", "off by")
     for case in measured:
         predicted = predictions.get((case.side, case.batch))
@@ -87,8 +88,9 @@ def compare_with_predictions(
 
 
 def compare_with_target(results: Results, measured: Sequence[Measured]) -> None:
-    """Ours at its best batch over transformers at its best. Where it is missed: what it would be if steps cost nothing,
-    and if the host's part of the search did not."""
+    """Our best batch over that of transformers; where the target is missed, the ratio without steps and without the
+    host's part of the search.
+    """
     peer = best_of(case for case in measured if case.side == PEER)
     ours = best_of(case for case in measured if case.side not in PEERS)
     columns = ("transformers, best batch", "ours, best batch", "times", f"target {TARGET:g}x")
@@ -128,7 +130,7 @@ EL_TABLE_3 = (
     ("EL", "el", 128, 11.2),
     ("EL", "el", 320, 15.1),
 )
-"""Likewise, relative to no cache (V100 of 32 GB)."""
+"""Row, our side, batch, and speed relative to no cache, as printed (V100 of 32 GB)."""
 
 EL_TABLE_2 = 5.0
 """BART-large, CNN/DailyMail, beam search, float16: EL at its best batch over multi-head attention at its best."""
@@ -137,7 +139,7 @@ EL_TABLE_4 = (
     *((32, "baseline", 6.0), (32, "el", 0.06), (64, "baseline", 12.0), (64, "el", 0.13)),
     *((320, "baseline", 60.0), (320, "el", 0.63)),
 )
-"""Batch, variant, GB kept for a source of 1,024 tokens, as printed."""
+"""Batch, variant, and GB of cache for a source of 1,024 tokens, as printed."""
 
 
 def compare_with_papers(results: Results, measured: Sequence[Measured], unit: int = PAPER_BATCH) -> None:
@@ -198,7 +200,7 @@ def _compare_best(results: Results, measured: Sequence[Measured]) -> None:
 
 
 def measured_of(side: str, job: Mapping[str, Any], median_s: float, found: Mapping[str, Any]) -> Measured:
-    """From what a process of `_generate_case.py` told."""
+    """A measured case from the report of `_generate_case.py`."""
     cache = found.get("cache_bytes")
     return Measured(
         side=side,

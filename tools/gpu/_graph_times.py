@@ -1,5 +1,6 @@
-"""Where a section of the GPU check runs, and how it takes times: on a GPU by replays of CUDA graphs, or, to rehearse,
-on the host, where the CUDA kernels run on the shim of the tests and times mean nothing."""
+"""The place where a section of the GPU check runs, and its clock: replays of CUDA graphs on a GPU; in a rehearsal the
+host, where the CUDA kernels run on the shim of the tests and times mean nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +27,17 @@ __all__ = ["Call", "OnGpu", "OnHost", "Place", "Resources", "Times", "begin", "p
 
 Call = Callable[[], object]
 MEASURED_S = 0.2
-"""How long one case is replayed, but for the least and the most replays."""
+"""Seconds of replays of one case, within the fewest and the most replays."""
 LEAST, MOST = 20, 300
 COMPILE = "import sys; from tightbeam.plugins.tensorrt.compiler import compile_kernel; compile_kernel(*sys.argv[1:])"
-"""Into the folder where compiled kernels are kept."""
+"""Compiles a kernel into the folder of compiled kernels."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one call: the median, and the tenth and ninetieth percentile. ``how``: "graph", "synchronised" (the host waits
-    for each call, so its own work counts), or "host" in a rehearsal."""
+    """Seconds of one call: the median, and the tenth and ninetieth percentile. ``how``: "graph", "synchronised" (the
+    host waits for each call, so its own work counts), or "host" in a rehearsal.
+    """
 
     median_s: float
     low_s: float
@@ -51,8 +53,9 @@ class Times:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler gave a kernel. ``local_bytes``: of a thread, in device memory: spilled registers. ``blocks``:
-    of its launch that a multiprocessor holds at once."""
+    """Resources of a compiled kernel. ``local_bytes``: spilled registers of a thread, in device memory. ``blocks``: of
+    its launch that fit on a multiprocessor at once.
+    """
 
     registers: int
     local_bytes: int
@@ -68,7 +71,7 @@ class Place(Protocol):
     def launcher(self) -> Launcher: ...
 
     def compile(self, kernels: Iterable[tuple[str, str]], launcher: Launcher) -> None:
-        """Those of these names, each with its operator's folder, all at once: one alone takes seconds."""
+        """Compile kernels, each given as operator folder and name, all at once; one alone takes seconds."""
         ...
 
     def stream(self) -> int:
@@ -78,19 +81,18 @@ class Place(Protocol):
     def synchronize(self) -> None: ...
 
     def give_back(self) -> None:
-        """Memory that torch keeps for later tensors."""
+        """Release the memory that torch caches for later tensors."""
         ...
 
     def times(self, calls: Sequence[Call]) -> Times:
-        """Of one call. All of them, which differ in nothing but their memory, are enqueued one behind the other, time
-        and again."""
+        """Times of one call. The calls differ in their memory alone, and are enqueued one after another, repeatedly."""
         ...
 
     def resources(self, folder: str, kernel: Kernel, launcher: Launcher) -> Resources | None: ...
 
 
 def begin(output: Path, rehearse: bool) -> tuple[Place, Results]:
-    """Where a section runs and what it writes to; ends it where there is no GPU and no rehearsal is wanted."""
+    """The place of a section and its results; SystemExit without a GPU, unless it is a rehearsal."""
     try:
         place = place_of(rehearse)
     except RuntimeError as error:
@@ -127,7 +129,7 @@ class OnGpu:
         assert isinstance(launcher, CudaLauncher)
         commands = [[sys.executable, "-c", COMPILE, *kernel, launcher.capability] for kernel in kernels]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            # One that fails says so when it is started.
+            # A failed compilation raises at the launch.
             list(pool.map(lambda command: subprocess.run(command, check=False, capture_output=True), commands))
 
     def stream(self) -> int:
@@ -171,7 +173,9 @@ class OnGpu:
         return Times.of(seconds, "graph")
 
     def _is_asynchronous(self, call: Call) -> bool:
-        """What waits for the GPU cannot be captured, and a capture that fails may spoil what comes after."""
+        """True where the calls can be captured: a call that waits for the GPU cannot, and a failed capture may spoil
+        later calls.
+        """
         torch.cuda.set_sync_debug_mode("error")
         try:
             call()

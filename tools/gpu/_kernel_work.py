@@ -1,4 +1,4 @@
-"""One call of an operator on torch's tensors: its inputs, what must move and be multiplied, and the same in PyTorch."""
+"""One call of an operator on torch's tensors: its inputs, its bytes and FLOPs, and its counterparts in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FLOAT_NAMES", "Operator", "Peer", "Tensors", "Work", "as_case", "as_
 
 Tensors = dict[str, torch.Tensor]
 Peer = Callable[[Tensors], Tensors]
-"""From an operator's inputs to its outputs by name; a cache is written in place, as the operator does."""
+"""A function from an operator's inputs to its outputs by name; a cache is written in place, as the operator does."""
 FLOAT_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -45,7 +45,7 @@ class Work(ABC):
 
     @abstractmethod
     def inputs(self, seed: int, *, odd: bool = False) -> Tensors:
-        """By the names of the operator's table. ``odd``: samples differ in length; else all have the full one."""
+        """Inputs by their names in the operator's table. ``odd``: samples differ in length, else all are full."""
 
     @abstractmethod
     def outputs(self, inputs: Tensors) -> Tensors:
@@ -61,11 +61,11 @@ class Work(ABC):
 
     @abstractmethod
     def bytes_moved(self, inputs: Tensors) -> int:
-        """That any kernel must at least read and write."""
+        """Bytes that any kernel must at least read and write."""
 
     @abstractmethod
     def flops(self, inputs: Tensors) -> int:
-        """Of the matrix products, two for each term."""
+        """FLOPs of the matrix products, two for each term."""
 
     @property
     def attributes(self) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Work(ABC):
 
 
 class Operator:
-    """The kernels of one operator for tensors of one shape, started as their plan says."""
+    """The kernels of one operator for tensors of one shape, launched by their plan."""
 
     def __init__(self, work: Work, place: Place, launcher: Launcher) -> None:
         self.work, self.place, self.launcher = work, place, launcher
@@ -123,7 +123,7 @@ def as_doubles(tensors: Tensors) -> Tensors:
 
 
 def as_case(work: Work, inputs: Tensors) -> Case:
-    """For the operator's definition in numpy; floats as float32, which has every number of the shorter types."""
+    """Inputs for the operator's definition in numpy; floats as float32, which represents every shorter type."""
     arrays = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
         for name, tensor in inputs.items()

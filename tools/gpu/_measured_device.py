@@ -23,7 +23,7 @@ class Device(Protocol):
 
 
 class HostDevice:
-    """For a rehearsal."""
+    """Stand-in for a GPU in a rehearsal."""
 
     def used_bytes(self) -> int:
         resident = Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]
@@ -75,7 +75,7 @@ class Peak:
 
 @contextmanager
 def peak_of(device: Device) -> Iterator[Peak]:
-    """Watches every 10 ms. Allocators that keep what they took make that enough: what they hold only grows."""
+    """Sample every 10 ms; enough for allocators that never return memory."""
     peak, over = Peak(device), threading.Event()
 
     def watch() -> None:

@@ -34,7 +34,7 @@ def write_section(results: Path, section: Section) -> None:
 
 
 def read_sections(results: Path, names: Iterable[str]) -> dict[str, Section]:
-    """Those that were run, in the order of ``names``. One whose file is broken has the outcome "unreadable"."""
+    """Sections that ran, in the order of ``names``; the outcome of a broken file is "unreadable"."""
     paths = {name: results / f"{name}.section.json" for name in names}
     return {name: _read_section(name, path) for name, path in paths.items() if path.exists()}
 

@@ -1,4 +1,4 @@
-"""What a section of `gpu_check.py` has found so far, in a file that is whole after every row."""
+"""Results of a section of `gpu_check.py`, in a file that is whole after every row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 __all__ = ["SKIPPED", "Results", "nothing_found", "read_results", "skip", "write_whole"]
 
 SKIPPED = 75
-"""Exit code of a section that this machine cannot run; its last line says why."""
+"""Exit code of a section that cannot run on this machine; its last line gives the reason."""
 
 
 class Results:
@@ -23,7 +23,7 @@ class Results:
     """
 
     def __init__(self, path: Path, figures: Mapping[str, Any] | None = None) -> None:
-        """``figures``: that an earlier run found, and that stand in the file from its first moment on."""
+        """Results so far. ``figures``: of an earlier run, which are in the file from the start."""
         self._path = path
         self._content = nothing_found()
         self._content["figures"] |= figures or {}
@@ -70,7 +70,7 @@ def nothing_found() -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What stands in such a file; empty where nothing was written. Raises ValueError where it is something else."""
+    """Read a file of results; empty where nothing was written. Raises ValueError for any other content."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -18,11 +18,11 @@ SECTOR_BYTES = 32
 
 @dataclass(frozen=True)
 class NGramWork(Work):
-    """NGramBlock in place on B rows: scores [B, vocabulary], T tokens each out of so few that about one repeats.
+    """NGramBlock in place on B rows: scores [B, vocabulary], T tokens each from so few that about one n-gram repeats.
 
     Bytes: every token is read once, 8 bytes each, and the lengths; of the scores only what is blocked is touched, a
-    sector of 32 bytes each. No FLOPs. transformers' class knows no lengths and gives new scores, so it also reads and
-    writes them all.
+    sector of 32 bytes each. No FLOPs. The class of transformers has no lengths and returns new scores, so it also
+    reads and writes them all.
     """
 
     T: int
@@ -57,7 +57,7 @@ class NGramWork(Work):
         return {"PyTorch, in place": self._in_place, "transformers' NoRepeatNGramLogitsProcessor": self._transformers()}
 
     def _in_place(self, inputs: Tensors) -> Tensors:
-        """The least of the score and of what each n-gram that ends at a token says: -inf, or nothing. Any lengths."""
+        """The least of the score and the bans of each n-gram that ends at a token: -inf, or none."""
         history, lengths = inputs["history"], inputs["lengths"].long()[:, None]
         newest = lengths - self.n + 1 + torch.arange(self.n - 1, device=self.device)
         suffix = history.gather(1, newest.clamp(min=0))
@@ -132,7 +132,7 @@ class TopKWork(Work):
         return torch.stack([outputs["scores"].double(), worth.masked_fill(~exists | twice, math.nan)])
 
     def _total(self, logits: torch.Tensor, beam_scores: torch.Tensor) -> torch.Tensor:
-        """Of every continuation: [B, M vocabulary]."""
+        """Scores of every continuation, [B, M vocabulary]."""
         scores = logits.log_softmax(-1).view(self.B, self.M, self.vocabulary)
         return (scores + beam_scores[..., None]).flatten(1)
 

@@ -26,8 +26,8 @@ LIBRARIES = ("cpu", "cuda", "tensorrt")
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Where the results go.")],
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Look for the libraries that are there.")] = False,
+    output: Annotated[Path, typer.Option(help="File for the results.")],
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: list the installed libraries.")] = False,
 ) -> None:
     results = Results(output)
     if not rehearse:
@@ -43,8 +43,9 @@ def main(
 
 
 def _install(results: Results) -> None:
-    """As `make cuda`, for this GPU alone, and whatever a compiler that we never saw warns of. Without build isolation
-    where its tool is here, which needs no network."""
+    """Install as `make cuda` does, for this GPU alone, without warnings as errors; without build isolation where
+    scikit-build-core is installed, which needs no network.
+    """
     import torch
 
     if not torch.cuda.is_available():

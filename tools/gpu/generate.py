@@ -63,8 +63,9 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cases have in common. ``job``: of the smallest batch. ``until``: no case begins after it (seconds of
-    the clock ``time.monotonic``)."""
+    """Settings of all cases. ``job``: of the smallest batch. ``until``: no case begins after it (seconds of
+    ``time.monotonic``).
+    """
 
     work: Path
     device: str
@@ -77,7 +78,7 @@ class Setting:
     until: float
 
     def request(self, side: str, batch: int) -> dict[str, Any]:
-        """For a process of `_generate_case.py`."""
+        """The request of a process of `_generate_case.py`."""
         ours = bundle_folder(self.work, TIMED, side, self.precision)
         return {
             "side": side,
@@ -106,21 +107,27 @@ class Setting:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="JSON file of what was found.")],
+    output: Annotated[Path, typer.Option(help="JSON file for the results.")],
     rehearse: Annotated[bool, typer.Option(help="Tiny sizes on the CPU, float32: times mean nothing.")] = False,
     work: Annotated[Path, typer.Option(help="Folder for checkpoints and bundles.")] = Path("build/gpu-generate"),
     variant: Annotated[list[str], typer.Option(help=", ".join(PRESETS))] = list(VARIANTS),  # noqa: B006
-    family: Annotated[list[str], typer.Option(help="Families whose tokens are checked, too.")] = list(FAMILIES),  # noqa: B006
-    batch: Annotated[list[int] | None, typer.Option(help="Batches, from the smallest on.")] = None,
-    rounds: Annotated[int, typer.Option(help="Generations timed of a case; the median counts.")] = 3,
-    measure_seconds: Annotated[float, typer.Option(help="Fewer where they take longer.")] = 60,
-    case_seconds: Annotated[float, typer.Option(help="After so long a case is killed.")] = 150,
-    compile_seconds: Annotated[float, typer.Option(help="Likewise, with torch.compile.")] = 240,
-    seconds: Annotated[float, typer.Option(help="For everything; what is left then is not measured.")] = 540,
+    family: Annotated[list[str], typer.Option(help="Other families whose tokens are checked.")] = list(FAMILIES),  # noqa: B006
+    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes, measured in ascending order.")] = None,
+    rounds: Annotated[int, typer.Option(help="Timed generations of a case; the median counts.")] = 3,
+    measure_seconds: Annotated[
+        float, typer.Option(help="Seconds after which a case times no further generation.")
+    ] = 60,
+    case_seconds: Annotated[float, typer.Option(help="Seconds after which a case is killed.")] = 150,
+    compile_seconds: Annotated[
+        float, typer.Option(help="Seconds after which a case with torch.compile is killed.")
+    ] = 240,
+    seconds: Annotated[float, typer.Option(help="Seconds for the whole section; later cases are not measured.")] = 540,
     rates: Annotated[Path | None, typer.Option(help="Output of the section `rates`, for the predictions.")] = None,
-    earlier: Annotated[Path | None, typer.Option(help="Output of an earlier call: cases that need no repeat.")] = None,
+    earlier: Annotated[
+        Path | None, typer.Option(help="Results of an earlier call, whose cases are not repeated.")
+    ] = None,
 ) -> None:
-    """Measure and compare; what cannot be measured is a row that says so."""
+    """Measure and compare; a case that cannot be measured is a row with the reason."""
     if unknown := sorted(set(variant) - PRESETS.keys()):
         raise typer.BadParameter(f"variant {unknown[0]!r} is unknown; expected some of {', '.join(PRESETS)}")
     batches = sorted(set(batch or ((2, 4) if rehearse else BATCHES)))
@@ -169,7 +176,7 @@ def main(
 
 
 def _tried(said: list[str], read: Callable[[], Found]) -> Found | None:
-    """What can be read; else None, and why not is in ``said``."""
+    """The result of ``read``; None where it raises, with the reason appended to ``said``."""
     try:
         return read()
     except ValueError as error:
@@ -178,7 +185,7 @@ def _tried(said: list[str], read: Callable[[], Found]) -> Found | None:
 
 
 def read_rates(path: Path, precision: str) -> Machine:
-    """The figures of `rates.py`. Raises ValueError where they are not there."""
+    """Rates from the results of `rates.py`. Raises ValueError where they are missing."""
     figures = read_results(path)["figures"]
     try:
         return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures[f"flops_per_s_{precision}"]))
@@ -205,7 +212,7 @@ def predict_all(
     weights: WeightCounts,
     machine: Machine,
 ) -> dict[tuple[str, int], RunCost]:
-    """For every variant that there is a bundle of, and every batch."""
+    """Predictions for every variant that has a bundle, and every batch."""
     results.figure("rates", vars(machine))
     itemsize = {"fp16": 2, "fp32": 4}[setting.precision]
     columns = ("variant", "batch", "encoder s", "step ms", "samples/s")
@@ -276,7 +283,7 @@ class Cases:
         self._figures = dict(known)
 
     def measure(self, side: str, batch: int) -> bool:
-        """Whether it could be measured."""
+        """Measure one case; False where it could not be measured."""
         name = f"{side}, {batch}"
         known = self._known.get(name)
         ended = self._run(side, batch) if known is None else Ended(known["how"], found=known)
@@ -305,12 +312,13 @@ class Cases:
         self._results.figure("cases", self._figures)
 
     def _new_tokens(self, side: str, batch: int) -> int:
-        """Without the start token."""
+        """Count of new tokens, without the start token."""
         return int(np.load(self._tokens(side, batch)).shape[1]) - 1
 
     def _share_as_peer(self, side: str, batch: int) -> float | None:
-        """Of the tokens that transformers generated for the same samples, at the largest batch up to this one that it
-        was measured at before; None where they were left on another machine."""
+        """Share of tokens that equal those of transformers for the same samples, at its largest measured batch up to
+        this one; None where its tokens are on another machine.
+        """
         peers = [case.batch for case in self.measured if case.side == PEER and case.batch <= batch]
         there = [file for peer in sorted(peers) if (file := self._tokens(PEER, peer)).exists()]
         if not there:

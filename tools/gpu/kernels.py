@@ -115,8 +115,9 @@ def works(place: Place) -> Iterator[tuple[Work, Work]]:
 
 @dataclass(frozen=True)
 class Found:
-    """How far a result is from the exact one, and how far it may be: the root mean square error, and the largest, which
-    shows a few numbers that are wrong among millions. Infinite where it has other infinities or NaN."""
+    """Error of a result and its bound: the root mean square, and the largest one, which reveals a few wrong numbers
+    among millions. Infinite where the result has other infinities or NaN.
+    """
 
     error: float
     allowed: float
@@ -129,7 +130,7 @@ class Found:
 
 
 def compare(found: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> Found:
-    """Of what is finite. ``naive``: the obvious way in the precision of ``found``.
+    """Compare the finite numbers. ``naive``: the obvious computation in the precision of ``found``.
 
     Raises RuntimeError where the obvious way itself is not near the exact numbers.
     """
@@ -170,14 +171,14 @@ class Section:
         self.launcher = place.launcher()
         self.rates: dict[str, Rates] = {}
         self.times: dict[tuple[int, str, str], Times] = {}
-        """Batch, type and peer -> times of SourceAttention's, which compute what LatentAttention is there for."""
+        """Batch, type and peer -> times of SourceAttention's peers, which LatentAttention competes with."""
         self.wrong: list[str] = []
         self.failed: list[str] = []
         results.figure("wrong", self.wrong)
         results.figure("failed", self.failed)
 
     def run(self, full: Work, small: Work) -> None:
-        """Check and time; what fails is a note and a row."""
+        """Check and time; a failure is a note and a row."""
         name = f"{full.operator}, {full.label}, {full.dtype_name}"
         print(name, flush=True)
         try:
@@ -190,7 +191,7 @@ class Section:
             self._failed(full, "ours", error)
 
     def _check_definition(self, name: str, small: Work) -> bool:
-        """Against the operator's own definition, which knows nothing of torch."""
+        """Compare with the operator's own definition in numpy."""
         inputs = small.inputs(1, odd=True)
         module = importlib.import_module(f"tightbeam.plugins.ops.{OPERATORS[small.operator].folder}.cases")
         case, outputs = as_case(small, inputs), small.outputs(inputs)
@@ -307,7 +308,7 @@ class Section:
         nbytes: int = 0,
         flops: int = 0,
     ) -> None:
-        """Without a floor where it is not the one of this work."""
+        """Add a row, without a floor where the peer does different work."""
         seconds = times.median_s
         predicted = f"{work.predicted[0]} to {work.predicted[1]}" if what == "ours" else ""
         rates = ("", "", "", "")
@@ -352,7 +353,7 @@ def run(place: Place, results: Results) -> list[str]:
     section = Section(place, results)
     noting = Noting(section.launcher.gpu)
     for _, small in works(place):
-        with suppress(Exception):  # raised again, and noted, where it is called
+        with suppress(Exception):  # the call raises again, and is noted there
             inputs = small.inputs(0)
             Operator(small, place, noting)(inputs, small.outputs(inputs))
     place.compile(sorted(noting.kernels), section.launcher)
@@ -362,8 +363,8 @@ def run(place: Place, results: Results) -> list[str]:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="File that the results are written to.")],
-    rehearse: Annotated[bool, typer.Option(help="At tiny sizes on the host; times mean nothing.")] = False,
+    output: Annotated[Path, typer.Option(help="File for the results.")],
+    rehearse: Annotated[bool, typer.Option(help="Run at tiny sizes on the host; times mean nothing.")] = False,
 ) -> None:
     """Check and time the kernels; the exit code is 1 where a result is wrong or a call failed."""
     place, results = begin(output, rehearse)

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Where the results go.")],
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="On a machine without a GPU.")] = False,
+    output: Annotated[Path, typer.Option(help="File for the results.")],
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Run without a GPU.")] = False,
 ) -> None:
     results = Results(output)
     results.figure("commit", _said("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown")
@@ -53,7 +53,7 @@ def main(
 
 
 def _said(*command: str) -> str | None:
-    """What a command prints; None where it is not there or fails."""
+    """Output of a command; None where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""What this GPU can do, measured: bytes and products a second, and the time that a launch takes by itself.
+"""Measured rates of this GPU: bytes/s, FLOP/s, and the seconds of a launch.
 
     python -m tools.gpu.rates --output build/gpu/rates.json
 
@@ -42,7 +42,7 @@ class Rates:
 
 
 def measure_rates(place: Place, dtype: str) -> Rates:
-    """At one size that is long enough, in about a second; ``dtype``: a name of DTYPES, of the products."""
+    """Measure at one size that is long enough, in about a second; ``dtype``: a name of DTYPES, of the products."""
     nbytes, size = _sizes(place)
     copied, _ = copy_rate(place, nbytes[-2])
     read, _ = read_rate(place, nbytes[-2])
@@ -111,8 +111,8 @@ def _calls(nbytes: int) -> int:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="File that the results are written to.")],
-    rehearse: Annotated[bool, typer.Option(help="At tiny sizes on the host; times mean nothing.")] = False,
+    output: Annotated[Path, typer.Option(help="File for the results.")],
+    rehearse: Annotated[bool, typer.Option(help="Run at tiny sizes on the host; times mean nothing.")] = False,
 ) -> None:
     """Measure and write the rates."""
     place, results = begin(output, rehearse)

@@ -1,7 +1,7 @@
 """Section "sanitizer" of gpu_check.py: compute-sanitizer over our kernels, which it slows down a hundredfold.
 
-The tests are those of every case of every operator in float16, as many as there is time for: pytest ends by itself, so
-that the tool comes to its sum.
+It runs the tests of every case of every operator in float16, as many as time allows: pytest ends by itself, so that
+the tool prints its summary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.gpu._results import Results, skip
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS, GRACE_SECONDS = 55, 12
-"""For each tool; and then to come to its end."""
+"""Seconds for each tool, and then for its summary."""
 CHOSEN = "test_cases and float16"
 FOUND_ERRORS, INTERRUPTED = 86, 2
 """Exit codes: of the tool, and of pytest."""
@@ -39,8 +39,8 @@ COLUMNS = ("tool", "cases", "errors", "what it said", "seconds")
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Where the results go.")],
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU, which it needs.")] = False,
+    output: Annotated[Path, typer.Option(help="File for the results.")],
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: skip the section.")] = False,
 ) -> None:
     results = Results(output)
     found = shutil.which("compute-sanitizer")
@@ -54,8 +54,8 @@ def main(
 
 
 def run_tool(results: Results, sanitizer: str, tool: str) -> str:
-    """A row; what is wrong, or nothing."""
-    # Without conftest.py, and so without torch, whose own kernels it would look at too.
+    """Add a row; the fault, or an empty string."""
+    # Without conftest.py, and so without torch, whose kernels would be checked too.
     tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
     command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
@@ -75,7 +75,7 @@ def run_tool(results: Results, sanitizer: str, tool: str) -> str:
 
 
 def read_output(said: str) -> tuple[int, str, str]:
-    """Cases that passed; errors, or "-" where it told no sum; and its last line."""
+    """Passed cases; errors, or "-" where there is no summary; and the last line."""
     sums = SUMS.findall(said)
     lines = [line.strip("= ") for line in said.splitlines() if line.startswith("=========") and line.strip("= ")]
     cases = sum(int(count) for count in PASSED.findall(said)[-1:])
@@ -83,13 +83,13 @@ def read_output(said: str) -> tuple[int, str, str]:
 
 
 def fault_of(code: int | None, cases: int, errors: str) -> str:
-    """``code``: None where it had to be killed. What is wrong with such an end, or nothing."""
+    """The fault of a run, or an empty string. ``code``: None where the process had to be killed."""
     if errors not in ("-", "0") or code == FOUND_ERRORS:
         return f"{errors} errors"
     if code is None:
         return f"it did not come to its end {GRACE_SECONDS} s after its time"
     if errors == "-":
-        return f"it told no sum (exit code {code})"
+        return f"it printed no summary (exit code {code})"
     if code not in (0, INTERRUPTED):
         return f"the tests ended with exit code {code}"
     return "" if cases else "no case was looked at"

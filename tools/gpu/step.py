@@ -1,8 +1,8 @@
 """Section "step" of gpu_check.py: a decode step on ONNX Runtime's CUDA provider, as a profile shows it.
 
-What is copied between host and GPU must be the small inputs and [B, C] candidates alone; with a CUDA graph the GPU must
-not wait between kernels. Which nodes ONNX Runtime placed on the CPU is told too. It takes the bundles that the section
-"generate" made.
+Copies between host and GPU must be the small inputs and [B, C] candidates alone; with a CUDA graph the GPU must not
+wait between kernels. The report lists the nodes that ONNX Runtime placed on the CPU. The bundles are those of the
+section "generate".
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the GPU did. ``kind``: kernel, memset, or HtoD, DtoH, DtoD, or another copy; ``begin_us`` and
-    ``us``: of one clock; ``nbytes``: copied."""
+    """One event of the GPU. ``kind``: kernel, memset, or HtoD, DtoH, DtoD, or another copy; ``begin_us`` and ``us``: of
+    one clock; ``nbytes``: copied.
+    """
 
     kind: str
     begin_us: float
@@ -52,13 +53,13 @@ class Event:
 
 
 Profiler = Callable[[Callable[[], object]], list[Event]]
-"""What the GPU does while something runs."""
+"""Returns the GPU's events while a function runs."""
 Subject = tuple[OnnxRuntimeCuda, Bundle, Profiler]
 """A variant's engine, its bundle, and what profiles it."""
 
 
 def profile(work: Callable[[], object]) -> list[Event]:
-    """Through CUPTI, which sees the whole process, by the profiler of torch."""
+    """Profile with torch's profiler, through CUPTI, which sees the whole process."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -82,7 +83,7 @@ def events_of(trace: Iterable[Mapping[str, Any]]) -> list[Event]:
 
 
 def busy_us(events: Sequence[Event]) -> float:
-    """How long the GPU did anything at all; what runs side by side counts once."""
+    """Microseconds in which the GPU was busy; concurrent events count once."""
     busy = end = 0.0
     for event in sorted(events, key=lambda event: event.begin_us):
         begin = max(event.begin_us, end)
@@ -92,14 +93,16 @@ def busy_us(events: Sequence[Event]) -> float:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Where the results go.")],
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Over plain memory, with a tiny model.")] = False,
-    work: Annotated[Path, typer.Option(help="Where the section generate left its bundles.")] = ROOT
+    output: Annotated[Path, typer.Option(help="File for the results.")],
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Without a GPU: over plain memory, with a tiny model.")
+    ] = False,
+    work: Annotated[Path, typer.Option(help="Folder of the bundles of the section generate.")] = ROOT
     / "build/gpu-generate",
-    batch: Annotated[list[int], typer.Option(help="Samples.")] = [32, 128],  # noqa: B006
-    source: Annotated[int, typer.Option(help="Tokens of the source.")] = 1024,
-    tokens: Annotated[int, typer.Option(help="Generated so far.")] = 30,
-    precision: Annotated[str, typer.Option(help="Of the bundles.")] = "fp16",
+    batch: Annotated[list[int], typer.Option(help="Batch sizes to time.")] = [32, 128],  # noqa: B006
+    source: Annotated[int, typer.Option(help="Source length in tokens.")] = 1024,
+    tokens: Annotated[int, typer.Option(help="Tokens generated before the timed step.")] = 30,
+    precision: Annotated[str, typer.Option(help="Precision of the bundles.")] = "fp16",
 ) -> None:
     results = Results(output)
     subjects = _engines(work, precision)
@@ -113,7 +116,7 @@ def main(
 
 
 def tried(results: Results, name: str, work: Callable[[], list[str]]) -> list[str]:
-    """The errors that ``work`` finds. One that fails is another; the others go on."""
+    """The faults that ``work`` finds; an exception is a fault, and later work goes on."""
     try:
         return work()
     except Exception as error:  # a runtime's own classes among them
@@ -188,7 +191,7 @@ def _measure(
     *,
     captured: bool,
 ) -> list[str]:
-    """One row; what is wrong."""
+    """Add one row; the list of faults."""
     own, engine.makes_cuda_graphs = engine.makes_cuda_graphs, captured
     try:
         C = 2 * BEAMS

@@ -1,8 +1,8 @@
-"""Section "tensorrt" of gpu_check.py: whether an engine that was built for compute capability 8.0 loads and runs on the
-GPU at hand, and gives the CPU's tokens. Written down either way.
+"""Section "tensorrt" of gpu_check.py: load and run an engine for compute capability 8.0 on this GPU, and compare its
+tokens with the CPU's. The outcome is recorded either way.
 
-TensorRT-RTX has no target for 9.0 (Hopper); its engines for 8.0 are said to be for 8.x alone. Each try is a process of
-its own, since TensorRT may end it.
+TensorRT-RTX has no target for 9.0 (Hopper); its engines for 8.0 are documented for 8.x alone. Each attempt is a process
+of its own, since TensorRT may abort it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ print(json.dumps({"runs": True, "same": same}), flush=True)
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Where the results go.")],
+    output: Annotated[Path, typer.Option(help="File for the results.")],
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Without a GPU: build, and see that it does not load.")
+        bool, typer.Option("--rehearse", help="Without a GPU: build, and check that the engine does not load.")
     ] = False,
     work: Annotated[Path, typer.Option(help="Folder for the bundle and its engines.")] = ROOT / "build/gpu-tensorrt",
 ) -> None:
@@ -90,7 +90,7 @@ def try_engine(results: Results, bundle: Path, precision: str) -> None:
 
 
 def _python(code: str, *arguments: str) -> tuple[bool, str]:
-    """Whether it came to its end, and what it printed; of one that did not, with the last line of its errors."""
+    """Run a program: True where it ended well, and its output, with the last line of its errors where it did not."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=SECONDS

@@ -1,5 +1,4 @@
-"""Section "tests" of gpu_check.py: the tests with the marker `gpu`, file by file, so that one that ends its process
-takes no other with it."""
+"""Section "tests" of gpu_check.py: the tests with the marker `gpu`, file by file, so that a crash is isolated."""
 
 from __future__ import annotations
 
@@ -19,19 +18,19 @@ ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Tests on the GPU"
 COLUMNS = ("file", "passed", "failed", "skipped", "seconds")
 IN_PARALLEL = "test_kernels_on_gpu.py"
-"""It compiles a kernel for most of its cases, seconds each, which is kept on disk for the others."""
+"""Compiles a kernel for most of its cases, seconds each, and caches it on disk."""
 PROCESSES = 8
 REHEARSED = ("tests/deploy/test_cuda.py",)
-"""Where there is no GPU, all of the GPU's tests are skipped, so that something else must show that this runs tests."""
+"""Without a GPU every test of the GPU is skipped, so that another file must show that tests run."""
 MOST_NOTES = 5
 SECONDS = 200
-"""For one file, so that one that hangs leaves time for the others."""
+"""Time limit of one file, in seconds, so that a hanging test leaves time for the others."""
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Where the results go.")],
+    output: Annotated[Path, typer.Option(help="File for the results.")],
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Without a GPU: all tests are skipped, but for some.")
+        bool, typer.Option("--rehearse", help="Without a GPU: run a file that needs none; all others are skipped.")
     ] = False,
 ) -> None:
     results = Results(output)
@@ -46,7 +45,7 @@ def main(
 
 
 def run_files(files: Sequence[tuple[str, list[str]]], report: Path, results: Results) -> None:
-    """``files``: each with its options."""
+    """Run files, each with its options."""
     counts = [run_file(file, options, report, results) for file, options in files]
     passed, failed = (sum(column) for column in zip(*counts, strict=True))
     results.figure("passed", passed)
@@ -58,10 +57,10 @@ def run_files(files: Sequence[tuple[str, list[str]]], report: Path, results: Res
 
 
 def run_file(file: str, options: list[str], report: Path, results: Results) -> tuple[int, int]:
-    """Run one file; how many passed and failed. One that does not come to its end counts as a failure."""
+    """Run one file; counts of passed and failed tests. A file that does not end counts as one failure."""
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options, file]
-    command += ["-W", "default"]  # other versions of what we stand on may warn of other things
+    command += ["-W", "default"]  # other versions of our dependencies may give other warnings
     try:
         ended = f"exit code {subprocess.run(command, cwd=ROOT, check=False, timeout=SECONDS).returncode}"
     except subprocess.TimeoutExpired:
