@@ -22,6 +22,7 @@ from tightbeam.export.accuracy.precision_error import measure_rounding_pair, wri
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table
 from tightbeam.export.auto.workload import Workload
+from tightbeam.export.bundle_files import write_files
 from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
@@ -29,7 +30,6 @@ from tightbeam.export.checkpoint.quiet import is_panic
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions, weight_bytes
-from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
     PRESETS,
     LayerPlan,

@@ -8,6 +8,7 @@ safer kind of cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tightbeam.deploy.bundle.manifest import GuardEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
@@ -24,7 +26,7 @@ from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, se
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 
-__all__ = ["PRECISIONS", "GuardResult", "guard", "needs_guard"]
+__all__ = ["PRECISIONS", "GuardResult", "guard", "guard_entries", "needs_guard"]
 
 PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -59,6 +61,14 @@ class GuardResult:
     allowed: float
     original: float
     condition: float
+
+
+def guard_entries(measured: Sequence[GuardResult]) -> tuple[GuardEntry, ...]:
+    """The guard's measurements for ``bundle.json``, where JSON has no infinity: None."""
+    return tuple(
+        GuardEntry.model_validate({name: None if value == math.inf else value for name, value in vars(found).items()})
+        for found in measured
+    )
 
 
 def needs_guard(plan: Sequence[LayerPlan]) -> bool:

@@ -6,7 +6,6 @@ the one place that knows both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import onnx_graphsurgeon as gs
 from tightbeam.deploy.bundle.manifest import (
     CacheStateEntry,
     GraphEntry,
-    GuardEntry,
     LayerChoice,
     Manifest,
     ModelSizes,
@@ -24,12 +22,10 @@ from tightbeam.deploy.bundle.manifest import (
     TensorEntry,
 )
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.guard import GuardResult
 from tightbeam.graph_passes import CacheState, LayerPlan, ModelGraphs, PassResult, RunSize, Sizes
 
 __all__ = [
     "graph_entries",
-    "guard_entries",
     "layer_entries",
     "pass_entries",
     "plan_of",
@@ -76,14 +72,6 @@ def pass_entries(results: Sequence[PassResult], run: RunSize) -> tuple[PassEntry
     return tuple(
         PassEntry(name=result.name, matched=result.matched, reason=result.reason, bytes_saved=result.bytes_saved(run))
         for result in results
-    )
-
-
-def guard_entries(measured: Sequence[GuardResult]) -> tuple[GuardEntry, ...]:
-    """The guard's measurements for ``bundle.json``, where JSON has no infinity: None."""
-    return tuple(
-        GuardEntry.model_validate({name: None if value == math.inf else value for name, value in vars(found).items()})
-        for found in measured
     )
 
 

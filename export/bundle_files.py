@@ -8,14 +8,13 @@ from pathlib import Path
 
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, Manifest
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.guard import GuardResult
+from tightbeam.export.accuracy.guard import GuardResult, guard_entries
 from tightbeam.export.checkpoint.audio import write_speech
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.tables import BEAMS, longest_output
 from tightbeam.export.writing.entries import (
     graph_entries,
-    guard_entries,
     layer_entries,
     pass_entries,
     sizes_entry,
