@@ -430,7 +430,7 @@ def test_closed_pipe(bundle: Path) -> None:
 
 
 def heed_interrupts() -> None:
-    """What a shell puts in the background starts with SIGINT ignored, and its children inherit that."""
+    """Undo the ignored SIGINT that a process in the background has from its shell."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -548,7 +548,7 @@ main()
 
 @pytest.mark.parametrize("options", [[], ["--next-version"]], ids=str)
 def test_killed_while_copying(triton_repo: Command, text: Path, tmp_path: Path, options: list[str]) -> None:
-    """What is not whole stands beside the repository, which a server may load meanwhile."""
+    """Partial files are beside the repository, which a server may load meanwhile."""
     repository = tmp_path / "models"
     repository.mkdir()
     if options:

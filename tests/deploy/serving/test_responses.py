@@ -221,7 +221,7 @@ def arguments(version_folder: Path, *, decoupled: bool = False, kind: str = "CPU
 
 @pytest.fixture(scope="module")
 def version(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As triton-repo makes it."""
+    """The folder of a version, as triton-repo writes it."""
     folder = tmp_path_factory.mktemp("m") / "1"
     folder.mkdir()
     (folder / BUNDLE).symlink_to(bundles("dedup", tokenizer=True))
@@ -277,7 +277,7 @@ class Scripted:
     """A worker that tells what a test wants, and dies of an error."""
 
     starts: list[str | None]
-    """Of each start, why it fails."""
+    """The error of each start."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings

@@ -30,7 +30,7 @@ from tightbeam.deploy.audio.files import windows
 from tightbeam.deploy.audio.transcribe import transcribe
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
-"""Of the model "slow": some seconds of work."""
+"""Settings of the model "slow": some seconds of work."""
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 
 
 def as_parameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """As a client passes them: gRPC has no lists, nor fractions."""
+    """The settings as a client passes them: gRPC has neither lists nor fractions."""
     plain = (str, bool, int)
     return {name: value if isinstance(value, plain) else json.dumps(value) for name, value in settings.items()}
 
@@ -304,7 +304,7 @@ def cancel_after(world: SimpleNamespace, model: str, seconds: float, *sentences:
 
 
 def test_cancelled_request_stops_early(world: SimpleNamespace) -> None:
-    """That a row leaves at its next step is tested without a server: here, that the work stops long before its end."""
+    """The work stops long before its end. (test_batches.py has the test that a row leaves at its next step.)"""
     cancel_after(world, "slow", 1.0, *SENTENCES[:8])
     until(lambda: metrics(world.server, "slow").get("tightbeam_cancelled_total") == 1, 5)
     steps = metrics(world.server, "slow")["tightbeam_steps_total"]
@@ -580,7 +580,7 @@ def test_stub_killed(world: SimpleNamespace, model: str) -> None:
 
 
 DOWN = ("is not healthy", "is not found", "no available versions", "unknown model")
-"""What Triton says of a model whose process is gone, or that is being loaded."""
+"""Triton's errors for a model whose process has ended, or that is being loaded."""
 
 
 def test_killed_server_leaves_no_process_or_memory(world: SimpleNamespace, tmp_path: Path) -> None:

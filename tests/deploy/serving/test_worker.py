@@ -35,7 +35,7 @@ NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region=""
 SECONDS = 60
 
 LONG = ids_request(0, *[[5 + row, 6, 2] for row in range(64)], num_beams=1, max_new_tokens=60, min_new_tokens=60)
-"""What a worker tells of this does not fit into a pipe that nobody reads: it cannot be through."""
+"""A request whose events do not fit into the pipe, so that the worker blocks before the end."""
 
 
 @pytest.fixture(scope="module")
