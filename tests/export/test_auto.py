@@ -86,7 +86,7 @@ def test_predictions_grow_with_every_size() -> None:
             assert large.total > small.total
 
 
-def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: ModelGraphs) -> None:
+def test_the_ranking_omits_variants_that_do_not_fit_or_are_impossible(canonical: ModelGraphs) -> None:
     run_size, fast = RunSize(B=8, M=4, N=64, T=32), Machine(40e9, 200e9)
     needed = {name: 10_000 + sum(preset.cache_bytes(canonical.sizes, run_size)) for name, preset in PRESETS.items()}
     ranked, impossible = rank(canonical, run_size, fast, 10_000, None)
@@ -110,7 +110,7 @@ def test_the_ranking_leaves_out_what_does_not_fit_and_what_cannot_be(canonical: 
     ("family", "possible"),
     [("gpt2", {"dedup", "el", "kcache", "xcache", "slim"}), ("llama", {"dedup"}), ("mt5", set(PRESETS) - {"baseline"})],
 )
-def test_the_ranking_says_what_a_model_cannot_have(bundles: BundleCache, family: str, possible: set[str]) -> None:
+def test_the_ranking_lists_impossible_variants(bundles: BundleCache, family: str, possible: set[str]) -> None:
     graphs = bundles.trace(family)[1]
     ranked, impossible = rank(graphs, RunSize(B=2, M=2, N=16, T=8), Machine(1e9, 1e9), 1000, None)
     assert {variant.variant for variant in ranked} == possible
@@ -163,7 +163,7 @@ def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: Check
     ("settings", "expected"),
     [({"batch_size": 0}, "batch_size=0"), ({"gflop_s": -1.0}, "gflop_s=-1.0"), ({"new_tokens": 65}, "65 exceeds")],
 )
-def test_workloads_that_cannot_be(bundles: BundleCache, settings: dict[str, Any], expected: str) -> None:
+def test_impossible_workloads_are_refused(bundles: BundleCache, settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ExportError, match=expected):
         Workload(**settings).run_size(bundles.trace("bart")[0])
 

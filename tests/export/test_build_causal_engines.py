@@ -8,7 +8,7 @@ import pytest
 
 from support.bundles import BundleCache
 from support.causal_engines import CAUSAL
-from support.engine_builds import check_builds, check_tokens_of_what_tensorrt_is_given
+from support.engine_builds import check_builds, check_tokens_of_tensorrt_graphs
 
 
 @pytest.mark.parametrize(("family", "variant"), CAUSAL)
@@ -20,7 +20,7 @@ def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str,
     ("family", "variant"),
     [("gpt2", "kcache"), ("gpt_bigcode", "el"), ("llama", "dedup"), ("llama", "baseline"), ("mistral", "baseline")],
 )
-def test_tokens_of_what_tensorrt_is_given_are_the_bundle_s(
+def test_tokens_of_tensorrt_graphs_are_the_bundle_s(
     bundles: BundleCache, family: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_tokens_of_what_tensorrt_is_given(bundles, family, variant, tmp_path, monkeypatch)
+    check_tokens_of_tensorrt_graphs(bundles, family, variant, tmp_path, monkeypatch)

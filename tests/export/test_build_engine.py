@@ -17,7 +17,7 @@ import pytest
 from support.bundles import BundleCache
 from support.causal_engines import CAUSAL
 from support.checkpoints import CLASSES, CheckpointCache
-from support.engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_what_tensorrt_is_given
+from support.engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_tensorrt_graphs
 from tightbeam.deploy.bundle.engine_files import ENGINES, EngineFileError, load_engine
 from tightbeam.deploy.bundle.manifest import WEIGHTS
 from tightbeam.deploy.bundle.reader import Bundle, BundleError
@@ -54,7 +54,7 @@ def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str,
 @pytest.mark.parametrize(
     ("family", "variant"), [("bart", "el"), ("t5", "dedup"), ("whisper", "xcache"), ("llama", "dedup")]
 )
-def test_half_precision_builds_and_its_error_is_told(
+def test_half_precision_builds_and_its_error_is_measured(
     bundles: BundleCache, family: str, variant: str, precision: str, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(bundles(variant, family), tmp_path / "bundle"))
@@ -95,10 +95,10 @@ def test_every_variant_builds_in_half_precision(
         *(("t5", "el"), ("umt5", "baseline"), ("prophetnet", "dedup"), ("marian", "xcache"), ("fsmt", "slim")),
     ],
 )
-def test_tokens_of_what_tensorrt_is_given_are_the_bundle_s(
+def test_tokens_of_tensorrt_graphs_are_the_bundle_s(
     bundles: BundleCache, family: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_tokens_of_what_tensorrt_is_given(bundles, family, variant, tmp_path, monkeypatch)
+    check_tokens_of_tensorrt_graphs(bundles, family, variant, tmp_path, monkeypatch)
 
 
 def test_the_ranges_of_an_engine_s_inputs(bundles: BundleCache) -> None:
@@ -166,7 +166,7 @@ def test_a_build_survives_a_plugin_that_fails(
     assert not (own_bundle / ENGINES).exists()
 
 
-def test_a_graph_that_tensorrt_does_not_take_is_told_with_its_reason(own_bundle: Path, tmp_path: Path) -> None:
+def test_a_graph_that_tensorrt_refuses_is_an_error_with_its_reason(own_bundle: Path, tmp_path: Path) -> None:
     model = onnx.load(own_bundle / "encoder.onnx", load_external_data=False)
     model.graph.node[0].op_type = "NonZero"
     onnx.save(model, tmp_path / "encoder.onnx")
@@ -179,7 +179,7 @@ def test_a_graph_that_tensorrt_does_not_take_is_told_with_its_reason(own_bundle:
         run_builds(request, lambda what, done, steps: None)
 
 
-def test_half_precision_in_little_room(own_bundle: Path) -> None:
+def test_half_precision_with_a_small_capacity(own_bundle: Path) -> None:
     limits = engine_limits(Bundle.load(own_bundle).manifest, max_new_tokens=2)
     error = build(own_bundle, precision="fp16", limits=limits).entry.precision_error
     assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
@@ -193,7 +193,7 @@ def test_a_bundle_in_half_precision_is_refused(checkpoints: CheckpointCache, tmp
         build(path, precision="fp16")
 
 
-def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_that_ends_at_once_is_an_error(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
@@ -205,14 +205,14 @@ def test_a_builder_that_ends_at_once_is_told(own_bundle: Path, monkeypatch: pyte
         build(own_bundle)
 
 
-def test_progress_is_told(own_bundle: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    build(own_bundle, on_progress=lambda *what: told.append(what))
-    assert told[0] == ("preparing the graphs", 0, 1)
-    assert {what.partition(":")[0] for what, _, _ in told} == {
+def test_progress_is_reported(own_bundle: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    build(own_bundle, on_progress=lambda *what: reports.append(what))
+    assert reports[0] == ("preparing the graphs", 0, 1)
+    assert {what.partition(":")[0] for what, _, _ in reports} == {
         *("preparing the graphs", "starting TensorRT", "building the encoder", "building the decoder")
     }
-    assert any(what.startswith("building the decoder: ") and done == steps > 1 for what, done, steps in told)
+    assert any(what.startswith("building the decoder: ") and done == steps > 1 for what, done, steps in reports)
 
 
 # ---- what is refused ----
@@ -239,7 +239,7 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
         ({"name": ""}, "is no name for an engine"),
     ],
 )
-def test_what_cannot_be_built_is_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:
+def test_impossible_builds_are_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ExportError, EngineFileError, TensorRTError), match=message):
         build_engine(own_bundle, **{"capabilities": CAPABILITIES, **settings})
     assert not (own_bundle / ENGINES).exists()

@@ -1,4 +1,4 @@
-"""What is exact in algebra alone does not get into a bundle: each layer's error decides, on real activations."""
+"""The guard: each layer's error on real activations decides on its cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CROSS_1 = "model.decoder.layers.1.encoder_attn.k_proj.weight"
 
 @pytest.fixture(scope="module")
 def spoiled_folder(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two key weights that undo all precision of float32, and one that undoes that of half precision alone."""
+    """Two key weights whose inverse loses all precision of float32, and one that loses that of half precision alone."""
     folder = checkpoints.copy(tmp_path_factory.mktemp("spoiled") / "bart")
     third = CROSS_1.replace("layers.1", "layers.2")
     return spoil(folder, {CROSS_1: 1e7, OWN_2: 1e7, third: 100})
@@ -47,7 +47,7 @@ def decide(given: Given, variant: str, precision: str) -> tuple[tuple[LayerPlan,
     return guard(canonical, same_for_all(PRESETS[variant], L, f"preset {variant}"), activations, precision)
 
 
-def test_a_layer_whose_keys_do_not_give_its_values_keeps_something_else(spoiled: Given) -> None:
+def test_a_layer_with_inexact_values_gets_a_safer_cache(spoiled: Given) -> None:
     plan, measured = decide(spoiled, "kcache", "fp32")
     assert [layer.source for layer in plan] == ["k", "states", "k"]
     assert [layer.generated for layer in plan] == ["k", "k", "x"]
@@ -74,7 +74,7 @@ def test_half_precision_allows_less(spoiled: Given, precision: str) -> None:
 
 @pytest.mark.parametrize("variant", ["el", "xcache"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_what_undoes_nothing_is_exact_whatever_the_weights(spoiled: Given, variant: str, precision: str) -> None:
+def test_caches_without_an_inverse_are_exact_for_any_weights(spoiled: Given, variant: str, precision: str) -> None:
     plan, measured = decide(spoiled, variant, precision)
     assert plan == same_for_all(PRESETS[variant], L, f"preset {variant}")
     assert all(found.condition == 0 and found.error <= found.allowed for found in measured)
@@ -89,7 +89,7 @@ def test_the_first_layers_keys_are_read_by_all_or_by_none(checkpoints: Checkpoin
     assert all(found.error > found.allowed for found in measured if found.part == "source")
 
 
-def test_an_export_tells_what_it_kept_and_generates_the_same_tokens(
+def test_the_manifest_has_the_safer_caches_and_tokens_are_equal(
     spoiled: Given, spoiled_folder: Path, tmp_path: Path
 ) -> None:
     bundle = export_model(spoiled_folder, tmp_path / "out", variant="kcache")
@@ -138,7 +138,7 @@ def test_numbers_beyond_half_precision_and_none_at_all_are_no_error(
     assert first.allowed > 0 or first.error == 0
 
 
-def test_attention_without_numbers_is_told(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_attention_of_nan_is_an_error(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c", "bart")
 
     def change(weights: dict[str, torch.Tensor]) -> None:
@@ -185,7 +185,7 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
 
 
 def test_activations_are_those_of_the_model(spoiled: Given) -> None:
-    """From the recorded activations, attention gives what the model's own layers give to their output projections."""
+    """Attention over the recorded activations gives the inputs of the model's own output projections."""
     checkpoint, _, (cross, own) = spoiled
     for seen in (*cross, *own):
         weights = torch.softmax(seen.scale * seen.query @ seen.key.transpose(-1, -2) + seen.mask, dim=-1)

@@ -1,4 +1,4 @@
-"""Engines of the tests' bundles: built for two GPUs that nobody here has, and what TensorRT is given for them."""
+"""Engines of the tests' bundles, built for two GPUs that need not exist, and the graphs that TensorRT parses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.tensorrt.distribution import load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["CAPABILITIES", "as_bundle", "build", "check_builds", "check_tokens_of_what_tensorrt_is_given"]
+__all__ = ["CAPABILITIES", "as_bundle", "build", "check_builds", "check_tokens_of_tensorrt_graphs"]
 
 try:
     CAPABILITIES = ["80", "120"] if load_tensorrt().is_rtx else ["current"]
@@ -38,7 +38,7 @@ def build(bundle: Path, **settings: Any) -> Any:
 
 
 def check_builds(source: Path, folder: Path) -> None:
-    """A copy of the bundle ``source`` builds, with each of its operators as a plugin."""
+    """Build a copy of the bundle ``source``; each of its operators must be a plugin."""
     target = Path(shutil.copytree(source, folder / "bundle"))
     entry = build(target).entry
     model = onnx.load(target / "decoder.onnx", load_external_data=False)
@@ -51,7 +51,7 @@ def check_builds(source: Path, folder: Path) -> None:
 
 
 def as_bundle(source: Path, target: Path, precision: str = "fp32") -> Path:
-    """A bundle of the graphs that TensorRT is given for ``source``, with functions in place of plugins."""
+    """A bundle of the graphs for TensorRT, with functions in place of plugins."""
     bundle = Bundle.load(source)
     shutil.copytree(source, target)
     graphs = write_tensorrt_graphs(bundle, engine_limits(bundle.manifest), precision, target)
@@ -70,10 +70,10 @@ def as_bundle(source: Path, target: Path, precision: str = "fp32") -> Path:
     return target
 
 
-def check_tokens_of_what_tensorrt_is_given(
+def check_tokens_of_tensorrt_graphs(
     bundles: BundleCache, family: str, variant: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are those of the bundle, through function bodies."""
+    """Tokens of the graphs for TensorRT, through function bodies, are those of the bundle."""
     source = bundles(variant, family)
     whole = Runner.load(source, threads=1)
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")

@@ -1,4 +1,4 @@
-"""`tools/gpu_check.py`: what becomes of sections that pass, fail, hang, are killed, or are stopped; and the report."""
+"""`tools/gpu_check.py`: outcomes of sections that pass, fail, hang, are killed or are stopped; and the report."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def report(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_every_section_comes_to_something(
+def test_every_section_has_an_outcome(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(tool.SECTIONS, "rates", tool.Kind("hangs", 2 / 60))
@@ -109,7 +109,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def test_sections_that_run_later_join_those_that_ran_before(tool: Any, tmp_path: Path) -> None:
+def test_later_sections_join_earlier_ones(tool: Any, tmp_path: Path) -> None:
     assert check(tool, tmp_path, "machine", "tensorrt") == 0
     assert check(tool, tmp_path, "tests") == 1
     assert list(report(tmp_path)) == ["machine", "tests", "tensorrt"]
@@ -126,7 +126,7 @@ def test_notes_and_cells_stay_in_their_line(tool: Any, tmp_path: Path) -> None:
     assert "\n- build: a | b c\n" in (tmp_path / "hardware.md").read_text()
 
 
-def test_what_needs_a_section_that_failed_is_skipped(
+def test_a_section_is_skipped_where_one_that_it_needs_failed(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tool.SECTIONS, "sanitizer", tool.Kind("needs one that fails", 1, ("tests",)))
@@ -135,7 +135,7 @@ def test_what_needs_a_section_that_failed_is_skipped(
     assert check(tool, tmp_path, "sanitizer") == 0  # what ran in an earlier call is for whoever calls to judge
 
 
-def test_what_goes_on_is_told_what_was_found_before(tool: Any, tmp_path: Path) -> None:
+def test_later_section_receives_earlier_results(tool: Any, tmp_path: Path) -> None:
     results = tmp_path / "results"
     check(tool, tmp_path, "rates", "--minutes", "0.03")
     check(tool, tmp_path, "generate")
@@ -154,7 +154,7 @@ def test_what_goes_on_is_told_what_was_found_before(tool: Any, tmp_path: Path) -
     assert step == ["--output", str(results / "step.json"), "--work", str(results / "generate")]
 
 
-def test_what_was_found_before_stays_where_a_section_does_not_begin(tool: Any, tmp_path: Path) -> None:
+def test_earlier_results_stay_where_a_section_does_not_begin(tool: Any, tmp_path: Path) -> None:
     check(tool, tmp_path, "tensorrt")
     before = report(tmp_path)
     assert check(tool, tmp_path, "tensorrt", "--minutes", "0.001") == 0
@@ -178,7 +178,7 @@ def test_no_time_left(tool: Any, tmp_path: Path) -> None:
         (["machine", "--minutes", "-1"], "error: --minutes -1 leaves no time; pass more than 0"),
     ],
 )
-def test_what_cannot_be_asked_for(
+def test_wrong_arguments_are_refused(
     tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert check(tool, tmp_path, *arguments) == 2
@@ -201,7 +201,7 @@ def test_results_are_found_from_any_folder(tool: Any, tmp_path: Path, monkeypatc
         ("results", "binary.md", "can't decode byte"),
     ],
 )
-def test_where_nothing_can_be_written_it_says_so(
+def test_unwritable_output_is_an_error(
     tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], results: str, hardware: str, said: str
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -227,21 +227,19 @@ BROKEN += ['{"figures": {}, "tables": [{"title": "a", "columns": ["b"], "rows": 
 
 @pytest.mark.parametrize("content", BROKEN)
 @pytest.mark.parametrize("file", ["build.json", "build.section.json"])
-def test_what_is_broken_in_the_folder_is_said_and_kept_apart(
-    tool: Any, tmp_path: Path, file: str, content: str
-) -> None:
+def test_broken_files_are_reported_and_isolated(tool: Any, tmp_path: Path, file: str, content: str) -> None:
     check(tool, tmp_path, "build")
     (tmp_path / "results" / file).write_text(content)
     assert check(tool, tmp_path, "machine") == 0
     found = report(tmp_path)
     assert found["machine"]["tables"]
-    told = [*found["build"]["notes"], found["build"]["reason"]]
-    assert any(line.startswith(f"{file} is ") for line in told)
+    reports = [*found["build"]["notes"], found["build"]["reason"]]
+    assert any(line.startswith(f"{file} is ") for line in reports)
     assert check(tool, tmp_path, "build") == 0
     assert report(tmp_path)["build"]["outcome"] == "passed"
 
 
-def test_a_section_of_another_version_is_said_to_be_unreadable(tool: Any, tmp_path: Path) -> None:
+def test_a_section_of_another_version_is_unreadable(tool: Any, tmp_path: Path) -> None:
     check(tool, tmp_path, "build")
     path = tmp_path / "results" / "build.section.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "host": "some"}))
@@ -249,7 +247,7 @@ def test_a_section_of_another_version_is_said_to_be_unreadable(tool: Any, tmp_pa
     assert report(tmp_path)["build"]["outcome"] == "unreadable"
 
 
-def test_what_a_section_leaves_running_ends_with_it(tool: Any, tmp_path: Path) -> None:
+def test_processes_of_a_section_end_with_it(tool: Any, tmp_path: Path) -> None:
     body = f"subprocess.Popen(['sleep', '600'], cwd={str(tmp_path)!r})"
     write_section(tmp_path, "tests", body)
     assert check(tool, tmp_path, "tests") == 0
@@ -280,7 +278,7 @@ def reads_as(link: Path, folder: Path) -> bool:
         ("Traceback (most recent call last):\nKeyError: 'a'\n1 failed\nerror: 1 failed\n", "error: 1 failed"),
     ],
 )
-def test_the_reason_is_the_line_that_tells_it(tool: Any, said: str, reason: str) -> None:
+def test_the_reason_of_a_failure_is_one_line_of_the_log(tool: Any, said: str, reason: str) -> None:
     assert tool.reason_of(said) == reason
 
 
@@ -291,14 +289,14 @@ def test_a_long_log_is_not_read_whole(tool: Any, tmp_path: Path) -> None:
     assert report(tmp_path)["tests"]["reason"] == "the end"
 
 
-def test_without_a_gpu_the_document_stays_as_it_is(tool: Any, tmp_path: Path) -> None:
+def test_without_a_gpu_the_document_is_unchanged(tool: Any, tmp_path: Path) -> None:
     body = "skip('this machine has no NVIDIA GPU')"
     write_section(tmp_path, "machine", body)
     assert check(tool, tmp_path, "machine") == 0
     assert (tmp_path / "hardware.md").read_text() == "# What ran where\n\n## A CPU\n\nall of it\n"
 
 
-def test_the_document_whatever_its_lines_end_with(tool: Any, tmp_path: Path) -> None:
+def test_documents_with_any_line_ends(tool: Any, tmp_path: Path) -> None:
     hardware = tmp_path / "hardware.md"
     hardware.write_bytes(b"# What ran where\r\n\r\n## A CPU\r\n\r\nall of it")
     check(tool, tmp_path, "machine")
@@ -319,8 +317,8 @@ def test_a_gpu_has_one_line(tool: Any, tmp_path: Path) -> None:
     assert text.count("\n## A | GPU ## of two (20") == 1 and "\ndriver a b.\n" in text
 
 
-def test_stopped_half_way_it_says_so(tmp_path: Path) -> None:
-    """By hand, or by whoever lends the machine: what was found by then is in the report."""
+def test_a_stopped_check_reports_what_it_has(tmp_path: Path) -> None:
+    """A check that is stopped, by hand or with the machine, reports the results so far."""
     for name, body in {**BODIES, "build": BODIES["rates"]}.items():
         write_section(tmp_path, name, body)
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tools import gpu_check\n"
@@ -360,7 +358,7 @@ SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n===
         ("ERROR SUMMARY: 0 errors", None, (12, "0"), "it did not come to its end 12 s after its time"),
     ],
 )
-def test_what_compute_sanitizer_says(
+def test_output_of_compute_sanitizer(
     monkeypatch: pytest.MonkeyPatch, said: str, code: int | None, row: tuple[int, str], fault: str
 ) -> None:
     cases, errors, last = sanitizer.read_output(SANITIZED.format(said))
@@ -379,7 +377,7 @@ def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest
 
 
 def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's profiler writes it."""
+    """Events of a trace as torch's profiler writes it."""
     trace = [
         {"ph": "X", "cat": "kernel", "name": "attend<float>", "ts": 10.0, "dur": 4.0, "args": {"stream": 7}},
         {"ph": "X", "cat": "kernel", "name": "other", "ts": 12.5, "dur": 1.0, "args": {}},

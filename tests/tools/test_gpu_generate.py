@@ -110,7 +110,7 @@ def test_every_side_is_checked_predicted_and_timed(rehearsed: Rehearsed) -> None
     assert target["target 10x"] == ("met" if figures["times_transformers"] >= 10 else "missed")
 
 
-def test_the_papers_rows_stand_beside_ours(rehearsed: Rehearsed) -> None:
+def test_rows_of_the_papers_are_beside_ours(rehearsed: Rehearsed) -> None:
     output = rehearsed.output
     fastseq, el = rows_of(output, "FastSeq, Table 2"), rows_of(output, "EL-attention, Table 3")
     assert [row["the paper"] for row in fastseq] == ["0.75", "1.00", "1.40", "3.30"]
@@ -150,7 +150,7 @@ def shift_largest_weight(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_what_is_equal_what_is_a_tie_and_what_differs() -> None:
+def test_verdicts_equal_tie_and_different() -> None:
     verdict = _generate_check.verdict
 
     def result(tokens: list[list[int]], scores: list[float]) -> SearchResult:
@@ -166,7 +166,7 @@ def test_what_is_equal_what_is_a_tie_and_what_differs() -> None:
     assert verdict(result([[2, 5], [2, 7]], [-1.0, -3.0]), expected) == "shape [2, 2], expected [2, 3]"
 
 
-def test_where_the_comparison_ends_on_a_variant_the_next_are_compared(tmp_path: Path) -> None:
+def test_a_crash_of_the_comparison_skips_one_variant(tmp_path: Path) -> None:
     output, asked = tmp_path / "results.json", []
 
     def run(variants: list[str]) -> Any:
@@ -211,9 +211,7 @@ serve_case(work)
 """
 
 
-def test_a_case_that_ends_badly_is_a_row_and_the_others_are_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_case_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "case.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     np.save(tmp_path / "tokens.npy", np.zeros((2, 13), np.int64))
@@ -259,9 +257,7 @@ def test_a_case_that_ends_badly_is_a_row_and_the_others_are_intact(
     assert again == [row for row in rows_of(first, "End to end") if row["ended"] == "done"]
 
 
-def test_what_was_found_before_stays_wherever_a_later_call_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_results_survive_a_stopped_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "generate.json"
     cases = {"el, 2": {"how": "done", "seconds": [1.0]}}
     checks = [{"model": "bart-large", "variant": "el", "tokens": 9, "said": "equal"}]
@@ -280,8 +276,8 @@ def test_what_was_found_before_stays_wherever_a_later_call_is_stopped(
     assert notes_of(output)[0].startswith("rates.json is broken")
 
 
-def test_cases_go_on_where_the_tokens_of_earlier_ones_were_left_elsewhere(tmp_path: Path) -> None:
-    """On a machine that has neither the bundles nor the tokens of an earlier call."""
+def test_cases_continue_without_the_tokens_of_earlier_ones(tmp_path: Path) -> None:
+    """A later call on a machine without the bundles and tokens of an earlier one."""
     found = {"seconds": [0.5], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []}
     known = {"transformers, 2": {**found, "how": "done", "new_tokens": 12, "equal": None}, "slim, 2": {"how": "x"}}
     np.save(tmp_path / "el-2.npy", np.zeros((2, 13), np.int64))

@@ -1,4 +1,4 @@
-"""The sections `rates` and `kernels` of the GPU check, rehearsed here, and that the second finds what is wrong."""
+"""The sections `rates` and `kernels` of the GPU check, rehearsed here; `kernels` must find wrong results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_a_gpu(section: str, tmp_path: Path) -> None:
 
 
 def found_with(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the section finds where ``call(right, operator, inputs, outputs)`` stands in for the kernels."""
+    """Results of the section where ``call(right, operator, inputs, outputs)`` replaces the kernels."""
     right = _kernel_work.Operator.__call__
     monkeypatch.setattr(
         _kernel_work.Operator, "__call__", lambda self, inputs, outputs: call(right, self, inputs, outputs)
@@ -95,7 +95,7 @@ def found_with(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
 
 
 def nearly(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
-    """One number in a hundred is off by a hundredth of what is usual."""
+    """A result with one number in a hundred off by a hundredth of the usual size."""
     started = right(operator, inputs, outputs)
     first = next(iter(outputs.values())).view(-1)
     first[::100] += 0.03
@@ -125,7 +125,7 @@ def test_a_mask_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert wrong == {"SourceAttention", "LatentAttention"}
 
 
-def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
         if operator.work.operator == "LatentAttention":
             raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
@@ -207,7 +207,7 @@ def test_rows_that_histories_share_count_once() -> None:
 
 
 class Cuda(ModuleType):
-    """As much of torch.cuda as taking times needs. ``log``: what was asked for."""
+    """A stand-in for torch.cuda as far as timing uses it. ``log``: the calls."""
 
     def __init__(self, refuses: str = "", fails: str = "") -> None:
         self.log: list[str] = []
@@ -266,7 +266,7 @@ def test_kernels_are_compiled_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [Path(name).read_text() for name in names] == ["kernel<float> 90"] * 3
 
 
-def test_what_waits_for_the_gpu_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_wait_for_the_gpu_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda("called a synchronizing CUDA operation")
     monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
     place = object.__new__(_graph_times.OnGpu)
@@ -277,7 +277,7 @@ def test_what_waits_for_the_gpu_is_not_captured(monkeypatch: pytest.MonkeyPatch)
         place.times([cuda.call])
 
 
-def test_a_capture_that_fails_leaves_times_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capture_still_gives_times(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(fails="operation failed\nlong")
     monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
     times = object.__new__(_graph_times.OnGpu).times([cuda.call] * 4)

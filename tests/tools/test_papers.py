@@ -58,7 +58,7 @@ def test_el_keeps_one_ninety_sixth_to_the_byte() -> None:
 
 
 def test_whispers_figures_to_the_last_number() -> None:
-    """By hand, for the tiny model: 4 layers of width 384."""
+    """The tiny model by hand: 4 layers of width 384."""
     tiny = slim.WHISPER["tiny"]
     baseline = 384 * 51865 + 4 * (6 * 384**2 + 2 * 384 * 1536)
     parameters = slim.parameters
@@ -99,7 +99,7 @@ def test_verdicts(printed: str, ours: float, verdict: str) -> None:
         _ = figures.Figure("", "", "n/a", 1.0).value
 
 
-def test_which_quotients_rounded_cells_can_have() -> None:
+def test_quotients_of_rounded_cells() -> None:
     quotient_can_be = figures.quotient_can_be
     assert quotient_can_be("7.7x", "18.4", "2.4")
     assert quotient_can_be("5.5x", "16.7", "3.0")
@@ -108,7 +108,7 @@ def test_which_quotients_rounded_cells_can_have() -> None:
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_all_forms_of_attention_are_one(beams: int) -> None:
-    """They are compared with the definition before they are timed; one that is wrong is refused by name."""
+    """Forms are compared with the definition before they are timed; a wrong one is refused by name."""
     times = attention_times
     sizes = Sizes(D=40, H=5, G=5, K=8, V=8, L=1, vocabulary=1, source_vocabulary=1, max_source=1, max_target=1)
     measured = times.time_attention(sizes, 2, beams, 19, 1)
@@ -133,7 +133,7 @@ def test_fits_find_the_polynomial() -> None:
     assert fit(lengths, squares, 1).r_squared < 0.99
 
 
-def test_an_ablation_of_what_cannot_be() -> None:
+def test_an_impossible_ablation_is_refused() -> None:
     time_ablation = step_times.time_ablation
     with pytest.raises(SystemExit, match="is no checkpoint folder"):
         time_ablation(ROOT, 1, 8, 8, 1, None)
@@ -143,7 +143,7 @@ def test_an_ablation_of_what_cannot_be() -> None:
 
 @pytest.mark.slow
 def test_growth_and_ablation_run() -> None:
-    """They export, and compare tokens and logits, before they time; a wrong cache would end them."""
+    """Tokens and logits are compared before anything is timed, so that a wrong cache is an error."""
     times = step_times
     growth = times.time_growth("dedup", 2, 6, [8, 40], 1, None)
     assert len(growth.cached_ms) == 40
