@@ -210,7 +210,7 @@ def test_a_folder_in_place_of_a_file(copy: Path) -> None:
     refused(copy, "encoder.onnx is missing")
 
 
-def test_what_is_no_bundle(tmp_path: Path) -> None:
+def test_folders_that_are_not_bundles(tmp_path: Path) -> None:
     refused(tmp_path, "has no bundle.json", "export-model")
     (tmp_path / "file").write_text("{}")
     refused(tmp_path / "file", "is no folder")
@@ -274,7 +274,7 @@ def test_manifest_that_is_wrong(copy: Path, name: str) -> None:
     ["", "{", "null", "[]", '"x"', "[" * 200_000, '{"format_version": 1, "x": ' + "9" * 5000 + "}", "\ufeff{}"],
     ids=["empty", "cut", "null", "list", "text", "nested", "long number", "byte order mark"],
 )
-def test_manifest_that_is_no_json_object(copy: Path, text: str) -> None:
+def test_manifest_that_is_not_a_json_object(copy: Path, text: str) -> None:
     (copy / "bundle.json").write_text(text, "utf-8")
     refused(copy, "bundle.json", "export the model again")
 
@@ -404,13 +404,13 @@ def test_external_data_beyond_the_file(copy: Path, offset: str) -> None:
     refused(copy, "encoder.onnx", "ONNX Runtime")
 
 
-def test_graph_that_is_no_graph(copy: Path) -> None:
+def test_invalid_graph(copy: Path) -> None:
     (copy / "decoder.onnx").write_bytes(b"\x08\x07" * 50)
     rechecked(copy, "decoder")
     refused(copy, "decoder.onnx", "ONNX Runtime")
 
 
-def test_tokenizer_that_is_no_tokenizer(copy: Path) -> None:
+def test_invalid_tokenizer(copy: Path) -> None:
     path = copy / "tokenizer" / "tokenizer.json"
     path.write_text("{}")
     for index, entry in enumerate(json.loads((copy / "bundle.json").read_text("utf-8"))["tokenizer"]["files"]):

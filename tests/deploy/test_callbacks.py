@@ -1,4 +1,4 @@
-"""Who listens to a search hears of each sample as soon as it is through, and may let samples go."""
+"""Callbacks of a search: each sample is reported as soon as it is final, and samples may be cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASK = (np.arange(9) < np.array([9, 4, 7, 2, 9, 5])[:, None]).astype(np.int64)
 
 
 class Recorder:
-    """Writes down what it hears; lets each sample of ``patience`` go after so many steps."""
+    """Record all calls; cancel each sample of ``patience`` after that many steps."""
 
     def __init__(self, patience: dict[int, int] | None = None) -> None:
         self.patience = patience or {}
@@ -49,8 +49,8 @@ SETTINGS = [
 ]
 
 
-def often_said(runner: Runner) -> list[int]:
-    """Three tokens that greedy rows say first at as many different places as there are."""
+def frequent_tokens(runner: Runner) -> list[int]:
+    """Return three tokens that first occur in greedy rows at as many different positions as possible."""
     asked = {"num_beams": 1, "max_new_tokens": 16, "min_new_tokens": 16, "no_repeat_ngram_size": 2}
     rows = runner.generate(IDS, MASK, **asked).sequences[:, -16:]
 
@@ -62,47 +62,47 @@ def often_said(runner: Runner) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_each_sample_is_told_once_with_its_own_result(runner: Runner, settings: dict[str, Any]) -> None:
+def test_each_sample_is_reported_once_with_its_own_result(runner: Runner, settings: dict[str, Any]) -> None:
     settings = {"max_new_tokens": 16, "min_length": 0, "pad_token_id": 1, "no_repeat_ngram_size": 2, **settings}
-    settings["eos_token_id"] = often_said(runner)
-    heard = Recorder()
-    whole = runner.generate(IDS, MASK, callback=heard, **settings)
+    settings["eos_token_id"] = frequent_tokens(runner)
+    recorder = Recorder()
+    whole = runner.generate(IDS, MASK, callback=recorder, **settings)
     expected = runner.generate(IDS, MASK, **settings)
     np.testing.assert_array_equal(whole.sequences, expected.sequences)
-    assert sorted(heard.found) == list(range(6))
-    assert len(set(heard.steps_before.values())) > 1, "all ended together, so that early results were not tried"
+    assert sorted(recorder.found) == list(range(6))
+    assert len(set(recorder.steps_before.values())) > 1, "all ended together, so that early results were not tried"
     count = settings.get("num_return_sequences", 1)
-    for sample, result in heard.found.items():
+    for sample, result in recorder.found.items():
         own = expected.of(sample, count)
         length = result.sequences.shape[1]
         np.testing.assert_array_equal(result.sequences, own.sequences[:, :length])
         assert len(set(own.sequences[:, length:].ravel().tolist())) <= 1  # padding alone is left out
         if own.scores is not None and result.scores is not None:
             np.testing.assert_array_equal(result.scores, own.scores)
-        assert all(sample not in ran for ran in heard.ran[heard.steps_before[sample] :])
+        assert all(sample not in ran for ran in recorder.ran[recorder.steps_before[sample] :])
         if settings["num_beams"] == 1:
-            assert heard.tokens[sample] == result.sequences[0, length - len(heard.tokens[sample]) :].tolist()
+            assert recorder.tokens[sample] == result.sequences[0, length - len(recorder.tokens[sample]) :].tolist()
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_who_is_let_go_costs_no_step_more_and_changes_nobody(runner: Runner, settings: dict[str, Any]) -> None:
+def test_cancelled_samples_run_no_further_step_and_change_no_other(runner: Runner, settings: dict[str, Any]) -> None:
     settings = {"max_new_tokens": 16, "min_new_tokens": 16, **settings}
     expected = Recorder()
     runner.generate(IDS, MASK, callback=expected, **settings)
-    heard = Recorder({0: 3, 3: 1, 5: 3})
-    runner.generate(IDS, MASK, callback=heard, **settings)
-    assert [sorted(ran) for ran in heard.ran] == [[*range(6)], *[[0, 1, 2, 4, 5]] * 2, *[[1, 2, 4]] * 13]
-    assert sorted(heard.found) == [1, 2, 4]
-    for sample, result in heard.found.items():
+    recorder = Recorder({0: 3, 3: 1, 5: 3})
+    runner.generate(IDS, MASK, callback=recorder, **settings)
+    assert [sorted(ran) for ran in recorder.ran] == [[*range(6)], *[[0, 1, 2, 4, 5]] * 2, *[[1, 2, 4]] * 13]
+    assert sorted(recorder.found) == [1, 2, 4]
+    for sample, result in recorder.found.items():
         np.testing.assert_array_equal(result.sequences, expected.found[sample].sequences)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_nothing_runs_for_nobody(runner: Runner, settings: dict[str, Any]) -> None:
+def test_search_stops_when_all_samples_are_cancelled(runner: Runner, settings: dict[str, Any]) -> None:
     settings = {"max_new_tokens": 16, "min_new_tokens": 16, **settings}
-    heard = Recorder(dict.fromkeys(range(6), 2))
-    runner.generate(IDS, MASK, callback=heard, **settings)
-    assert (len(heard.ran), heard.found) == (2, {})
+    recorder = Recorder(dict.fromkeys(range(6), 2))
+    runner.generate(IDS, MASK, callback=recorder, **settings)
+    assert (len(recorder.ran), recorder.found) == (2, {})
     last = Recorder(dict.fromkeys(range(6), 16))
     runner.generate(IDS, MASK, callback=last, **settings)
     assert (len(last.ran), last.found) == (16, {})

@@ -1,4 +1,4 @@
-"""Samples that are through leave the batch: nothing that is returned may change, and their rows are no longer run."""
+"""Compaction: finished samples are removed from a batch. No result may change, and their rows are no longer run."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ VOCABULARY, EOS = 17, 2
 DEFAULTS = {"eos_token_id": EOS, "pad_token_id": 1, "decoder_start_token_id": 3}
 
 
-@given(leaving=st.lists(st.booleans(), min_size=1, max_size=12), rows=st.integers(1, 3))
+@given(removed=st.lists(st.booleans(), min_size=1, max_size=12), rows=st.integers(1, 3))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_a_departure_keeps_those_that_stay(leaving: list[bool], rows: int) -> None:
-    compaction = Compaction.of(np.array(leaving))
-    values = np.arange(len(leaving) * rows * 2).reshape(-1, 2)
-    before = values.copy().reshape(len(leaving), rows, 2)
+def test_compaction_keeps_the_remaining_samples(removed: list[bool], rows: int) -> None:
+    compaction = Compaction.of(np.array(removed))
+    values = np.arange(len(removed) * rows * 2).reshape(-1, 2)
+    before = values.copy().reshape(len(removed), rows, 2)
     left = compaction.apply(values, rows)
     assert np.shares_memory(left, values) or not compaction.remaining
-    samples = compaction.apply(np.arange(len(leaving)))
-    assert sorted(samples.tolist()) == np.flatnonzero(~np.array(leaving)).tolist()
+    samples = compaction.apply(np.arange(len(removed)))
+    assert sorted(samples.tolist()) == np.flatnonzero(~np.array(removed)).tolist()
     np.testing.assert_array_equal(left.reshape(compaction.remaining, rows, 2), before[samples])
-    assert len(compaction.moves) <= sum(leaving)
-    assert all(samples[place] == place for place in range(compaction.remaining) if not leaving[place])
+    assert len(compaction.moves) <= sum(removed)
+    assert all(samples[place] == place for place in range(compaction.remaining) if not removed[place])
 
 
 class MadeUpStep:
@@ -108,35 +108,35 @@ class MadeUpStep:
         },
     ),
 )
-def test_leaving_changes_nothing(size: int, seed: int, num_beams: int, asked: dict[str, Any]) -> None:
+def test_compaction_changes_no_result(size: int, seed: int, num_beams: int, asked: dict[str, Any]) -> None:
     asked["num_return_sequences"] = min(num_beams, asked.get("num_return_sequences", 1))
     forced = {asked.get("forced_bos_token_id"), *np.atleast_1d(asked.get("forced_eos_token_id", -1)).tolist()}
     asked["suppress_tokens"] = [token for token in asked.get("suppress_tokens", []) if token not in forced]
     options = resolve_options(DEFAULTS, {**asked, "num_beams": num_beams}, vocab_size=VOCABULARY, max_positions=20)
-    leaving, staying = MadeUpStep(options, size, seed), MadeUpStep(options, size, seed)
-    found, expected = search(leaving, options, size), search_together(staying, options, size)
+    removed, staying = MadeUpStep(options, size, seed), MadeUpStep(options, size, seed)
+    found, expected = search(removed, options, size), search_together(staying, options, size)
     np.testing.assert_array_equal(found.sequences, expected.sequences)
     if expected.scores is None:
         assert found.scores is None
     else:
         assert found.scores is not None
         np.testing.assert_array_equal(found.scores, expected.scores)
-    assert leaving.rows_run <= staying.rows_run
+    assert removed.rows_run <= staying.rows_run
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_made_up_samples_end_at_their_own_pace(num_beams: int, early_stopping: bool | str) -> None:
-    """Else the comparison above would compare two equal runs."""
+def test_synthetic_samples_end_at_different_steps(num_beams: int, early_stopping: bool | str) -> None:
+    """Otherwise the comparison above would compare two equal runs."""
     asked = {"num_beams": num_beams, "early_stopping": early_stopping, "max_length": 14}
     options = resolve_options(DEFAULTS, asked, vocab_size=VOCABULARY, max_positions=20)
-    leaving_rows = staying_rows = 0
+    removed_rows = staying_rows = 0
     for seed in range(20):
-        leaving, staying = MadeUpStep(options, 6, seed), MadeUpStep(options, 6, seed)
-        search(leaving, options, 6)
+        removed, staying = MadeUpStep(options, 6, seed), MadeUpStep(options, 6, seed)
+        search(removed, options, 6)
         search_together(staying, options, 6)
-        leaving_rows, staying_rows = leaving_rows + leaving.rows_run, staying_rows + staying.rows_run
-    assert leaving_rows < 0.95 * staying_rows
+        removed_rows, staying_rows = removed_rows + removed.rows_run, staying_rows + staying.rows_run
+    assert removed_rows < 0.95 * staying_rows
 
 
 # The engine
@@ -144,7 +144,7 @@ def test_made_up_samples_end_at_their_own_pace(num_beams: int, early_stopping: b
 
 @pytest.fixture
 def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each step of any decoding runs."""
+    """Number of rows that each step of any decoding runs."""
     rows: list[int] = []
     step = CpuDecoding.step
 
@@ -160,8 +160,8 @@ def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", PRESETS)
-def test_samples_that_are_through_are_not_run(bundles: BundleCache, rows_run: list[int], variant: str) -> None:
-    """Token for token what `generate` returns for the whole batch, with fewer and fewer rows."""
+def test_finished_samples_are_not_run(bundles: BundleCache, rows_run: list[int], variant: str) -> None:
+    """The tokens are those of `generate` for the whole batch, with fewer and fewer rows."""
     model = bundles.trace("bart")[0].model
     runner = Runner.load(bundles(variant, "bart"), threads=1)
     ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
@@ -197,7 +197,7 @@ def test_the_encoder_runs_a_few_samples_at_a_time(
 
 
 def test_a_step_allocates_and_binds_nothing(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same buffers, bound once, from the first step to the last; and again when a sample has left."""
+    """The same buffers are bound once from the first step to the last, and again after a compaction."""
     seen: list[tuple[int, int, tuple[int, ...]]] = []
     step = CpuDecoding.step
 
@@ -222,7 +222,7 @@ def test_a_step_allocates_and_binds_nothing(bundles: BundleCache, monkeypatch: p
 
 
 class MadeUpDecoding:
-    """Answers with scores of its own choice."""
+    """A decoding that returns given scores."""
 
     def __init__(self, size: int, beams: int, positions: int, scores: Any, tokens: Any) -> None:
         sizes = {"B": size, "M": beams, "R": size * beams, "T_max": positions, "T_history": positions, "P": 0}
@@ -247,7 +247,7 @@ class MadeUpDecoding:
 
 
 @pytest.mark.parametrize("fault", ["nan", "token -1"])
-def test_scores_that_are_no_numbers_are_an_error_that_names_the_sample(fault: str) -> None:
+def test_nan_scores_are_an_error_that_names_the_sample(fault: str) -> None:
     options = resolve_options(DEFAULTS, {"num_beams": 2, "max_length": 6}, vocab_size=VOCABULARY, max_positions=20)
     scores = np.zeros((5, options.candidates), np.float32)
     tokens = np.full((5, options.candidates), 4, np.int64)
@@ -273,7 +273,7 @@ def test_scores_that_are_no_numbers_are_an_error_that_names_the_sample(fault: st
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_weights_that_are_no_numbers(bundles: BundleCache, tmp_path: Path, num_beams: int) -> None:
+def test_nan_weights(bundles: BundleCache, tmp_path: Path, num_beams: int) -> None:
     folder = Path(shutil.copytree(bundles("dedup", "bart"), tmp_path / "bundle"))
     weights = bytearray((folder / "weights.safetensors").read_bytes())
     start = 8 + int.from_bytes(weights[:8], "little")

@@ -1,4 +1,4 @@
-"""What the engines do with a GPU, over plain memory in place of one."""
+"""`CudaDevice` over plain memory in place of a GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tightbeam.deploy.runtimes.errors import DeviceError, RuntimeSetupError
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
 
-def test_the_memory_in_place_of_a_gpu_answers_like_cuda() -> None:
-    """The names that are used are there, and take as many arguments under the same names."""
+def test_the_fake_runtime_has_the_functions_of_cuda() -> None:
+    """Every function that is used exists, with the same arguments."""
     runtime = pytest.importorskip("cuda.bindings.runtime")
     methods = [name for name in vars(CudaInMemory) if name.startswith("cuda") and callable(getattr(CudaInMemory, name))]
     functions = [name for name in methods if inspect.isfunction(getattr(CudaInMemory, name))]
@@ -40,7 +40,7 @@ def test_the_memory_in_place_of_a_gpu_answers_like_cuda() -> None:
     assert used <= set(dir(CudaInMemory)), "used, and not here"
 
 
-def test_what_the_gpu_is() -> None:
+def test_gpu_properties() -> None:
     device = CudaDevice(CudaInMemory())
     assert (device.capability, device.name) == ("89", "Plain memory")
 
@@ -62,10 +62,10 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which kind, and how much where CUDA was asked for some."""
+    """The error names the kind of memory, and the bytes that were requested."""
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
-    cuda.room = 100
+    cuda.capacity = 100
     with pytest.raises(DeviceError, match=r"^no memory on the GPU for 101 bytes; run fewer rows together$"):
         device.allocate(101)
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_host_arrays_outlive_everything_but_their_users() -> None:
     expect_nothing_left(cuda)
 
 
-def test_a_mirror_is_one_copy_and_aligned() -> None:
+def test_staged_arrays_are_one_copy_and_aligned() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
     staged = StagedArrays(
@@ -115,7 +115,7 @@ def test_a_mirror_is_one_copy_and_aligned() -> None:
     assert cuda.done[-1].nbytes == 8
 
 
-def test_a_capture_that_fails_ends() -> None:
+def test_a_failed_capture_ends() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
 
@@ -134,8 +134,8 @@ def test_a_capture_that_fails_ends() -> None:
     expect_nothing_left(cuda)
 
 
-def test_what_may_not_be_repeated_is_not_captured() -> None:
-    """Work of the host, and copies of memory that may be gone when it is repeated."""
+def test_unrepeatable_work_is_not_captured() -> None:
+    """Host functions, and copies of memory that may be freed before the graph is launched."""
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
     own, other = (StagedArrays(device, {"a": (np.int64, (5,))}) for _ in range(2))
@@ -159,8 +159,8 @@ def test_what_may_not_be_repeated_is_not_captured() -> None:
     assert cuda.kinds() == ["device to host"] * 2
 
 
-def test_memory_that_goes_while_a_stream_is_captured() -> None:
-    """As Python may collect anything at any time, which would spoil the capture."""
+def test_memory_released_while_a_stream_is_captured() -> None:
+    """Python may collect objects at any time; a release would invalidate the capture."""
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
     kept, others = device.allocate(8), [device.allocate(8), device.host_array((4,), np.int64)]

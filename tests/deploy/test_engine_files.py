@@ -1,4 +1,4 @@
-"""TensorRT engines beside a bundle: which one runs here, and what is said where none does."""
+"""TensorRT engines of a bundle: the choice for this machine, and the errors where none fits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def edit(built: BuiltEngine, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def refused(bundle: Bundle, *parts: str, name: str | None = None, here: tuple[str, str, str] = HERE) -> str:
-    """By a line that holds the parts and the command that builds what is wanted."""
+    """The error is one line with the parts and the command that builds the engine."""
     with pytest.raises(EngineFileError) as caught:
         find_engine(bundle, name, *here)
     message = str(caught.value)
@@ -136,7 +136,7 @@ def test_engines_of_other_machines(bundle: Bundle, here: tuple[str, str, str], r
 @pytest.mark.parametrize(
     "name", ["b", "", ".", "..", "../a", "../engines/a", "a/", "a/../a", "/a", "\0", "a\nb", ".a", "a" * 300]
 )
-def test_names_of_no_engine(bundle: Bundle, name: str) -> None:
+def test_invalid_engine_names(bundle: Bundle, name: str) -> None:
     add(bundle)
     shutil.copytree(bundle.path / "engines" / "a", bundle.path / "engines" / ".a")
     shutil.copytree(bundle.path / "engines" / "a", bundle.path / "a")
@@ -147,18 +147,18 @@ def test_names_of_no_engine(bundle: Bundle, name: str) -> None:
             write_engine(bundle, name, filled(bundle))
 
 
-def test_the_command_that_is_told_replaces_the_engine(bundle: Bundle) -> None:
-    """As a shell takes it, whatever the names."""
+def test_the_command_of_an_error_replaces_the_engine(bundle: Bundle) -> None:
+    """The names are quoted for a shell."""
     bundle = Bundle.load(bundle.path.rename(bundle.path.with_name("it's a $bundle")))
     built = add(bundle, "an & engine", tensorrt_version="1.6")
-    told = []
+    commands = []
     for damage in (lambda: None, (built.path / "decoder.engine").unlink, (built.path / "engine.json").unlink):
         damage()
         with pytest.raises(EngineFileError) as caught:
             find_engine(bundle, built.name, *HERE)
-        told.append(shlex.split(str(caught.value).partition("build one: ")[2]))
+        commands.append(shlex.split(str(caught.value).partition("build one: ")[2]))
     replacing = ["--name", "an & engine", "--force"]
-    assert [(words[:3], words[-3:]) for words in told] == [
+    assert [(words[:3], words[-3:]) for words in commands] == [
         (["build-engine", str(bundle.path), "--compute-capability"], replacing)
     ] * 3
 
@@ -208,13 +208,13 @@ def test_damaged_files(bundle: Bundle, graph: str, damage: str) -> None:
         (lambda data: data["decoder"].update(file="/etc/passwd"), "'/etc/passwd'"),
     ],
 )
-def test_descriptions_that_are_wrong(bundle: Bundle, change: Callable[[dict[str, Any]], Any], said: str) -> None:
+def test_wrong_descriptions(bundle: Bundle, change: Callable[[dict[str, Any]], Any], said: str) -> None:
     edit(add(bundle), change)
     refused(bundle, said)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '{"engine_version": NaN}', "\udcff", "[" * 100_000])
-def test_descriptions_that_are_none(bundle: Bundle, text: str) -> None:
+def test_invalid_descriptions(bundle: Bundle, text: str) -> None:
     (add(bundle).path / "engine.json").write_bytes(text.encode(errors="surrogateescape"))
     refused(bundle, "engine.json")
 
@@ -226,7 +226,7 @@ def test_a_missing_description(bundle: Bundle) -> None:
 
 
 def test_damage_beside_the_engine_that_fits(bundle: Bundle) -> None:
-    """Does not matter, and is a reason where nothing fits."""
+    """Damage of another engine matters only where none fits."""
     damaged = add(bundle, "a")
     (damaged.path / "decoder.engine").unlink()
     add(bundle, "b", capabilities=("89", "90"))
@@ -335,7 +335,7 @@ class Found:
 
 
 def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with a GPU and TensorRT, as far as the choice goes."""
+    """The choice alone, for a machine with a GPU and TensorRT."""
     opened = []
 
     class Device:
@@ -378,7 +378,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         (("--engine", "tensorrt:"), "engine='tensorrt:' is not known"),
     ],
 )
-def test_the_command_says_it_in_one_line(bundle: Bundle, options: tuple[object, ...], said: str) -> None:
+def test_the_command_reports_in_one_line(bundle: Bundle, options: tuple[object, ...], said: str) -> None:
     add(bundle)
     done = command(bundle.path, "-", *options)
     assert (done.returncode, done.stdout) == (1, "")
@@ -386,6 +386,6 @@ def test_the_command_says_it_in_one_line(bundle: Bundle, options: tuple[object, 
     assert line.startswith(f"error: {said}")
 
 
-def test_the_command_runs_onnx_runtime_when_told(bundle: Bundle) -> None:
+def test_the_command_runs_onnx_runtime_on_request(bundle: Bundle) -> None:
     done = command(bundle.path, "-", "--engine", "onnxruntime", "--ids")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

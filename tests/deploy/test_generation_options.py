@@ -23,7 +23,7 @@ def resolve(defaults: dict[str, Any] | None = None, **overrides: Any) -> Generat
     return resolve_options({**BASE, **(defaults or {})}, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS)
 
 
-def test_each_field_of_transformers_stands_in_exactly_one_table() -> None:
+def test_each_field_of_transformers_is_in_exactly_one_table() -> None:
     tables = (SUPPORTED, INERT, DORMANT.keys(), UNSUPPORTED.keys())
     fields = set(GenerationConfig().__dict__)
     assert {field: sum(field in table for table in tables) for field in fields} == dict.fromkeys(fields, 1)
@@ -32,7 +32,7 @@ def test_each_field_of_transformers_stands_in_exactly_one_table() -> None:
     assert sum(map(len, tables)) == len(fields | others)
 
 
-def test_what_transformers_fills_in_is_neutral() -> None:
+def test_defaults_of_transformers_are_neutral() -> None:
     filled_in = GenerationConfig._get_default_generation_params()
     for field, value in filled_in.items():
         if value is not None and field in {**DORMANT, **UNSUPPORTED}:
@@ -169,7 +169,7 @@ def test_numbers_and_lists_of_several_kinds() -> None:
     assert resolve(forced_eos_token_id=[2, 3]).forced_eos_token_ids == (2, 3)
 
 
-def test_none_leaves_what_transformers_cannot_do_without() -> None:
+def test_none_leaves_fields_that_transformers_requires() -> None:
     assert resolve({"num_beams": 4}, num_beams=None, sequence_bias=None).num_beams == 4
 
 

@@ -1,4 +1,4 @@
-"""The engine on ONNX Runtime's CUDA provider, over plain memory and ONNX Runtime's CPU provider.
+"""The runtime on ONNX Runtime's CUDA provider, over plain memory and ONNX Runtime's CPU provider.
 
 What is wrong with an address, a shape, a type, a copy, or the order of them, changes tokens here or fails at once; what
 CUDA and its provider do is for `tests/deploy/test_onnxruntime_on_gpu.py`.
@@ -79,7 +79,7 @@ def test_audio(bundles: BundleCache, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["baseline", "el", "slim"])
-def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
+def test_compaction(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "bart")
     made, expected = in_memory(path), Runner.load(path, threads=1)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
@@ -91,7 +91,7 @@ def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
 
 @pytest.mark.parametrize("together", [1, 40, 200])
 def test_samples_are_encoded_some_at_a_time(bundles: BundleCache, together: int) -> None:
-    """As few as there may be of them so that each part begins where a runtime wants it."""
+    """The smallest parts that are aligned."""
     path = bundles("baseline", "bart")
     made, expected = in_memory(path, together), Runner.load(path, threads=1)
     vocabulary = expected.manifest.sizes.source_vocabulary
@@ -100,7 +100,7 @@ def test_samples_are_encoded_some_at_a_time(bundles: BundleCache, together: int)
     assert made.encoder.runs == {1: 9, 40: 9, 200: 2}[together]
 
 
-def test_parts_begin_where_a_runtime_wants_them(bundles: BundleCache) -> None:
+def test_parts_are_aligned(bundles: BundleCache) -> None:
     """5 token ids are 40 bytes: the 32nd sample is the next one that is aligned."""
     path = bundles("dedup", "bart")
     made, expected = in_memory(path, 1), Runner.load(path, threads=1)
@@ -140,8 +140,8 @@ def feed(decodings: Sequence[Decoding], step: int, token: int = 7, normalize: bo
     return results
 
 
-def test_a_setting_that_changes_while_it_runs_is_seen(bundles: BundleCache) -> None:
-    """It is on the host, where a captured step would have what it was."""
+def test_a_setting_changed_during_a_run_takes_effect(bundles: BundleCache) -> None:
+    """It is in host memory; a captured step would use the old value."""
     made = in_memory(bundles("dedup", "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
@@ -155,7 +155,7 @@ def test_a_setting_that_changes_while_it_runs_is_seen(bundles: BundleCache) -> N
 
 
 def test_beams_counted_on_the_gpu(bundles: BundleCache) -> None:
-    """As CUDA's provider has it."""
+    """CUDA's provider reads num_beams on the GPU."""
     path = bundles("baseline", "bart")
     made, expected = in_memory(path, on_host=ON_HOST - {"num_beams"}), Runner.load(path, threads=1)
     assert "num_beams" in {tensor.name for tensor in made.runtime.encoder_interface.inputs}
@@ -163,7 +163,7 @@ def test_beams_counted_on_the_gpu(bundles: BundleCache) -> None:
 
 
 @pytest.mark.parametrize("variant", ["baseline", "dedup"])
-def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
+def test_interleaved_decodings(bundles: BundleCache, variant: str) -> None:
     """Each binds the decoder anew; one that goes on alone is captured again. They are of one size, and one alone may
     have the caches of the decoding before."""
     made = in_memory(bundles(variant, "bart"))
@@ -179,7 +179,7 @@ def test_decodings_that_take_turns(bundles: BundleCache, variant: str) -> None:
     assert made.cuda.launches == (0 if variant == "baseline" else 2 + 2 + 2)
 
 
-def test_a_step_that_was_bound_in_part_is_bound_anew(bundles: BundleCache) -> None:
+def test_a_partly_bound_step_is_bound_again(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
@@ -201,7 +201,7 @@ def test_a_step_that_was_bound_in_part_is_bound_anew(bundles: BundleCache) -> No
 
 
 def test_an_encoder_that_fails_late(bundles: BundleCache) -> None:
-    """While it is enqueued all is well; it is told before the decoder begins."""
+    """The failure appears at the synchronization before the decoder begins."""
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     made.cuda.broken = True
@@ -211,7 +211,7 @@ def test_an_encoder_that_fails_late(bundles: BundleCache) -> None:
     made.runtime.begin(ids, mask, 1, 9, 4)
 
 
-def test_caches_of_another_size_make_room_for_the_encoder(bundles: BundleCache) -> None:
+def test_caches_of_another_size_are_freed_before_the_encoder_runs(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     made.runner.generate(ids, mask, num_beams=8, max_new_tokens=60)
@@ -227,8 +227,8 @@ def test_caches_of_another_size_make_room_for_the_encoder(bundles: BundleCache) 
     assert taken[0] < held
 
 
-def test_what_new_memory_holds(bundles: BundleCache) -> None:
-    """Caches are read past what was written, under a mask; banned tokens are written where there are some."""
+def test_content_of_new_memory(bundles: BundleCache) -> None:
+    """Caches are read past the written positions, under a mask; banned tokens are written where there are some."""
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     decoding = made.runtime.begin(ids, mask, 1, 9, 4)
@@ -249,7 +249,7 @@ def test_a_manifest_with_unknown_names(bundles: BundleCache) -> None:
         OnnxRuntimeCuda(changed, made.runtime.device, *made.runtime.sessions, on_host=lambda session: ON_HOST)
 
 
-def test_sessions_go_before_their_stream(bundles: BundleCache) -> None:
+def test_sessions_are_destroyed_before_their_stream(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     cuda, streams = made.cuda, []
     for graph in (made.encoder, made.decoder):
@@ -299,7 +299,7 @@ def test_a_step_that_cannot_be_captured_yet_is_captured_later(
     assert made.runtime.makes_cuda_graphs and not caplog.records
 
 
-def test_what_the_session_refuses(bundles: BundleCache) -> None:
+def test_errors_of_the_session(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     made.decoder.fault = onnxruntime_cuda.SessionError("out of memory")
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
@@ -326,7 +326,7 @@ def test_operators_without_kernels_for_cuda(bundles: BundleCache) -> None:
 
 
 def test_types_that_are_others_than_the_manifest_says(bundles: BundleCache) -> None:
-    """They say how much memory there is."""
+    """The types determine the bytes of memory."""
     bundle = Bundle.load(bundles("dedup", "bart"))
     decoder = bundle.manifest.decoder
     for field in ("inputs", "outputs"):
@@ -340,7 +340,7 @@ def test_types_that_are_others_than_the_manifest_says(bundles: BundleCache) -> N
 
 
 class Recorded:
-    """A session that notes what is bound, and with which options it runs."""
+    """A session that records its bindings and the options of its runs."""
 
     def __init__(self) -> None:
         self.bound: list[tuple[Any, ...]] = []
@@ -368,7 +368,7 @@ class Recorded:
         self.options = options
 
 
-def test_what_a_session_is_told() -> None:
+def test_bindings_and_options_of_a_session() -> None:
     session: Any = Recorded()
     on_host = inputs_on_host(session)
     assert on_host == {"a"}
@@ -385,7 +385,7 @@ def test_what_a_session_is_told() -> None:
     assert session.options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
 
 
-def test_which_nodes_run_where(bundles: BundleCache) -> None:
+def test_placement_of_nodes(bundles: BundleCache) -> None:
     bundle = Bundle.load(bundles("dedup", "bart"))
     options = ort.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -427,8 +427,8 @@ def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("provider")
-def test_how_the_sessions_are_opened(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the engine's stream, with the library, and so that a step that is captured needs no more memory."""
+def test_options_of_the_sessions(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the runtime's stream, with the library, and such that a captured step allocates no memory."""
     bundle = Bundle.load(bundles("dedup", "bart"))
     engine = OnnxRuntimeCpu(bundle, threads=1)
     library = Path(__file__)

@@ -39,7 +39,7 @@ ON_THE_CPU = {
     "Div",
     "Sub",
 }
-"""What may run there: arithmetic on sizes."""
+"""Operators that may run on the CPU: arithmetic on sizes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +107,7 @@ def test_audio(bundles: BundleCache, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["dedup", "el", "slim"])
-def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
+def test_compaction(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "bart")
     found, expected = both(path)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
@@ -127,7 +127,7 @@ def test_all_but_sizes_runs_on_the_gpu(bundles: BundleCache, variant: str) -> No
     assert OURS & {op for _, op in placement(engine.sessions[1])}
 
 
-def test_too_large_for_the_gpu_is_told(bundles: BundleCache) -> None:
+def test_a_batch_too_large_for_the_gpu_is_an_error(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("baseline", "bart", max_position_embeddings=2048), device="cuda")
     ids = np.full((60000, 40), 7)
     with pytest.raises((DeviceError, ExecutionError), match="run fewer rows together"):

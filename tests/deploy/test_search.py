@@ -29,7 +29,7 @@ from tightbeam.deploy.search.compaction import Compaction
 VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": START}
 MODELS = {"often": (3, 3.5), "sometimes": (12, 3.5), "never": (7, -1e4)}
-"""How often sequences end before max_length: the seed of the weights and the bias of the end-of-sequence tokens."""
+"""Frequency of early ends: the seed of the weights and the bias of the end-of-sequence tokens."""
 
 
 @functools.cache
@@ -71,7 +71,7 @@ def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class ReferenceStep:
-    """The decoder graph's part, without a cache, and a check of what the search sends."""
+    """The decoder without a cache, with checks of the step inputs."""
 
     def __init__(self, model: BartForConditionalGeneration, size: int, options: GenerationOptions) -> None:
         self.model, self.options = model, options
@@ -189,7 +189,7 @@ def lower_index_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def liked(eos: str) -> tuple[list[int], ...]:
-    """Two- and three-token pieces of what the model says anyway, so that banning them matters."""
+    """Two- and three-token pieces of the model's own output, so that banning them matters."""
     options = resolve_options(BASE, {"num_beams": 4}, vocab_size=VOCABULARY, max_positions=POSITIONS)
     rows = search(ReferenceStep(tiny_bart(eos), 3, options), options, 3).sequences.tolist()
     return tuple(row[i : i + n] for row in rows for n in (2, 3) for i in range(len(row) - n))
@@ -433,7 +433,7 @@ def test_forced_candidates_are_the_best_of_the_whole_vocabulary(num_beams: int, 
         (True, 2.0, 5, -4.0, False),  # as good is not better
     ],
 )
-def test_when_a_sample_can_still_improve(
+def test_condition_under_which_a_sample_can_improve(
     early_stopping: bool | str, length_penalty: float, max_length: int, worst: float, hopeful: bool
 ) -> None:
     options = options_with(

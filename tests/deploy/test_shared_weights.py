@@ -1,4 +1,4 @@
-"""Tied weights are found in the graph files without onnx, and are the very numbers that onnx finds there."""
+"""Tied weights are read from the graph files without onnx, and equal those that onnx reads."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def damaged(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> P
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_damaged_graph_has_no_tied_weights_or_sound_ones(
+def test_a_damaged_graph_has_no_tied_weights_or_valid_ones(
     bundles: BundleCache, damaged: Path, data: st.DataObject
 ) -> None:
-    """Whatever stands there: no error, and nothing outside the file. The runtime says what is wrong."""
+    """No content is an error, or is read outside the file. The runtime reports the damage."""
     whole = (bundles("dedup", "bart") / "decoder.onnx").read_bytes()
     kind = data.draw(st.sampled_from(["cut", "change", "noise"]))
     if kind == "cut":
@@ -84,7 +84,7 @@ def test_a_damaged_graph_has_no_tied_weights_or_sound_ones(
     ("offset", "dims"),
     [("-64", [4]), ("0", [2**62, 4]), ("1" + "0" * 30, [4]), ("x", [4]), ("0", [10**9]), ("2", [4]), ("0", [-4])],
 )
-def test_places_outside_the_file_are_not_taken(
+def test_offsets_outside_the_file_are_ignored(
     bundles: BundleCache, damaged: Path, offset: str, dims: list[int]
 ) -> None:
     tensor = onnx.TensorProto(name="w", data_type=1, dims=dims, data_location=onnx.TensorProto.EXTERNAL)

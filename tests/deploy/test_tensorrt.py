@@ -1,4 +1,4 @@
-"""The engine on TensorRT, with plain memory in place of a GPU and ONNX Runtime in place of TensorRT.
+"""The runtime on TensorRT, with plain memory in place of a GPU and ONNX Runtime in place of TensorRT.
 
 What is wrong with an address, a shape, a type, a copy, or the order of them, changes tokens here or fails at once.
 """
@@ -60,8 +60,8 @@ def test_decoder_only(bundles: BundleCache, family: str, variant: str) -> None:
     expect_same(made.runner, Runner.load(path, threads=1), causal_runs())
 
 
-def test_decoder_only_leaves(bundles: BundleCache) -> None:
-    """Prompts of several lengths, so that what belongs to a sample differs by sample."""
+def test_compaction_of_prompts(bundles: BundleCache) -> None:
+    """Prompts of several lengths, so that the state differs by sample."""
     path = bundles("dedup", "gpt2")
     made, expected = in_memory(path), Runner.load(path, threads=1)
     ids, mask = prompts((9, 4, 1, 7, 2), 1)
@@ -88,7 +88,7 @@ def test_audio(bundles: BundleCache, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", PRESETS)
-def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
+def test_compaction(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "bart")
     made, expected = in_memory(path), Runner.load(path, threads=1)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
@@ -105,7 +105,7 @@ def test_samples_that_leave(bundles: BundleCache, variant: str) -> None:
 
 @pytest.mark.parametrize("room", [12, 13, 50])
 @pytest.mark.parametrize("variant", ["dedup", "xcache", "baseline"])
-def test_room_that_a_run_leaves_unused(bundles: BundleCache, variant: str, room: int) -> None:
+def test_unused_capacity(bundles: BundleCache, variant: str, room: int) -> None:
     path = bundles(variant, "bart")
     made, expected = in_memory(path, max_new_tokens=room), Runner.load(path, threads=1)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 1)
@@ -116,7 +116,7 @@ BAN = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 8}
 
 
 def test_more_and_fewer_banned_tokens(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice among a few bans all the others once; room grows, and shrinks again."""
+    """A choice among a few tokens bans all others once; the capacity grows, and shrinks again."""
     path = bundles("dedup", "bart")
     monkeypatch.setattr("tightbeam.deploy.runtimes.base.LARGE_BANNED_CAPACITY", 8)
     made, expected = in_memory(path), Runner.load(path, threads=1)
@@ -162,7 +162,7 @@ def test_a_step_is_one_launch_and_brings_back_candidates_alone(bundles: BundleCa
     assert bindings == len(made.decoder.addresses), "each is bound once"
 
 
-def test_caches_are_kept_for_the_next_batch_of_this_shape(bundles: BundleCache) -> None:
+def test_caches_are_reused_by_the_next_batch_of_this_shape(bundles: BundleCache) -> None:
     for variant in ("dedup", "baseline"):
         path = bundles(variant, "bart")
         made, expected = in_memory(path), Runner.load(path, threads=1)
@@ -182,8 +182,8 @@ def test_caches_are_kept_for_the_next_batch_of_this_shape(bundles: BundleCache) 
         assert made.cuda.kinds().count("clear") == 2 * cleared
 
 
-def test_decodings_that_take_turns(bundles: BundleCache) -> None:
-    """One context for both, so each binds it anew."""
+def test_interleaved_decodings(bundles: BundleCache) -> None:
+    """Both use one context, so each binds it again."""
     made = in_memory(bundles("dedup", "bart"))
     expected = Runner.load(made.runner.bundle.path, threads=1)
 
@@ -241,7 +241,7 @@ def test_runs_beyond_a_limit(
 
 @pytest.mark.parametrize("fault", ["TensorRT says no", "it fails while it is captured"])
 def test_without_a_cuda_graph(bundles: BundleCache, caplog: pytest.LogCaptureFixture, fault: str) -> None:
-    """Slower, told once, and the same tokens."""
+    """The tokens are the same, and one warning is logged."""
     path = bundles("el", "bart")
     made, expected = in_memory(path), Runner.load(path, threads=1)
     if fault == "TensorRT says no":
@@ -273,7 +273,7 @@ def one_line_error(made: InMemory, *parts: str, **settings: Any) -> None:
     assert "\n" not in message and all(part in message for part in parts), message
 
 
-def test_faults_of_tensorrt(bundles: BundleCache) -> None:
+def test_errors_of_tensorrt(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     for name, graph in (("encoder", made.encoder), ("decoder", made.decoder)):
         graph.fault = "BeamTopK: something is wrong"
@@ -292,7 +292,7 @@ def test_a_graph_that_makes_another_shape(bundles: BundleCache) -> None:
     one_line_error(made, "'candidate_scores' is [3, 4, 1], expected [3, 4]", "build-engine")
 
 
-def test_faults_of_the_gpu(bundles: BundleCache) -> None:
+def test_errors_of_the_gpu(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     made.cuda.broken = True
     one_line_error(made, "CUDA: cudaStreamSynchronize failed (cudaErrorIllegalAddress)")
@@ -305,14 +305,14 @@ def test_too_little_memory(bundles: BundleCache) -> None:
     asked = {"num_beams": 2, "max_new_tokens": 6}
     expect_same(made.runner, expected, [(ids, mask, asked)])
     taken = sum(size for size, _ in made.cuda.device.values())
-    made.cuda.room = taken
+    made.cuda.capacity = taken
     one_line_error(made, "no memory on the GPU for", "bytes; run fewer rows together", num_beams=4)
-    made.cuda.room = 3 * taken
+    made.cuda.capacity = 3 * taken
     expect_same(made.runner, expected, [(ids, mask, asked)])
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
-def test_scores_that_are_no_numbers(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_nan_scores(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """The kernel writes token -1 for such a sample."""
     made = in_memory(bundles("dedup", "bart"))
     run, ran = made.decoder._run, []
@@ -414,6 +414,6 @@ def test_threads_do_nothing_with_tensorrt(bundles: BundleCache) -> None:
     ("engine", "said"), [("tensorrt", "has no TensorRT engine"), ("tensorrt:a", "has no engine 'a'; it has none")]
 )
 def test_a_bundle_without_engines(bundles: BundleCache, engine: str, said: str) -> None:
-    """That is told whatever machine this is."""
+    """The error is the same on any machine."""
     with pytest.raises(EngineFileError, match=f"{said}; build one: build-engine "):
         Runner.load(bundles("dedup", "bart"), engine=engine)

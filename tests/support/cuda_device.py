@@ -1,4 +1,4 @@
-"""Memory of a GPU between guards, and what starts kernels there, for the tests that `pytest -m gpu` runs."""
+"""Guarded memory of a GPU, and a launcher of kernels, for `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DeviceMemory", "gpu_launcher", "provider_library"]
 
 
 def cuda(name: str, *arguments: Any) -> Any:
-    """Call a function of CUDA's runtime; its result, if it has one."""
+    """Call a function of CUDA's runtime, and return its result, if any."""
     from cuda.bindings import runtime
 
     code, *results = getattr(runtime, name)(*arguments)
@@ -30,7 +30,7 @@ def cuda(name: str, *arguments: Any) -> Any:
 
 
 class DeviceMemory(GuardedMemory):
-    """A copy of an array on the GPU, its guards with it."""
+    """A copy of an array on the GPU, with its guards."""
 
     def __init__(self, array: Array) -> None:
         super().__init__(array)

@@ -1,4 +1,4 @@
-"""``cuda.bindings.runtime`` as far as ``deploy.device`` uses it, over plain memory, and stricter than a GPU.
+"""``cuda.bindings.runtime`` as far as `CudaDevice` uses it, over plain memory, and stricter than a GPU.
 
 Whatever is enqueued runs as late as it may: when the stream is waited for, or memory is freed. Every copy is checked:
 its direction, its ends, that the host's end is page-locked. New memory holds NaN. What is not allowed while a stream is
@@ -61,7 +61,7 @@ class Work:
 
 
 class CudaInMemory:
-    """``done``: what ran so far, in order; ``launches``: of graphs. ``room``: bytes that may be allocated."""
+    """``done``: what ran so far, in order; ``launches``: of graphs. ``capacity``: bytes that may be allocated."""
 
     cudaError_t = Code
     cudaMemcpyKind = Kind
@@ -91,7 +91,7 @@ class CudaInMemory:
         self.freed_meanwhile: list[tuple[int, dict[int, tuple[int, Any]]]] = []
         self.launches = 0
         self.allocations = 0
-        self.room = 1 << 40
+        self.capacity = 1 << 40
         self.broken = False
 
     # ---- what a test asks
@@ -100,7 +100,7 @@ class CudaInMemory:
         return [work.kind for work in self.done]
 
     def array(self, address: int, shape: tuple[int, ...], dtype: Any, *, on_host: bool = False) -> Array:
-        """What stands there, which must lie in one allocation."""
+        """Return the array at an address, which must be in one allocation."""
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self.check(address, nbytes, self.host if on_host else self.device)
         return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(shape)
@@ -237,7 +237,7 @@ class CudaInMemory:
         if self.captured is not None:
             self.spoilt = True
             return Code.cudaErrorStreamCaptureUnsupported, None
-        if sum(taken for taken, _ in where.values()) + size > self.room:
+        if sum(taken for taken, _ in where.values()) + size > self.capacity:
             return Code.cudaErrorMemoryAllocation, None
         block = ctypes.create_string_buffer(b"\xff" * (size + ALIGNMENT), size + ALIGNMENT)
         address = -(-ctypes.addressof(block) // ALIGNMENT) * ALIGNMENT

@@ -22,7 +22,7 @@ ENDING: tuple[dict[str, Any], ...] = (
 
 
 def often_ended(model: Any, ids: Any, mask: Any) -> list[int]:
-    """End-of-sequence tokens, three, that this random model says at as many different places as there are."""
+    """Return three end-of-sequence tokens that this random model emits at as many different positions as possible."""
     rows = generate(model, ids, mask, {"num_beams": 1, "max_new_tokens": 24}).sequences.numpy()[:, 1:]
 
     def ends(tokens: tuple[int, ...]) -> int:

@@ -25,7 +25,7 @@ SOURCES = ((11, 4, 1), (1,), (2, 13), (7, 7, 7, 7), (7, 7, 7, 7), (3, 12, 7), (1
 
 
 def expect_same(found: Runner, expected: Runner, runs: Iterable[Run]) -> None:
-    """Bit for bit: the same kernels ran over the same numbers."""
+    """Expect equal results, bit for bit: the same kernels over the same numbers."""
     for ids, mask, settings in runs:
         expect_same_result(found.generate(ids, mask, **settings), expected.generate(ids, mask, **settings), settings)
 
@@ -38,7 +38,7 @@ def expect_same_result(found: Any, expected: Any, settings: dict[str, Any]) -> N
 
 
 def runs_of(vocabulary: int) -> list[Run]:
-    """Several batches in a row, of other shapes, and two of one."""
+    """Return several batches of different shapes, and two of one shape."""
     return [
         (*batch(vocabulary, index, lengths), own)
         for index, (lengths, own) in enumerate(zip(SOURCES, SETTINGS, strict=True))

@@ -16,12 +16,12 @@ from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, SessionGraph
 
 ON_HOST = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
-"""What our operators read on the host, by their tables."""
+"""Inputs that our operators read in host memory, by their tables."""
 
 
 @dataclass
 class Late:
-    """A graph whose work runs when its stream is waited for. What it is told is checked as CUDA's provider would."""
+    """A graph whose work runs when its stream is synchronized. Bindings are checked as CUDA's provider would."""
 
     cuda: CudaInMemory
     graph: SessionGraph
@@ -52,7 +52,7 @@ class Late:
         if self.fault:
             raise self.fault
         bound = dict(self.bound)
-        # What a graph reads on the host it reads now, and whoever repeats it gets the same again.
+        # Inputs on the host are read now; repeated launches get the same values.
         held = {
             name: self.cuda.array(address, shape, self.graph._dtypes[name], on_host=True).copy()
             for name, (shape, address) in bound.items()
@@ -77,7 +77,7 @@ class Late:
 
 @dataclass
 class InMemory:
-    """``owner``: of the weights that the sessions point into."""
+    """A runner on ``OnnxRuntimeCuda`` over plain memory. ``owner`` holds the weights of the sessions."""
 
     cuda: CudaInMemory
     runtime: OnnxRuntimeCuda
@@ -115,7 +115,7 @@ KINDS = {"host to device": "HtoD", "device to host": "DtoH", "within the device"
 
 
 def events_in_memory(cuda: CudaInMemory, work: Callable[[], object]) -> list[tuple[str, int]]:
-    """What ran while ``work`` did: kinds of events as `tools/gpu/step.py` calls them, and bytes copied."""
+    """Return the events during ``work``: kinds as in `tools/gpu/step.py`, and bytes copied."""
     before = len(cuda.done)
     work()
     return [(KINDS.get(done.kind, "kernel"), done.nbytes) for done in cuda.done[before:]]

@@ -1,4 +1,4 @@
-"""A bundle's own graphs in place of TensorRT's: ONNX Runtime runs them over whatever addresses they are given."""
+"""``TensorRTRuntime`` over plain memory: ONNX Runtime runs the bundle's graphs at the addresses that are set."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ READ_ON_HOST = ("num_beams", "candidates")
 
 
 def engine_entry(bundle: Bundle, distribution: str = "tensorrt_rtx", **limits: int) -> EngineEntry:
-    """What ``engine.json`` would say of a bundle's graphs with caches of fixed room."""
+    """Return the ``engine.json`` of a bundle's graphs with caches of fixed capacity."""
     manifest = bundle.manifest
-    room = {**LIMITS, **limits}["max_new_tokens"]
+    capacity = {**LIMITS, **limits}["max_new_tokens"]
 
     def fixed(tensor: TensorEntry) -> TensorEntry:
         if tensor.name == "ancestry":
             return tensor
-        return tensor.model_copy(update={"shape": tuple(room if size == "T_max" else size for size in tensor.shape)})
+        return tensor.model_copy(
+            update={"shape": tuple(capacity if size == "T_max" else size for size in tensor.shape)}
+        )
 
     def graph(entry: GraphEntry, name: str) -> EngineGraph:
         inputs, outputs = (tuple(map(fixed, tensors)) for tensors in (entry.inputs, entry.outputs))
@@ -74,8 +76,8 @@ def engine_entry(bundle: Bundle, distribution: str = "tensorrt_rtx", **limits: i
 
 @dataclass
 class GraphInMemory:
-    """``Graph`` over an ONNX Runtime session. As TensorRT does, it takes everything as it is when it is enqueued: the
-    numbers of inputs on the host are those of then, of all others those of when it runs."""
+    """``Graph`` over an ONNX Runtime session. As in TensorRT, bindings and inputs on the host are read when a run is
+    enqueued, other inputs when it runs."""
 
     cuda: CudaInMemory
     sessions: OnnxRuntimeCpu
@@ -86,7 +88,7 @@ class GraphInMemory:
     fault: str = ""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
-    room: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    capacity: dict[str, tuple[int, ...]] = field(default_factory=dict)
     bindings: int = 0
 
     @property
@@ -102,7 +104,7 @@ class GraphInMemory:
 
     def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
         assert name in self._outputs
-        self.room[name] = tuple(shape)
+        self.capacity[name] = tuple(shape)
         self._set_address(name, address)
 
     def _set_address(self, name: str, address: int) -> None:
@@ -124,7 +126,7 @@ class GraphInMemory:
                 sizes[tensor.name] = int(value)
         if "B" in sizes and "num_beams" in sizes:
             sizes["R"] = sizes["B"] * sizes["num_beams"]
-        sizes.setdefault("N", self.max_source)  # of sound, all of it
+        sizes.setdefault("N", self.max_source)  # audio has the full length
         return tuple(sizes[size] if isinstance(size, str) else size for size in self._outputs[name].shape)
 
     def can_be_captured(self, stream: int) -> bool:
@@ -139,8 +141,8 @@ class GraphInMemory:
         }
         produced = {tensor.name: self.output_shape(tensor.name) for tensor in self.entry.outputs}
         for name, shape in produced.items():
-            if shape != self.room[name]:
-                raise TensorRTError(f"{name!r} is {list(shape)}, expected {list(self.room[name])}")
+            if shape != self.capacity[name]:
+                raise TensorRTError(f"{name!r} is {list(shape)}, expected {list(self.capacity[name])}")
         self.cuda.enqueue(stream, Work("execute", 0, lambda: self._run(shapes, addresses, values, produced)))
 
     def _host_value(self, tensor: TensorEntry) -> Any:
@@ -181,7 +183,7 @@ class GraphInMemory:
 
 @dataclass
 class InMemory:
-    """A runner on ``TensorRTRuntime`` over plain memory, and what stands below it."""
+    """A runner on ``TensorRTRuntime`` over plain memory, with its parts."""
 
     cuda: CudaInMemory
     runtime: TensorRTRuntime

@@ -1,4 +1,4 @@
-"""The searches as transformers 5.23 runs them: the batch stops as a whole, and nobody leaves before. A reference."""
+"""Reference searches as in transformers 5.23: the batch stops as a whole, without compaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUT = np.float32(-1e9)
 
 
 def search_together(step: Step, options: GenerationOptions, batch_size: int) -> SearchResult:
-    """`_sample` and `_beam_search`, with the names that they have there."""
+    """Search like `_sample` or `_beam_search`, with the names used there."""
     run = _sample if options.num_beams == 1 else _beam_search
     return run(step, options, batch_size)
 
