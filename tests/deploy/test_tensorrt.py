@@ -205,7 +205,7 @@ def test_interleaved_decodings(bundles: BundleCache) -> None:
         return step
 
     first, second = steps(made.runtime, 6, 0), steps(made.runtime, 4, 1)
-    alone = [steps(expected._runtime, 6, 0), steps(expected._engine, 4, 1)]
+    alone = [steps(expected._runtime, 6, 0), steps(expected._runtime, 4, 1)]
     for turn in (0, 1, 0, 0, 0, 1, 1, 1, 0, 0):
         for found, wanted in zip((first, second)[turn](), alone[turn](), strict=True):
             np.testing.assert_array_equal(found, wanted)
