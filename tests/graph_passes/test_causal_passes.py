@@ -14,6 +14,7 @@ from support.pass_runs import empty_caches, random_run, run_step, sessions, step
 from support.tolerance import LUCK, assert_close
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassError, passes_of, rewrite, same_for_all
 from tightbeam.graph_passes.caches.generated.kv import self_beam_cache
+from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
 from tightbeam.graph_passes.caches.prompt.kv import prompt_shared
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.search_head import search_head
@@ -24,7 +25,7 @@ COUNTS = (8, 3, 1)
 """Tokens of each prompt."""
 N = max(COUNTS) - 1
 JOINED = [*itertools.product(("kv", "k", "states"), ("kv", "k")), ("states", "x")]
-"""Kinds of source and generated cache that one layer may have together; and there is kv-per-beam + kv-reordered."""
+"""Prompt and generated caches that go together in one layer, besides kv-per-beam + kv-reordered."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def known(bundles: BundleCache, run_: dict[str, Any]) -> dict[str, tuple[ModelGr
     """By family: its canonical graphs, their logits, and those of torch in float64."""
     made = {}
     shapes = {
-        "qwen2": {"num_key_value_heads": 6, "use_sliding_window": False},  # a bias of keys that is turned
+        "qwen2": {"num_key_value_heads": 6, "use_sliding_window": False},  # a key bias, rotated
         "olmo2": {"num_key_value_heads": 6},  # a norm over all key heads
         "qwen3": {"head_dim": 20},  # one over each, and together more numbers than the model is wide
     }
@@ -187,12 +188,17 @@ def test_kinds_that_do_not_go_together_are_refused(kinds: tuple[str, str], reaso
         rewrite(known["gpt2"][0], [LayerPlan(*kinds, "")] * 3)
 
 
+def test_every_pair_of_the_table_is_tested() -> None:
+    pairs = {(source, generated) for source, kinds in PROMPT_PAIRS.items() for generated in kinds}
+    assert pairs == {*JOINED, ("kv-per-beam", "kv-reordered")}
+
+
 def test_a_generated_cache_needs_the_prompt(known: dict[str, Any]) -> None:
     with pytest.raises(PassError, match="self_beam_cache: layer 0 caches nothing of the prompt"):
         self_beam_cache(known["gpt2"][0].copy())
 
 
-def test_a_bias_of_keys_that_positions_turn_stays(bundles: BundleCache) -> None:
+def test_a_bias_of_rotated_keys_stays(bundles: BundleCache) -> None:
     graphs = bundles.trace("qwen2")[1].copy()
     assert fold_biases(graphs).matched == 2 * 2  # the values', of two layers in two graphs
     assert prompt_shared(graphs).matched == 2

@@ -198,7 +198,7 @@ def test_the_search_head_takes_the_best_of_the_logits(
     np.testing.assert_allclose(scores, np.take_along_axis(total, order, 1), rtol=1e-6)
 
 
-def test_passes_say_what_they_save(canonical: ModelGraphs) -> None:
+def test_passes_report_the_bytes_they_save(canonical: ModelGraphs) -> None:
     sizes = canonical.sizes
     run_size = RunSize(B=3, M=4, N=10, T=6)
     assert tie_embeddings(canonical.copy()).bytes_saved(run_size) == sizes.vocabulary * sizes.D * 4
@@ -223,7 +223,7 @@ def test_passes_say_what_they_save(canonical: ModelGraphs) -> None:
     assert search_head(canonical.copy()).bytes_saved(run_size) == 12 * sizes.vocabulary * 4 - 20 * 3 * 8
 
 
-def test_passes_say_why_they_match_nothing(bundles: BundleCache, canonical: ModelGraphs) -> None:
+def test_passes_report_why_they_match_nothing(bundles: BundleCache, canonical: ModelGraphs) -> None:
     graphs = canonical.copy()
     fold_biases(graphs)
     again = fold_biases(graphs)
@@ -238,7 +238,7 @@ NO_BIASES = [cross_latent, cross_keys, cross_first_keys, self_keys, self_inputs]
 
 
 @pytest.mark.parametrize("apply", NO_BIASES)
-def test_what_stands_in_for_keys_and_values_refuses_biases(apply: LayerPass, canonical: ModelGraphs) -> None:
+def test_caches_without_keys_and_values_refuse_biases(apply: LayerPass, canonical: ModelGraphs) -> None:
     with pytest.raises(PassError, match=rf"{apply.__name__}: layer 0 .* run fold_biases first"):
         apply(canonical.copy())
 
@@ -269,7 +269,7 @@ def test_a_plan_for_other_layers_is_refused(canonical: ModelGraphs) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_layer_may_keep_something_else(
+def test_every_layer_may_have_other_caches(
     seed: int, canonical: ModelGraphs, run_: dict[str, Any], untouched: Array, exact: Array
 ) -> None:
     generator = np.random.default_rng(seed)

@@ -86,7 +86,7 @@ def test_an_attention_of_another_form_is_refused(bundles: BundleCache) -> None:
         decompose_attention(graphs)
 
 
-def test_caches_get_a_fixed_room(bundles: BundleCache) -> None:
+def test_caches_get_a_fixed_capacity(bundles: BundleCache) -> None:
     graphs = read_graphs(Bundle.load(bundles("dedup")))
     result = fixed_capacity(graphs, 21)
     shapes = {tensor.name: list(tensor.shape) for tensor in (*graphs.decoder.inputs, *graphs.decoder.outputs)}

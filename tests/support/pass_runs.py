@@ -1,4 +1,4 @@
-"""A random run of beam search for the tests of passes, whatever caches the graphs have by then."""
+"""A random run of beam search for the tests of passes, for graphs with any caches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ Array = Any
 
 
 def random_run(generator: np.random.Generator, B: int, M: int, T: int, first: Array | None = None) -> dict[str, Any]:
-    """By step: ``histories`` [R, step + 1], ``ancestries`` [B, M, step + 1], and ``rows`` [R], of beams that are
-    reordered at every step but the first. ``first`` [R]: the tokens of the first step."""
+    """Random beams that are reordered at every step but the first.
+
+    Returns, by step, ``histories`` [R, step + 1], ``ancestries`` [B, M, step + 1], and ``rows`` [R]. ``first`` [R]: the
+    tokens of the first step.
+    """
     R = B * M
     parents = generator.integers(0, M, (T, B, M))
     parents[0] = np.arange(M)
@@ -49,7 +52,7 @@ def sessions(graphs: ModelGraphs, folder: Path) -> tuple[ort.InferenceSession, o
 
 
 def empty_caches(decoder: gs.Graph, R: int, T_max: int) -> dict[str, Array]:
-    """What a decoder's caches of the generated part hold before the first step."""
+    """Generated caches of a decoder before the first step."""
     sizes = {"R": R, "T": 0, "T_max": T_max}
     return {
         tensor.name: np.zeros([sizes.get(size, size) for size in tensor.shape], dtype=np.float32)
@@ -59,7 +62,7 @@ def empty_caches(decoder: gs.Graph, R: int, T_max: int) -> dict[str, Array]:
 
 
 def step_feeds(run: dict[str, Any], step: int) -> dict[str, Array]:
-    """What each step of a run gives a decoder, but for positions and caches."""
+    """Inputs of a decoder in one step of a run, without positions and caches."""
     B = len(run["ancestries"][step])
     return {
         "tokens": run["histories"][step][:, -1:],
@@ -72,7 +75,7 @@ def step_feeds(run: dict[str, Any], step: int) -> dict[str, Array]:
 def run_step(
     decoder: ort.InferenceSession, feeds: dict[str, Array], caches: dict[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Logits [R, vocabulary] and the caches of the next step; of ``feeds`` the decoder gets what it takes."""
+    """Logits [R, vocabulary] and the caches of the next step; ``feeds`` may have more than the decoder's inputs."""
     given = {**feeds, **caches}
     found = decoder.run(None, {tensor.name: given[tensor.name] for tensor in decoder.get_inputs()})
     named = dict(zip([tensor.name for tensor in decoder.get_outputs()], found, strict=True))

@@ -15,7 +15,7 @@ from tightbeam.graph_passes import ModelGraphs
 B, M, T = 3, 2, 6
 R = B * M
 COUNTS = (9, 4, 2)
-"""Tokens of each source; of a decoder-only model the last of each is the first of the run."""
+"""Tokens of each source; the last of each is the first of the run in a decoder-only model."""
 Array = Any
 
 
@@ -36,18 +36,18 @@ def source_run(model: Any, folder: Any) -> dict[str, Any]:
 
 
 def logits_of(graphs: ModelGraphs, run: dict[str, Any]) -> Array:
-    """Logits float32 [T, R, vocabulary] of graphs without a search head, whatever types their inputs have."""
+    """Logits float32 [T, R, vocabulary] of graphs without a search head, with inputs of any type."""
     encoder, decoder = sessions(graphs, run["folder"])
-    kept = run["counts"] - 1 if run["causal"] else run["counts"]
-    width = kept.max() if run["causal"] else run["mask"].shape[1]
-    mask = run["mask"] if "features" in run else (np.arange(width) < kept[:, None]).astype(np.int64)
+    lengths = run["counts"] - 1 if run["causal"] else run["counts"]
+    width = lengths.max() if run["causal"] else run["mask"].shape[1]
+    mask = run["mask"] if "features" in run else (np.arange(width) < lengths[:, None]).astype(np.int64)
     given = {"attention_mask": mask, "num_beams": np.array([M])}
     given |= {"input_features": run["features"]} if "features" in run else {"input_ids": run["ids"][:, :width]}
-    constant = _run(encoder, given) | {"attention_mask": mask, "first_positions": kept.astype(np.int32)}
+    constant = _run(encoder, given) | {"attention_mask": mask, "first_positions": lengths.astype(np.int32)}
     by_name = {tensor.name: tensor for tensor in graphs.decoder.inputs}
     if "attention_mask" in by_name and by_name["attention_mask"].shape[0] == "R":
         constant["attention_mask"] = np.repeat(mask, M, axis=0)
-    start = np.repeat(kept, M)[:, None] if run["causal"] else np.zeros((R, 1), np.int64)
+    start = np.repeat(lengths, M)[:, None] if run["causal"] else np.zeros((R, 1), np.int64)
     caches = {name: cache.astype(by_name[name].dtype) for name, cache in empty_caches(graphs.decoder, R, T + 2).items()}
     logits = []
     for step in range(T):
