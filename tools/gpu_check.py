@@ -217,21 +217,21 @@ def _within(command: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
             process.wait()
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - SAID_BYTES))
-        said = reason_of(stream.read().decode(errors="replace"))
+        printed = reason_of(stream.read().decode(errors="replace"))
     if code == 0:
         return "passed", ""
     if code == SKIPPED:
-        return "skipped", said.removeprefix("skipped: ")
+        return "skipped", printed.removeprefix("skipped: ")
     if code < 0:
         return "failed", f"killed by {signal.Signals(-code).name}; see {log}"
-    return "failed", said.removeprefix("error: ")[:200] or f"exit code {code}, and nothing said"
+    return "failed", printed.removeprefix("error: ")[:200] or f"exit code {code}, and nothing printed"
 
 
-def reason_of(said: str) -> str:
+def reason_of(printed: str) -> str:
     """The line of a section's output that gives its end: its own last word, or the first line of the last traceback's
     error, else the last line.
     """
-    lines = [line for line in said.splitlines() if any(map(str.isalnum, line))]
+    lines = [line for line in printed.splitlines() if any(map(str.isalnum, line))]
     if lines and not lines[-1].startswith(("error: ", "skipped: ")):
         tracebacks = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
         errors = [line for line in lines[tracebacks[-1] + 1 :] if not line.startswith(" ")] if tracebacks else []

@@ -97,7 +97,7 @@ def _measure(exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix
     found = json.loads(done.stdout)
     if not math.isfinite(found["error"]):
         raise ExportError(
-            f"in this precision the model's scores are no numbers: its activations are beyond the type's range; {fix}"
+            f"in this precision the model's scores are NaN or infinite: activations exceed the range of its type; {fix}"
         )
     return PrecisionErrorEntry(**found)
 

@@ -221,7 +221,12 @@ def larger(factor: float, count: int) -> Callable[..., tuple[ModelGraphs, list[P
     ("factor", "count", "kind", "message"),
     [
         (1e6, 1, PassError, r"lower_precision: \S+ holds \S+, beyond the range of float16; take --precision fp32, or "),
-        (1e3, 2, ExportError, r"scores are no numbers: .*; take --precision fp32, and of that bundle build-engine"),
+        (
+            1e3,
+            2,
+            ExportError,
+            r"scores are NaN or infinite: .*; take --precision fp32, and of that bundle build-engine",
+        ),
     ],
     ids=["weights", "activations"],
 )

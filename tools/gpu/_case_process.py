@@ -49,9 +49,9 @@ def run_case(module: str, request: Mapping[str, Any], folder: Path, limit_s: flo
     asked, written = folder / "request.json", folder / "result.json"
     written.unlink(missing_ok=True)
     asked.write_text(json.dumps(request), encoding="utf-8")
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as printed:
         command = [sys.executable, "-m", module, str(asked), str(written)]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, process_group=0)
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, process_group=0)
         try:
             code = process.wait(limit_s)
             stopped = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
@@ -59,8 +59,8 @@ def run_case(module: str, request: Mapping[str, Any], folder: Path, limit_s: flo
             stopped = f"{LATE} of {limit_s:g} s"
         finally:
             _kill_all(process)
-        said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines()
+        printed.seek(0)
+        lines = printed.read().decode(errors="replace").strip().splitlines()
     found = _read(written)
     how = str(found.pop("how", stopped or FAILED))  # a reported result counts, even after a crash
     if how == DONE:

@@ -102,13 +102,13 @@ def check(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None
         run = run_of(checkpoint, *lengths)
         expected = run.by_transformers(checkpoint.model.to(device), device)
         for variant in [name for name in request["variants"] if name in presets_of(checkpoint.sizes)]:
-            said = _said(bundle_folder(work, model, variant, CHECKED_IN), run, expected, device)
+            said = _verdict_on(bundle_folder(work, model, variant, CHECKED_IN), run, expected, device)
             checks.append({"model": model, "variant": variant, "tokens": int(expected.sequences.size), "said": said})
             report({"checks": checks})
         del checkpoint
 
 
-def _said(bundle: Path, run: Run, expected: SearchResult, device: str) -> str:
+def _verdict_on(bundle: Path, run: Run, expected: SearchResult, device: str) -> str:
     """Verdict on one bundle; an error is its own verdict, and the other bundles are checked all the same."""
     if not bundle.exists():
         return NO_BUNDLE

@@ -135,12 +135,12 @@ def main(
         raise typer.BadParameter(f"batch {batches[0]} holds no sample; expected 1 or more")
     until = time.monotonic() + seconds
     device, precision = ("cpu", "fp32") if rehearse else ("cuda", "fp16")
-    said: list[str] = []
-    machine = _tried(said, lambda: None if rates is None else read_rates(rates, precision))
-    before = _tried(said, lambda: {} if earlier is None else read_results(earlier)["figures"]) or {}
+    reasons: list[str] = []
+    machine = _tried(reasons, lambda: None if rates is None else read_rates(rates, precision))
+    before = _tried(reasons, lambda: {} if earlier is None else read_results(earlier)["figures"]) or {}
     # What an earlier call found stays, wherever this one is stopped.
     results = Results(output, {name: before[name] for name in ("checks", "cases") if name in before})
-    for line in said:
+    for line in reasons:
         results.note(line)
     work.mkdir(parents=True, exist_ok=True)
     shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
@@ -175,12 +175,12 @@ def main(
     compare_with_target(results, cases.measured)
 
 
-def _tried(said: list[str], read: Callable[[], Found]) -> Found | None:
-    """The result of ``read``; None where it raises, with the reason appended to ``said``."""
+def _tried(reasons: list[str], read: Callable[[], Found]) -> Found | None:
+    """The result of ``read``; None where it raises, with the reason appended to ``reasons``."""
     try:
         return read()
     except ValueError as error:
-        said.append(str(error))
+        reasons.append(str(error))
         return None
 
 

@@ -32,17 +32,17 @@ def main(
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Run without a GPU.")] = False,
 ) -> None:
     results = Results(output)
-    results.figure("commit", _said("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown")
+    results.figure("commit", _output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown")
     results.figure("python", platform.python_version())
     for package in PACKAGES:
         try:
             results.figure(package, version(package))
         except PackageNotFoundError:
             continue
-    nvcc = _said("nvcc", "--version")
+    nvcc = _output_of("nvcc", "--version")
     results.figure("nvcc", nvcc.rpartition("release ")[2].partition(",")[0] if nvcc else "none")
     results.figure("compute-sanitizer", "there" if shutil.which("compute-sanitizer") else "none")
-    found = _said("nvidia-smi", f"--query-gpu={','.join(QUERY.values())}", "--format=csv,noheader", "--id=0")
+    found = _output_of("nvidia-smi", f"--query-gpu={','.join(QUERY.values())}", "--format=csv,noheader", "--id=0")
     if not found:
         if not rehearse:
             skip("this machine has no NVIDIA GPU, or no driver for it (nvidia-smi)")
@@ -52,7 +52,7 @@ def main(
         results.figure(name, value)
 
 
-def _said(*command: str) -> str | None:
+def _output_of(*command: str) -> str | None:
     """Output of a command; None where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()

@@ -35,7 +35,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 SUMS = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: \d+ hazards? displayed \()(\d+) error.*")
 PASSED = re.compile(r"\b(\d+) passed")
-COLUMNS = ("tool", "cases", "errors", "what it said", "seconds")
+COLUMNS = ("tool", "cases", "errors", "output", "seconds")
 
 
 def main(
@@ -63,10 +63,10 @@ def run_tool(results: Results, sanitizer: str, tool: str) -> str:
     code: int | None = None
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=SECONDS + GRACE_SECONDS)
-        said, code = done.stdout + done.stderr, done.returncode
+        printed, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
-        said = (error.stdout or b"") + (error.stderr or b"")
-    text = said.decode(errors="replace")
+        printed = (error.stdout or b"") + (error.stderr or b"")
+    text = printed.decode(errors="replace")
     print(text, flush=True)
     cases, errors, last = read_output(text)
     results.row("compute-sanitizer", COLUMNS, (tool, cases, errors, last, f"{time.monotonic() - start:.0f}"))
@@ -74,11 +74,11 @@ def run_tool(results: Results, sanitizer: str, tool: str) -> str:
     return f"{tool}: {fault}" if fault else ""
 
 
-def read_output(said: str) -> tuple[int, str, str]:
+def read_output(printed: str) -> tuple[int, str, str]:
     """Passed cases; errors, or "-" where there is no summary; and the last line."""
-    sums = SUMS.findall(said)
-    lines = [line.strip("= ") for line in said.splitlines() if line.startswith("=========") and line.strip("= ")]
-    cases = sum(int(count) for count in PASSED.findall(said)[-1:])
+    sums = SUMS.findall(printed)
+    lines = [line.strip("= ") for line in printed.splitlines() if line.startswith("=========") and line.strip("= ")]
+    cases = sum(int(count) for count in PASSED.findall(printed)[-1:])
     return cases, str(sum(map(int, sums))) if sums else "-", lines[-1] if lines else ""
 
 

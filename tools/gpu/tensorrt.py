@@ -19,7 +19,7 @@ from tools.gpu._results import Results, skip
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_FOR = "80"
-COLUMNS = ("precision", "built", "loads", "runs", "tokens as the CPU's", "what it said")
+COLUMNS = ("precision", "built", "loads", "runs", "tokens as the CPU's", "output")
 SECONDS = 100
 BUILD = """
 import sys
@@ -61,9 +61,9 @@ def main(
     work: Annotated[Path, typer.Option(help="Folder for the bundle and its engines.")] = ROOT / "build/gpu-tensorrt",
 ) -> None:
     results = Results(output)
-    there, said = _python("from tightbeam.plugins.tensorrt.distribution import load_tensorrt; load_tensorrt()")
+    there, message = _python("from tightbeam.plugins.tensorrt.distribution import load_tensorrt; load_tensorrt()")
     if not there:
-        skip(said)
+        skip(message)
     work.mkdir(parents=True, exist_ok=True)
     bundle = work / "demo-dedup"
     for precision in ("fp32",) if rehearse else ("fp32", "fp16"):
@@ -73,20 +73,20 @@ def main(
 def try_engine(results: Results, bundle: Path, precision: str) -> None:
     """A row: how far an engine gets."""
     title = f"A TensorRT engine for compute capability {BUILT_FOR}"
-    built, said = _python(BUILD, str(bundle), precision, BUILT_FOR)
+    built, message = _python(BUILD, str(bundle), precision, BUILT_FOR)
     if not built:
-        results.row(title, COLUMNS, (precision, "no", "-", "-", "-", said))
+        results.row(title, COLUMNS, (precision, "no", "-", "-", "-", message))
         return
-    ran, said = _python(RUN, str(bundle), precision)
+    ran, message = _python(RUN, str(bundle), precision)
     found: dict[str, bool | str] = {}
-    for line in said.splitlines() if ran else ():
+    for line in message.splitlines() if ran else ():
         found |= json.loads(line) if line.startswith("{") else {}
-    if not ran and said.startswith("{"):
-        found = json.loads(said.partition("\n")[0])
-        said = said.partition("\n")[2]
-    results.figure(precision, {**found, "said": said if not ran else ""})
+    if not ran and message.startswith("{"):
+        found = json.loads(message.partition("\n")[0])
+        message = message.partition("\n")[2]
+    results.figure(precision, {**found, "message": message if not ran else ""})
     cells = ["yes" if found.get(name) else "no" for name in ("loads", "runs", "same")]
-    results.row(title, COLUMNS, (precision, "yes", *cells, "" if ran else said))
+    results.row(title, COLUMNS, (precision, "yes", *cells, "" if ran else message))
 
 
 def _python(code: str, *arguments: str) -> tuple[bool, str]:
