@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, Manifest
+from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, GuardEntry, Manifest
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.accuracy.guard import GuardResult, guard_entries
 from tightbeam.export.checkpoint.audio import write_speech
+from tightbeam.export.checkpoint.generation import longest_output
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
-from tightbeam.export.tables import BEAMS, longest_output
 from tightbeam.export.writing.entries import (
     graph_entries,
     layer_entries,
@@ -33,7 +32,7 @@ def write_files(
     graphs: ModelGraphs,
     results: Sequence[PassResult],
     plan: Sequence[LayerPlan],
-    measured: Sequence[GuardResult] = (),
+    guard: Sequence[GuardEntry] = (),
     *,
     variant: str,
     precision: str = "fp32",
@@ -53,8 +52,8 @@ def write_files(
         Reports of the passes that made ``graphs``.
     plan
         Kinds of cache of the L decoder layers.
-    measured
-        Measurements of the guard, one for each cache that is not keys and values.
+    guard
+        Results of the guard, one for each cache that is not keys and values.
     variant
         The bundle's name for ``plan``.
     precision
@@ -75,7 +74,7 @@ def write_files(
         A file cannot be written.
     """
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
-    run = RunSize(B=1, M=BEAMS, N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
+    run = RunSize(N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
     write_graphs(graphs, folder)
     entries = graph_entries(graphs, folder)
     return Manifest(
@@ -87,7 +86,7 @@ def write_files(
         precision=precision,  # type: ignore[arg-type]  # one of PRECISIONS
         sizes=sizes_entry(graphs.sizes),
         layers=layer_entries(plan),
-        guard=guard_entries(measured),
+        guard=tuple(guard),
         weight_threshold=weight_threshold,
         passes=pass_entries(results, run),
         encoder=entries["encoder"],

@@ -12,17 +12,16 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from tightbeam.deploy.bundle.engine_files import engine_names
-from tightbeam.deploy.bundle.manifest import MANIFEST, Manifest, PrecisionErrorEntry
+from tightbeam.deploy.bundle.manifest import MANIFEST, GuardEntry, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import check_target, write_bundle
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration
-from tightbeam.export.accuracy.guard import GuardResult, guard, needs_guard
+from tightbeam.export.accuracy.guard import guard, needs_guard
 from tightbeam.export.accuracy.parity import compare
 from tightbeam.export.accuracy.precision_error import measure_rounding_pair, write_rounding_pair
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table
 from tightbeam.export.auto.workload import Workload
-from tightbeam.export.bundle_files import write_files
 from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
@@ -30,6 +29,7 @@ from tightbeam.export.checkpoint.quiet import is_panic
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions, weight_bytes
+from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
     PRESETS,
     LayerPlan,
@@ -178,7 +178,8 @@ class _Export:
     """what torch generates; None without the comparison"""
     canonical: ModelGraphs = field(init=False)
     plan: tuple[LayerPlan, ...] = field(init=False)
-    measured: tuple[GuardResult, ...] = field(init=False)
+    guarded: tuple[GuardEntry, ...] = field(init=False)
+    """what the guard measured"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -260,13 +261,14 @@ def _rewrite(export: _Export) -> None:
     options, canonical = export.options, export.canonical
     assert export.choice.preset is not None
     export.plan = same_for_all(export.choice.preset, canonical.sizes.L, export.choice.reason)
-    export.measured = ()
+    export.guarded = ()
     export.on_step(REWRITING)
     export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
     if needs_guard(export.plan):
         export.on_step(MEASURING)
         activations = calibrate(export.checkpoint, export.texts, export.reference)
-        plan, export.measured = guard(canonical, export.plan, activations, options.precision)
+        plan, measured = guard(canonical, export.plan, activations, options.precision)
+        export.guarded = tuple(result.entry() for result in measured)
         if plan != export.plan:
             export.plan = plan
             export.graphs, export.results = rewrite(canonical, plan)
@@ -304,7 +306,7 @@ def _write(export: _Export) -> Bundle:
             export.graphs,
             export.results,
             export.plan,
-            export.measured,
+            export.guarded,
             variant=export.choice.name,
             precision=options.precision,
             weight_threshold=options.weight_threshold,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich import box
 from rich.table import Table
 
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.export.checkpoint.generation import longest_output
 from tightbeam.export.writing.entries import plan_of, sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
-BEAMS = 4
+BEAMS = RunSize.M
 BATCHES = (1, 32)
 
 
@@ -48,12 +46,6 @@ def memory_table(bundle: Bundle) -> Table:
             row = (name, str(batch), f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
             table.add_row(*row, style=style, end_section=name == list(plans)[-1])
     return table
-
-
-def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
-    """T, the longest output with these generation defaults, in tokens that the cache holds."""
-    new_tokens = generation.get("max_new_tokens") or (generation.get("max_length") or 21) - 1
-    return int(min(new_tokens, max_target))
 
 
 def passes_table(bundle: Bundle) -> Table:

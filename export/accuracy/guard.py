@@ -26,7 +26,7 @@ from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, se
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 
-__all__ = ["PRECISIONS", "GuardResult", "guard", "guard_entries", "needs_guard"]
+__all__ = ["PRECISIONS", "GuardResult", "guard", "needs_guard"]
 
 PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -62,13 +62,10 @@ class GuardResult:
     original: float
     condition: float
 
-
-def guard_entries(measured: Sequence[GuardResult]) -> tuple[GuardEntry, ...]:
-    """The guard's measurements for ``bundle.json``, where JSON has no infinity: None."""
-    return tuple(
-        GuardEntry.model_validate({name: None if value == math.inf else value for name, value in vars(found).items()})
-        for found in measured
-    )
+    def entry(self) -> GuardEntry:
+        """The entry of ``bundle.json``; JSON has no infinity, which becomes None."""
+        fields = {name: None if value == math.inf else value for name, value in vars(self).items()}
+        return GuardEntry.model_validate(fields)
 
 
 def needs_guard(plan: Sequence[LayerPlan]) -> bool:

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 
 from tightbeam.export.auto.machine import this_machine
+from tightbeam.export.checkpoint.generation import longest_output
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.tables import BEAMS, longest_output
+from tightbeam.export.tables import BEAMS
 from tightbeam.graph_passes import RunSize
 from tightbeam.graph_passes.caches.cost import Machine
 

@@ -20,7 +20,7 @@ from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
 from tightbeam.deploy.text.padding import left_pad
-from tightbeam.export.bundle_files import write_files
+from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, LayerPlan, PassError, RunSize, plan_bytes, presets_of, rewrite
 

@@ -19,9 +19,10 @@ from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.export import ExportError, export_model
 from tightbeam.export import pipeline as exporter
 from tightbeam.export.accuracy import parity, reference
+from tightbeam.export.checkpoint.generation import longest_output
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
-from tightbeam.export.tables import longest_output, memory_table
+from tightbeam.export.tables import memory_table
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassResult, rewrite
 
 

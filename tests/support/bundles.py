@@ -12,8 +12,8 @@ from support.checkpoints import CheckpointCache
 from support.traces import traced
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
-from tightbeam.export.bundle_files import write_files
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
