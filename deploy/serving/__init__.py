@@ -4,6 +4,7 @@
     model.py                    the file that Triton's Python backend loads; it calls backend.py
     backend.py                  in Triton's process: requests to the worker, its events to responses (responses.py)
                                 and metrics (metrics.py)
+    tensors.py                  the names of inputs and outputs
     messages.py                 the messages between backend and worker
     worker_process.py           the worker as the backend's child: start, run, stop
     worker.py                   a process of its own, which holds the model: requests.py checks each request,

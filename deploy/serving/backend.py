@@ -30,7 +30,7 @@ ENGINE, MAX_ROWS, URL = "engine", "max_rows", "url"
 """Parameters in the model's configuration."""
 URL_VARIABLE = "TIGHTBEAM_TRITON_URL"
 """Environment variable with the server's HTTP address, in place of the one in the configuration."""
-WARM_UP = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
+WARM_UP_PARAMETERS = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
 """Parameters of the warm-up request. Triton sends it without any, and a checkpoint's defaults may generate thousands of
 tokens."""
 REGION = "triton_python_backend_shm_region"
@@ -75,7 +75,7 @@ class Backend:
                 read for number, responder in enumerate(responders) if (read := responder.read(number)) is not None
             ]
             if self._cold:  # the warm-up request comes before any client's
-                self._cold, batch = False, [replace(request, parameters=WARM_UP) for request in batch]
+                self._cold, batch = False, [replace(request, parameters=WARM_UP_PARAMETERS) for request in batch]
             if not self._worker.alive:  # it ended while idle, or could not be restarted
                 self._restart()
             ran = True

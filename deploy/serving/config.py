@@ -8,8 +8,17 @@ from typing import Any, Literal
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.backend import ENGINE, MAX_ROWS, URL
-from tightbeam.deploy.serving.requests import AUDIO, INPUT_IDS, LENGTHS, TEXT
-from tightbeam.deploy.serving.responses import FINISHED, INDEX, OUTPUT_IDS, OUTPUT_LENGTHS, SCORES
+from tightbeam.deploy.serving.tensors import (
+    AUDIO,
+    FINISHED,
+    INDEX,
+    INPUT_IDS,
+    LENGTHS,
+    OUTPUT_IDS,
+    OUTPUT_LENGTHS,
+    SCORES,
+    TEXT,
+)
 
 __all__ = [
     "MADE_BY",

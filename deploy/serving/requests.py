@@ -16,11 +16,11 @@ from tightbeam.deploy.generation.fields import GenerationError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.text.output import Output
 
-__all__ = ["AUDIO", "INPUT_IDS", "LENGTHS", "TEXT", "ParsedRequest", "Sample", "parse_request"]
+__all__ = ["ParsedRequest", "Sample", "parse_request"]
 
-TEXT, INPUT_IDS, AUDIO, LENGTHS = "TEXT", "INPUT_IDS", "AUDIO", "LENGTHS"
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 """Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
 MAX_PARAMETER_BYTES = 1 << 16

@@ -10,14 +10,12 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Token
+from tightbeam.deploy.serving.tensors import FINISHED, INDEX, OUTPUT_IDS, OUTPUT_LENGTHS, SCORES, TEXT
 from tightbeam.deploy.text.output import Output
 
-__all__ = ["FINISHED", "INDEX", "OUTPUT_IDS", "OUTPUT_LENGTHS", "SCORES", "TEXT", "Responder", "tensors_of"]
+__all__ = ["Outcome", "Responder", "tensors_of"]
 
-TEXT, SCORES, OUTPUT_IDS, OUTPUT_LENGTHS = "TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS"
-INDEX, FINISHED = "INDEX", "FINISHED"
-"""Outputs of a streaming model: the row that a response belongs to, and True in the row's last response."""
-Outcome = Literal["answered", "refused", "failed", "cancelled"]
+Outcome = Literal["finished", "refused", "failed", "cancelled"]
 """Refused: the client is at fault. Failed: the server is."""
 NUMPY = (
     f"this Triton's Python backend cannot read numpy {np.__version__}; pip install 'numpy<2' for the Python that it "
@@ -54,6 +52,7 @@ class Responder:
 
     @property
     def open(self) -> bool:
+        """True until the last response was sent."""
         return self.outcome is None
 
     def read(self, number: int) -> Request | None:
@@ -115,7 +114,7 @@ class Responder:
         tensors = [self._triton.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
         self._sender.send(self._triton.InferenceResponse(tensors), flags=flags)
-        self.outcome = "answered" if last else None
+        self.outcome = "finished" if last else None
 
     def _end(self, outcome: Outcome, reason: str, code: int) -> None:
         self.outcome = outcome

@@ -11,7 +11,7 @@ import numpy as np
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.batches import run_requests
 from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token
-from tightbeam.deploy.serving.requests import AUDIO, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.text.output import Output
 
 __all__ = ["EventLog", "audio_request", "ids_request", "run", "text_request"]
