@@ -39,7 +39,8 @@ serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton In
 	$(BIN)/python tools/serve/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
 
 test: lint $(BUILT) $(SERVED) ## [10 min] lint, and every test that needs neither minutes nor a GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	  -m "not slow and not gpu"
 
 lint: $(READY) ## [1 min] formatting, strict types, and which module may import which
 	$(BIN)/ruff check .

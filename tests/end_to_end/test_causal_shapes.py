@@ -1,0 +1,83 @@
+"""Decoder-only models of odd shapes, and those whose values are recovered from rotated keys."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.bundles import BundleCache
+from support.causal_runs import SETTINGS, prompts, runs
+from support.expected import expect_equal
+from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle.writer import write_bundle
+from tightbeam.export.writing.bundle_files import write_files
+from tightbeam.graph_passes import LayerPlan, RunSize, plan_bytes, rewrite
+
+SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
+    ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
+    ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}),  # as 11B
+    ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False}),
+    ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
+    ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}}),
+    ("mistral", {"sliding_window": 2}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
+)
+
+
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=[f"{f}-{i}" for i, (f, _) in enumerate(SHAPES)])
+def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
+    model = bundles.trace(family, seed=9, **shape)[0].model
+    for variant in ("el", "kcache") if family == "gpt2" else ("dedup",):
+        runner = Runner.load(bundles(variant, family, seed=9, **shape), threads=1)
+        expect_equal(runner, model, runs(SETTINGS[1:2] + SETTINGS[3:]))
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "source", "generated"),
+    [
+        ("olmo", {}, "kv", "k"),
+        ("falcon", {"multi_query": False}, "k", "k"),
+        ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
+        ("mistral", {"num_key_value_heads": 6}, "k", "k"),
+        ("qwen2", {"num_key_value_heads": 6}, "k", "k"),
+        ("olmo2", {"num_key_value_heads": 6}, "k", "k"),
+        ("qwen3", {"head_dim": 20}, "k", "k"),
+    ],
+)
+def test_values_are_recovered_from_rotated_keys(
+    bundles: BundleCache, tmp_path: Path, family: str, shape: dict[str, Any], source: str, generated: str
+) -> None:
+    """Keys are cached before their rotation and rotated when read.
+
+    SmolLM3 rotates the keys of some layers alone, Mistral has a window, Qwen2 a bias that is rotated with its keys, and
+    OLMo 2 and Qwen3 a norm before the rotation.
+    """
+    checkpoint, canonical = bundles.trace(family, **shape)
+    plan = [LayerPlan(source, generated, "")] * canonical.sizes.L
+    graphs, results = rewrite(canonical, plan)
+    fill = partial(write_files, checkpoint=checkpoint, graphs=graphs, results=results, plan=plan, variant="keys")
+    runner = Runner.load(write_bundle(tmp_path / "out", fill).path, threads=1)
+    expect_equal(runner, checkpoint.model, runs(SETTINGS[1:]))
+    runner.generate(*prompts((9, 3), 0), num_beams=3, max_new_tokens=7, min_new_tokens=7)
+    assert runner.cache_bytes == plan_bytes(plan, canonical.sizes, RunSize(B=2, M=3, N=8, T=7))
