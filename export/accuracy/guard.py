@@ -26,9 +26,9 @@ from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, se
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 
-__all__ = ["PRECISIONS", "GuardResult", "guard", "needs_guard"]
+__all__ = ["GuardResult", "guard", "needs_guard"]
 
-PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16"}
 """Precision of the original attention whose error bounds that of the rewritten one."""
@@ -171,7 +171,7 @@ class _LayerAttentions:
     def measure(self, layer: int, kind: str, first: int, precision: str) -> GuardResult:
         """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` caches."""
         attention = _Attention.of(self.blocks[layer], self.activations[layer])
-        dtype = PRECISIONS[precision]
+        dtype = TORCH_DTYPES[precision]
         original = attention.error(attention.from_keys_and_values(dtype))
         if precision == "fp32" and not np.isfinite(original):
             raise ExportError(
@@ -253,7 +253,7 @@ class _Attention:
         Activations beyond the range of float16 are measured in bfloat16, whose mantissa has 3 bits less; 0, so that no
         error is allowed, where that fails too.
         """
-        half = self.error(self.from_keys_and_values(PRECISIONS[BASELINE_PRECISION[precision]]))
+        half = self.error(self.from_keys_and_values(TORCH_DTYPES[BASELINE_PRECISION[precision]]))
         if np.isfinite(half):
             return half
         wide = self.error(self.from_keys_and_values(torch.bfloat16)) / 8

@@ -27,7 +27,7 @@ from tightbeam.deploy.bundle.engine_files import (
     check_engine_target,
     write_engine,
 )
-from tightbeam.deploy.bundle.manifest import Manifest, TensorEntry
+from tightbeam.deploy.bundle.manifest import ENGINE_PRECISIONS, Manifest, TensorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.accuracy.precision_error import precision_error
@@ -37,13 +37,11 @@ from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values
 from tightbeam.export.writing.entries import state_entries, tensor_entries
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
 from tightbeam.graph_passes import ModelGraphs, tensorrt_form
-from tightbeam.graph_passes.precision.lower_precision import LOW_TYPES
 from tightbeam.graph_passes.tensorrt.plugin_nodes import to_plugin_nodes
 from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
 
-__all__ = ["PRECISIONS", "build_engine", "run_builds", "write_tensorrt_graphs"]
+__all__ = ["build_engine", "run_builds", "write_tensorrt_graphs"]
 
-PRECISIONS = ("fp32", *LOW_TYPES)
 KEYS_FOR_VALUES = frozenset({"k", "first-k"})
 Progress = Callable[[str, int, int], None]
 
@@ -96,12 +94,12 @@ def build_engine(
     EngineFileError
         The engine cannot be written into the bundle.
     """
-    if precision not in PRECISIONS:
-        raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
-    found = load_tensorrt()
+    if precision not in ENGINE_PRECISIONS:
+        raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(ENGINE_PRECISIONS)}")
+    tensorrt = load_tensorrt()
     capabilities = in_order(capabilities)
-    targets = found.settle_capabilities(capabilities)
-    found.check_precision(targets, precision)
+    targets = tensorrt.settle_capabilities(capabilities)
+    tensorrt.check_precision(targets, precision)
     bundle = Bundle.load(path)
     manifest = bundle.manifest
     if manifest.precision != "fp32":
@@ -113,7 +111,7 @@ def build_engine(
     _check_exact(manifest, precision)
     chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])
     check_engine_target(bundle, chosen, force=force)
-    work = _Build(bundle, found, tuple(capabilities), targets, precision, limits, check, on_progress)
+    work = _Build(bundle, tensorrt, tuple(capabilities), targets, precision, limits, check, on_progress)
     return write_engine(bundle, chosen, work.fill, force=force)
 
 
@@ -136,7 +134,7 @@ class _Build:
     """One build. ``capabilities``: as requested; ``targets``: as the engine has them, "current" resolved."""
 
     bundle: Bundle
-    found: TensorRT
+    tensorrt: TensorRT
     capabilities: tuple[str, ...]
     targets: tuple[str, ...]
     precision: str
@@ -157,10 +155,10 @@ class _Build:
         return EngineEntry(
             engine_version=ENGINE_VERSION,
             made_by=f"tightbeam {version('tightbeam')}",
-            flavour=self.found.distribution,
-            tensorrt_version=self.found.version,
+            flavour=self.tensorrt.distribution,
+            tensorrt_version=self.tensorrt.version,
             capabilities=self.targets,
-            precision=self.precision,  # type: ignore[arg-type]  # one of PRECISIONS
+            precision=self.precision,  # type: ignore[arg-type]  # one of ENGINE_PRECISIONS
             limits=self.limits,
             built_from=built_from(self.bundle),
             encoder=engines["encoder"],

@@ -82,23 +82,23 @@ def build(
     TensorRTError
         With TensorRT's own reasons.
     """
-    found = register_plugins()
-    trt = found.trt
+    tensorrt = register_plugins()
+    trt = tensorrt.trt
     plugin_errors.clear()
-    found.errors.clear()
-    builder = trt.Builder(found.logger)
-    network = found.network(builder)
-    parser = trt.OnnxParser(network, found.logger)
+    tensorrt.errors.clear()
+    builder = trt.Builder(tensorrt.logger)
+    network = tensorrt.network(builder)
+    parser = trt.OnnxParser(network, tensorrt.logger)
     if not parser.parse_from_file(str(request.model)):
         refused = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        raise TensorRTError(_reason(found, "parse", [*plugin_errors, *refused]))
-    config = found.configure(builder, capabilities)
+        raise TensorRTError(_reason(tensorrt, "parse", [*plugin_errors, *refused]))
+    config = tensorrt.configure(builder, capabilities)
     config.add_optimization_profile(_profile(builder, network, request))
     monitor = _monitor(trt, report)
     config.progress_monitor = monitor
     engine = builder.build_serialized_network(network, config)
     if engine is None or plugin_errors:
-        raise TensorRTError(_reason(found, "build", [*plugin_errors, *found.errors]))
+        raise TensorRTError(_reason(tensorrt, "build", [*plugin_errors, *tensorrt.errors]))
     with request.target.open("wb") as stream:
         stream.write(engine)
     return {
@@ -108,10 +108,10 @@ def build(
     }
 
 
-def _reason(found: TensorRT, what: str, reasons: list[str]) -> str:
+def _reason(tensorrt: TensorRT, what: str, reasons: list[str]) -> str:
     reasons = [reason for reason in reasons if "checkMacros" not in reason]  # TensorRT's warning about a missing driver
-    said = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
-    return f"{found.distribution} {found.version} cannot {what} the graph: {said}"
+    why = "; ".join(dict.fromkeys(" ".join(reason.split()) for reason in reasons[:FIRST_REASONS])) or "no reason given"
+    return f"{tensorrt.distribution} {tensorrt.version} cannot {what} the graph: {why}"
 
 
 def _profile(builder: Any, network: Any, request: GraphRequest) -> Any:
