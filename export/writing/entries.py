@@ -1,7 +1,7 @@
 """Conversions between the build side's dataclasses and the entries of ``bundle.json``, both ways.
 
-graph_passes and deploy must not import one another, so that sizes, plans and cache states exist on both sides; this is
-the one place that knows both.
+graph_passes and deploy must not import one another, so that sizes, plans and cache states exist on both sides; this
+module alone imports both.
 """
 
 from __future__ import annotations

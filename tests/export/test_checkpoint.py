@@ -1,4 +1,4 @@
-"""Every way a checkpoint can be right, and every way it can be wrong, each told in one line."""
+"""Checkpoints that load, and those that do not, each refused in one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
 
 
-# What loads
+# Checkpoints that load
 
 
 @pytest.mark.parametrize("tokenizer", [False, True])
@@ -131,7 +131,7 @@ def test_tied_weights_may_be_stored_under_any_of_their_names(checkpoints: Checkp
             assert torch.equal(tensor, before[name]), name
 
 
-def test_fairseq_s_version_counters_are_passed_over(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_fairseq_version_counters_are_ignored(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "old", "mbart")
     edit_weights(folder, lambda w: w.update({"model.encoder.version": torch.tensor([3.0])}))
     load_checkpoint(folder)
@@ -266,7 +266,7 @@ def test_unknown_names(name: str, expected: str) -> None:
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize("name", ["facebook/bart-large-cnm", "bart-large-cnn"])
-def test_an_unreachable_hub_is_told_at_once(name: str) -> None:
+def test_an_unreachable_hub_fails_at_once(name: str) -> None:
     start = time.perf_counter()
     message = refusal(name)
     assert time.perf_counter() - start < 10
@@ -302,7 +302,7 @@ def test_a_file_or_an_empty_folder(tmp_path: Path) -> None:
         ({"is_encoder_decoder": False}, "is_encoder_decoder is false"),
     ],
 )
-def test_configs_that_contradict(
+def test_contradicting_configs(
     checkpoints: CheckpointCache, tmp_path: Path, changes: dict[str, Any], expected: str
 ) -> None:
     folder = checkpoints.copy(tmp_path / "c")
@@ -451,7 +451,7 @@ def test_a_tokenizer_that_panics(
     assert capfd.readouterr().err == ""
 
 
-def test_a_tokenizer_that_panics_on_a_rare_text_ends_an_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_a_tokenizer_that_panics_on_another_text_ends_an_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Loading tries one text alone."""
     folder = checkpoints.copy(tmp_path / "c", tokenizer=True)
     content = json.loads((folder / "tokenizer.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""An export from end to end: what it returns, what it checks, and that a failed one leaves nothing."""
+"""An export from end to end: its result, its checks, and that a failed one leaves nothing."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
     assert sorted(path.name for path in target.parent.iterdir()) == ["out"]
 
 
-def test_a_bundle_that_generates_something_else_is_not_kept(
+def test_a_bundle_with_other_tokens_is_not_kept(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One number of one weight is changed on the way: the comparison must see it."""
+    """One number of one weight is changed on the way, which the comparison must find."""
 
     def spoiled(canonical: ModelGraphs, plan: tuple[LayerPlan, ...]) -> tuple[ModelGraphs, list[PassResult]]:
         graphs, results = rewrite(canonical, plan)
@@ -77,7 +77,7 @@ def test_a_bundle_that_generates_something_else_is_not_kept(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
+def test_a_tie_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
     expected = reference.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
     samples = reference.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)
     found = reference.Reference(checkpoints("bart"), samples, (expected,))
@@ -88,7 +88,7 @@ def test_a_sequence_that_only_rounding_picks_is_counted_not_refused(checkpoints:
     assert parity._is_tie(found, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
 
 
-def test_a_setting_that_is_not_supported_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     checkpoint = checkpoints("bart", generation={"encoder_no_repeat_ngram_size": 3})
     with pytest.raises(ExportError, match="encoder_no_repeat_ngram_size=3"):
         export_model(checkpoint, tmp_path / "out", variant="dedup")
@@ -134,14 +134,14 @@ def test_settings_of_a_wrong_kind_are_refused_before_the_work(
         ({"max_new_tokens": 64}, "the model's 64 positions"),
     ],
 )
-def test_options_that_cannot_be(
+def test_impossible_options_are_refused(
     checkpoints: CheckpointCache, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ExportError, match=message):
         export_model(checkpoints("bart"), tmp_path / "out", **options)
 
 
-def test_an_output_in_the_way_is_told_before_the_work(tmp_path: Path) -> None:
+def test_an_existing_output_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match="exists; choose another --output, or replace it with --force"):
         export_model("no-such-model", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Tiny random decoder-only models, of all kinds of attention that we have: odd sizes, nothing symmetric."""
+"""Tiny random decoder-only models, of every supported kind of attention: odd sizes, nothing symmetric."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ BRANCHES = (
 
 @torch.no_grad()
 def randomise_causal(model: PreTrainedModel) -> None:
-    """Fills every parameter with random numbers: sharp attention and small branches, so that the tokens generated
+    """Fill every parameter with random numbers: sharp attention and small branches, so that the tokens generated
     depend on the prompt and on one another. Keys that have an inverse have one that adds nothing to the error."""
     for name, tensor in model.named_parameters():
         if tensor.ndim == 1:

@@ -1,4 +1,4 @@
-"""Changes to the files of a checkpoint, and the refusal that they cause."""
+"""Changes to the files of a checkpoint, and the errors that they cause."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tightbeam.export.errors import ExportError
 
 
 def edit_json(path: Path, **changes: Any) -> None:
+    """Set fields of a JSON object in a file; an Ellipsis removes one."""
     content = json.loads(path.read_text("utf-8"))
     for name, value in changes.items():
         if value is ...:
@@ -26,13 +27,14 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Apply ``change`` to the tensors of model.safetensors, by name."""
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def refusal(name_or_path: str | Path) -> str:
-    """The message of the refusal: one line."""
+    """The message of the error that loading raises: one line."""
     with pytest.raises(ExportError) as caught:
         load_checkpoint(name_or_path)
     message = str(caught.value)

@@ -171,7 +171,7 @@ def make_checkpoint(
     max_shard_size: str = "5GB",
     **config_overrides: Any,
 ) -> Path:
-    """Writes a random checkpoint into `folder` (created) and returns it; the same arguments give the same bytes.
+    """Write a random checkpoint into `folder` (created) and return it; the same arguments give the same bytes.
 
     `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
     """
@@ -206,7 +206,7 @@ def make_checkpoint(
 
 @torch.no_grad()
 def randomise(model: PreTrainedModel) -> None:
-    """Fills every weight, bias, norm and the final logits bias with random numbers; computed positions stay."""
+    """Fill every weight, bias, norm and the final logits bias with random numbers; computed positions stay."""
     buffers = [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
     for name, tensor in [*model.named_parameters(), *buffers]:
         computed = not tensor.requires_grad or ("embed_positions" in name and model.config.model_type == "fsmt")
