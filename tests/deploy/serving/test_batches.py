@@ -444,7 +444,7 @@ def test_refused_request_is_not_run_in_a_later_batch(bart: Runner, monkeypatch: 
     assert (log.stats.batches, log.stats.samples) == (1, 1)
 
 
-# ---- nobody waits any more ----
+# ---- cancellation ----
 
 
 def test_request_cancelled_before_its_batch_is_not_run(bart: Runner) -> None:

@@ -111,11 +111,11 @@ def test_a_stream_of_several_rows_ends_with_the_last_row(triton: FakeTriton) -> 
     for event in events:
         responder.add(event)
     assert request.flags == [0, 0, 0, 0, 1]
-    told = [
+    sent = [
         (response.outputs["INDEX"].tolist(), response.outputs["FINISHED"].tolist(), response.outputs["OUTPUT_IDS"])
         for response in request.responses
     ]
-    assert [(index, finished, ids.tolist()) for index, finished, ids in told] == [
+    assert [(index, finished, ids.tolist()) for index, finished, ids in sent] == [
         ([[0]], [[False]], [[[9]]]),
         ([[1]], [[False]], [[[8]]]),
         ([[1]], [[True]], [[[2, 8]]]),
@@ -274,7 +274,7 @@ def test_worker_killed_while_idle_is_restarted_for_the_next_request(backend: Bac
 
 
 class Scripted:
-    """A worker that tells what a test wants, and dies of an error."""
+    """A worker whose events a test scripts, and which an error ends."""
 
     starts: list[str | None]
     """The error of each start."""
@@ -397,16 +397,16 @@ def test_response_that_triton_refuses_fails_no_other_request(scripted: tuple[Bac
 
 def test_cancellations_are_counted(scripted: tuple[Backend, Scripted], triton: FakeTriton) -> None:
     backend, worker = scripted
-    told: list[Sequence[int]] = []
+    polled: list[Sequence[int]] = []
 
     def running(gone: Callable[[], Sequence[int]]) -> Iterator[Event]:
-        told.extend([gone(), gone()])
+        polled.extend([gone(), gone()])
         yield row(0, 0, [2, 5])
 
     worker.events = running
     requests = [ids(), FakeRequest({"INPUT_IDS": IDS[:1]}, cancelled_at=0)]
     backend.execute(requests)
-    assert told == [[1], []]
+    assert polled == [[1], []]
     assert requests[1].error and requests[1].error.code == "CANCELLED" and requests[1].over
     assert triton.metrics["tightbeam_cancelled_total"] == 1
     assert triton.metrics["tightbeam_tokens_per_second"] == 20

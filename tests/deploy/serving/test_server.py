@@ -77,9 +77,9 @@ def alone(world: SimpleNamespace, text: str = SENTENCES[0], **settings: Any) -> 
 
 def still_right(world: SimpleNamespace, model: str = "text") -> None:
     """The model serves, and what it says is right."""
-    answer = served.run(world.server, lambda http, grpc: http(model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5))
-    assert answer.get("error") is None
-    assert answer.texts == [served.expected(world.runners[model], SENTENCES[0], max_new_tokens=5)[1]]
+    response = served.run(world.server, lambda http, grpc: http(model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5))
+    assert response.get("error") is None
+    assert response.texts == [served.expected(world.runners[model], SENTENCES[0], max_new_tokens=5)[1]]
 
 
 def test_health_and_metadata(world: SimpleNamespace) -> None:
@@ -131,23 +131,23 @@ def test_200_mixed_requests_at_once_equal_the_runner(world: SimpleNamespace) -> 
         rows = [rng.choice(SENTENCES) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
         work.append((model, rows, drawn(rng), rng.random() < 0.5))
 
-    async def ask_all(http: Send, grpc: Send) -> list[Response]:
-        asking = [
+    async def send_all(http: Send, grpc: Send) -> list[Response]:
+        sending = [
             (http if over_http else grpc)(model, {"TEXT": texts(*rows)}, **as_parameters(settings))
             for model, rows, settings, over_http in work
         ]
-        return list(await asyncio.gather(*asking))
+        return list(await asyncio.gather(*sending))
 
-    answers = served.run(world.server, ask_all)
+    responses = served.run(world.server, send_all)
     wanted: dict[str, tuple[list[list[int]], list[str]]] = {}
-    for (model, rows, settings, _), answer in zip(work, answers, strict=True):
-        assert answer.get("error") is None
+    for (model, rows, settings, _), response in zip(work, responses, strict=True):
+        assert response.get("error") is None
         for row, text in enumerate(rows):
             key = json.dumps([model, text, settings])
             if key not in wanted:
                 wanted[key] = served.expected(world.runners[model], text, **settings)
-            assert (answer.ids[row], answer.texts[row]) == wanted[key]
-        assert answer["SCORES"].shape == (len(rows), 0 if settings["num_beams"] == 1 else answer["TEXT"].shape[1])
+            assert (response.ids[row], response.texts[row]) == wanted[key]
+        assert response["SCORES"].shape == (len(rows), 0 if settings["num_beams"] == 1 else response["TEXT"].shape[1])
     found = metrics(world.server, "text")
     assert found["tightbeam_samples_total"] > 1.5 * found["tightbeam_batches_total"], "nothing was run together"
 
@@ -161,11 +161,11 @@ def test_token_ids_with_lengths(world: SimpleNamespace) -> None:
     settings = {"num_beams": 3, "max_new_tokens": 7, "num_return_sequences": 2}
     wanted = runner.generate(ids, (np.arange(5) < lengths).astype(np.int64), **settings)
     for protocol in (0, 1):
-        answer = served.run(world.server, lambda *ask, at=protocol: ask[at]("ids", arrays, names, **settings))
+        response = served.run(world.server, lambda *send, at=protocol: send[at]("ids", arrays, names, **settings))
         for row in range(2):
-            for place, found in enumerate(answer.ids[row]):
+            for place, found in enumerate(response.ids[row]):
                 assert found == wanted.sequences[2 * row + place][: len(found)].tolist()
-        np.testing.assert_array_equal(answer["SCORES"].ravel(), wanted.scores)
+        np.testing.assert_array_equal(response["SCORES"].ravel(), wanted.scores)
 
 
 def test_audio(world: SimpleNamespace) -> None:
@@ -174,15 +174,15 @@ def test_audio(world: SimpleNamespace) -> None:
     samples = runner.log_mel.samples
     sound = (0.3 * rng.standard_normal((2, 2 * samples + 100))).astype(np.float32)
     lengths = np.array([[2 * samples + 100], [samples // 2]], np.int32)
-    answer = served.run(
+    response = served.run(
         world.server,
         lambda http, grpc: grpc("sound", {"AUDIO": sound, "LENGTHS": lengths}, max_new_tokens=6),
     )
     for row in range(2):
         features = [runner.log_mel.features(window) for window in windows(sound[row, : lengths[row, 0]], samples)]
         log = transcribe(runner, np.stack(features), max_new_tokens=6)
-        assert answer.texts[row] == log.texts
-        assert answer.ids[row] == log.sequences
+        assert response.texts[row] == log.texts
+        assert response.ids[row] == log.sequences
 
 
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
@@ -219,21 +219,21 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
     settings = {"num_beams": 2, "max_new_tokens": 5}
 
-    async def ask_all(http: Send, grpc: Send) -> list[Response]:
-        asking = []
+    async def send_all(http: Send, grpc: Send) -> list[Response]:
+        sending = []
         for index, (arrays, given, _) in enumerate(FAULTS.values()):
-            for ask in (http, grpc):
-                asking.append(ask("text", arrays, **given))
-                asking.append(ask("text", {"TEXT": texts(SENTENCES[index % len(SENTENCES)])}, **settings))
-        return list(await asyncio.gather(*asking))
+            for send in (http, grpc):
+                sending.append(send("text", arrays, **given))
+                sending.append(send("text", {"TEXT": texts(SENTENCES[index % len(SENTENCES)])}, **settings))
+        return list(await asyncio.gather(*sending))
 
     before = metrics(world.server, "text").get("tightbeam_refused_total", 0)
-    answers = served.run(world.server, ask_all)
+    responses = served.run(world.server, send_all)
     assert metrics(world.server, "text")["tightbeam_refused_total"] - before >= 2 * 14  # Triton refuses the others
     for index, (name, (_, _, words)) in enumerate(FAULTS.items()):
         wanted = alone(world, SENTENCES[index % len(SENTENCES)], **settings)
         for at in (4 * index, 4 * index + 2):
-            refused, neighbour = answers[at], answers[at + 1]
+            refused, neighbour = responses[at], responses[at + 1]
             assert "error" in refused, f"{name} was served"
             assert not [word for word in words if word not in refused["error"]], f"{name}: {refused['error']}"
             assert "Traceback" not in refused["error"]
@@ -271,9 +271,9 @@ def test_broken_requests(world: SimpleNamespace, body: str) -> None:
     connection = http.client.HTTPConnection(world.server.http, timeout=20)
     connection.request("POST", "/v2/models/text/infer", body.encode())
     response = connection.getresponse()
-    said = json.loads(response.read())
+    received = json.loads(response.read())
     connection.close()
-    assert response.status in (400, 500) and said["error"]
+    assert response.status in (400, 500) and received["error"]
     still_right(world)
 
 
@@ -330,8 +330,8 @@ def test_cancellation_leaves_the_other_request_of_its_batch(world: SimpleNamespa
         until(lambda: len(done) == 2)
     assert done[0][1] is not None
     assert done[1][1] is None
-    answer = Response.of(done[1][0], served.OUTPUTS)
-    assert answer.texts == [served.expected(world.runners["slow"], SENTENCES[1], **settings)[1]]
+    response = Response.of(done[1][0], served.OUTPUTS)
+    assert response.texts == [served.expected(world.runners["slow"], SENTENCES[1], **settings)[1]]
 
 
 def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **settings: Any) -> list[Response]:
@@ -425,31 +425,31 @@ def test_slow_reader_does_not_delay_other_clients(world: SimpleNamespace) -> Non
         still_right(world)
         parts = stream(world, "slowlive", {"TEXT": texts(SENTENCES[1])}, num_beams=1, max_new_tokens=4)
         assert parts[-1].get("error") is None
-        said = b""
+        received = b""
         reader.settimeout(30)
-        while b'"FINISHED":true' not in said:
+        while b'"FINISHED":true' not in received:
             data = reader.recv(1 << 16)
             assert data, "the server hung up"
-            said += data
+            received += data
 
 
 def test_more_beams_than_rows_that_are_run_together(world: SimpleNamespace) -> None:
-    answer = served.run(world.server, lambda http, grpc: http("narrow", {"TEXT": texts("a town")}, num_beams=9))
-    assert "num_beams=9 is more than the 8 rows" in answer["error"]
+    response = served.run(world.server, lambda http, grpc: http("narrow", {"TEXT": texts("a town")}, num_beams=9))
+    assert "num_beams=9 is more than the 8 rows" in response["error"]
 
 
 def test_requests_beyond_max_queue_size_are_refused(world: SimpleNamespace) -> None:
-    async def ask_all(http: Send, grpc: Send) -> list[Response]:
-        asking = (grpc("narrow", {"TEXT": texts(SENTENCES[0])}, max_new_tokens=8) for _ in range(300))
-        return list(await asyncio.gather(*asking))
+    async def send_all(http: Send, grpc: Send) -> list[Response]:
+        sending = (grpc("narrow", {"TEXT": texts(SENTENCES[0])}, max_new_tokens=8) for _ in range(300))
+        return list(await asyncio.gather(*sending))
 
-    answers = served.run(world.server, ask_all)
+    responses = served.run(world.server, send_all)
     wanted = [alone(world, max_new_tokens=8)]
-    refused = [answer for answer in answers if "error" in answer]
+    refused = [response for response in responses if "error" in response]
     assert 0 < len(refused) < 300
-    assert {answer["status"] for answer in refused} == {"StatusCode.UNAVAILABLE"}
-    assert all("maximum queue size" in answer["error"] for answer in refused)
-    assert all(answer.texts == wanted for answer in answers if "error" not in answer)
+    assert {response["status"] for response in refused} == {"StatusCode.UNAVAILABLE"}
+    assert all("maximum queue size" in response["error"] for response in refused)
+    assert all(response.texts == wanted for response in responses if "error" not in response)
     still_right(world)
 
 
@@ -474,22 +474,22 @@ def test_metrics(world: SimpleNamespace) -> None:
 
 
 class Load:
-    """Clients that ask one after the other until they are told to stop."""
+    """Clients that send one request after the other until they are stopped."""
 
     def __init__(self, world: SimpleNamespace, model: str, clients: int) -> None:
         self.world, self.model, self.clients = world, model, clients
-        self.answers: list[tuple[float, Response]] = []
+        self.responses: list[tuple[float, Response]] = []
         self.over = False
 
-    async def one(self, ask: Send) -> None:
+    async def one(self, send: Send) -> None:
         while not self.over:
-            answer = await ask(self.model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=6)
-            self.answers.append((time.monotonic(), answer))
-            if "error" in answer:
+            response = await send(self.model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=6)
+            self.responses.append((time.monotonic(), response))
+            if "error" in response:
                 await asyncio.sleep(0.05)
 
     def during(self, work: Any) -> list[tuple[float, Response]]:
-        """Run blocking ``work`` under load; the answers, by the time when they came."""
+        """Run blocking ``work`` under load; the responses, by the time when they came."""
 
         async def both(http: Send, grpc: Send) -> None:
             clients = [asyncio.create_task(self.one(http if index % 2 else grpc)) for index in range(self.clients)]
@@ -498,7 +498,7 @@ class Load:
             await asyncio.gather(*clients)
 
         served.run(self.world.server, both)
-        return self.answers
+        return self.responses
 
 
 def test_new_version_loses_no_request(world: SimpleNamespace) -> None:
@@ -509,10 +509,10 @@ def test_new_version_loses_no_request(world: SimpleNamespace) -> None:
         time.sleep(0.3)
 
     load = Load(world, "text", 8)
-    answers = [answer for _, answer in load.during(reload)]
-    assert [answer["error"] for answer in answers if "error" in answer] == []
+    responses = [response for _, response in load.during(reload)]
+    assert [response["error"] for response in responses if "error" in response] == []
     wanted = [alone(world, max_new_tokens=6)]
-    assert all(answer.texts == wanted for answer in answers)
+    assert all(response.texts == wanted for response in responses)
     assert world.server.status("/v2/models/text/versions/2/ready") == 200
     until(lambda: world.server.status("/v2/models/text/versions/1/ready") == 400)
     until(lambda: len(processes(world.server, "worker", "text")) == 1)
@@ -534,13 +534,13 @@ def test_worker_killed_under_load(world: SimpleNamespace) -> None:
         until(lambda: processes(world.server, "worker", "slow/") not in ([], [worker]))
         time.sleep(1.5)
 
-    answers = Load(world, "slow", 32).during(kill)
-    lost = [answer["error"] for _, answer in answers if "error" in answer]
+    responses = Load(world, "slow", 32).during(kill)
+    lost = [response["error"] for _, response in responses if "error" in response]
     assert len(lost) <= 16
     assert all("killed by SIGKILL" in error and "send the request again" in error for error in lost)
     wanted = [served.expected(world.runners["slow"], SENTENCES[0], max_new_tokens=6)[1]]
-    right = [when for when, answer in answers if "error" not in answer and answer.texts == wanted]
-    assert len(right) + len(lost) == len(answers)
+    right = [when for when, response in responses if "error" not in response and response.texts == wanted]
+    assert len(right) + len(lost) == len(responses)
     assert max(right) - min(right) > 1.5
     assert metrics(world.server, "slow")["tightbeam_restarts_total"] == 1
 
@@ -568,11 +568,13 @@ def test_stub_killed(world: SimpleNamespace, model: str) -> None:
         assert stream(world, model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5)[-1].get("error") is None
     else:
         world.killed_under_load.append(stub)
-        answers = [answer for _, answer in Load(world, model, 8).during(kill)]
+        responses = [response for _, response in Load(world, model, 8).during(kill)]
         wanted = [alone(world, max_new_tokens=6)]
-        assert all(answer.texts == wanted for answer in answers if "error" not in answer)
-        assert all("error" not in answer for answer in (answers[0], *answers[-8:]))
-        lost = {answer["error"].partition("]")[2] or answer["error"] for answer in answers if "error" in answer}
+        assert all(response.texts == wanted for response in responses if "error" not in response)
+        assert all("error" not in response for response in (responses[0], *responses[-8:]))
+        lost = {
+            response["error"].partition("]")[2] or response["error"] for response in responses if "error" in response
+        }
         assert lost and all(any(word in error for word in DOWN) for error in lost), lost
     until(lambda: not Path(f"/proc/{worker}").exists(), 5)
     assert not region.exists()
@@ -621,8 +623,8 @@ def test_serve_local_runs_until_interrupted(world: SimpleNamespace, tmp_path: Pa
         asked = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
         assert json.loads(asked.stdout)["TEXT"] == alone(world, "It's a town")[0]
         command.terminate()
-        _, said = command.communicate(timeout=40)
-    assert said.rstrip().endswith("stopped")
+        _, received = command.communicate(timeout=40)
+    assert received.rstrip().endswith("stopped")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         failed = subprocess.run(

@@ -63,14 +63,14 @@ def worker(shared_worker: WorkerProcess) -> WorkerProcess:
     return shared_worker
 
 
-def nobody() -> list[int]:
+def none_cancelled() -> list[int]:
     return []
 
 
 def texts_of(worker: WorkerProcess) -> list[str]:
     """The texts of a batch of two requests."""
     requests = [text_request(number, text, max_new_tokens=6) for number, text in enumerate(SENTENCES[:2])]
-    rows = [event for event in worker.run(requests, nobody, Stats()) if isinstance(event, Row)]
+    rows = [event for event in worker.run(requests, none_cancelled, Stats()) if isinstance(event, Row)]
     return [row.output.texts[0] for row in sorted(rows, key=lambda row: row.number) if row.output.texts]
 
 
@@ -83,7 +83,7 @@ def test_runs_several_batches(worker: WorkerProcess, expected: list[str]) -> Non
     assert texts_of(worker) == texts_of(worker) == expected
     stats = Stats()
     requests = [text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, "")]
-    events = list(worker.run(requests, nobody, stats))
+    events = list(worker.run(requests, none_cancelled, stats))
     assert sorted(type(event).__name__ for event in events) == ["Refused", "Row"]
     assert (stats.batches, stats.samples) == (1, 1)
     assert stats.steps > 0 and stats.tokens > 0 and stats.prefill_seconds > 0
@@ -92,9 +92,9 @@ def test_runs_several_batches(worker: WorkerProcess, expected: list[str]) -> Non
 
 def test_cancelled_request_gets_no_row(worker: WorkerProcess, expected: list[str]) -> None:
     other = text_request(1, SENTENCES[0], max_new_tokens=6)
-    told = iter([[0]])
+    cancelled = iter([[0]])
     stats = Stats()
-    events = list(worker.run([LONG, other], lambda: next(told, []), stats))
+    events = list(worker.run([LONG, other], lambda: next(cancelled, []), stats))
     assert [event.number for event in events if isinstance(event, Row)] == [1]
     assert stats.tokens < 20
     worker._send(Cancel(0))  # late: its batch is over
@@ -104,7 +104,7 @@ def test_cancelled_request_gets_no_row(worker: WorkerProcess, expected: list[str
 def test_defect_fails_one_batch_only(worker: WorkerProcess, expected: list[str]) -> None:
     broken = Request(0, None, "")  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a defect of Tightbeam"):
-        list(worker.run([broken], nobody, Stats()))
+        list(worker.run([broken], none_cancelled, Stats()))
     assert worker.alive
     assert texts_of(worker) == expected
 
@@ -119,12 +119,12 @@ def test_error_gives_the_number_of_a_signal_without_a_name(folder: Path) -> None
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGRTMIN + 6)
     with pytest.raises(WorkerError, match=f"generates was killed by signal {signal.SIGRTMIN + 6}$"):
-        list(worker.run([LONG], nobody, Stats()))
+        list(worker.run([LONG], none_cancelled, Stats()))
 
 
 def test_killed_worker_is_noticed_and_restarted(worker: WorkerProcess, expected: list[str]) -> None:
     pid = worker._process.pid
-    events = worker.run([LONG], nobody, Stats())
+    events = worker.run([LONG], none_cancelled, Stats())
     assert isinstance(next(events), Token)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"generates was killed by SIGKILL; the kernel does that where memory runs"):
@@ -240,7 +240,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     monkeypatch.setattr(watchdog, "MIN_LIFETIME_SECONDS", 0.0)
     monkeypatch.setattr(watchdog, "EXIT_GRACE_SECONDS", 0.1)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # no proxy listens there
     fake = FakeServer()
     yield fake
     fake.close()
