@@ -1,4 +1,4 @@
-"""Where the native libraries of the operators are, if they were built."""
+"""Paths of the native libraries of the operators, if they were built."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from pathlib import Path
 __all__ = ["ENVIRONMENT", "cpu_library", "cuda_library", "rtx_name_library", "tensorrt_library"]
 
 ENVIRONMENT = "TIGHTBEAM_LIBRARY"
-"""Names the library to use, or none."""
+"""Environment variable: path of the library to use, or ``none``."""
 
 
 def cpu_library() -> Path | None:
-    """The library to register with ONNX Runtime for kernels on the CPU; None: the function bodies serve, slower.
+    """Find the library to register with ONNX Runtime for kernels on the CPU.
 
-    The environment variable ``TIGHTBEAM_LIBRARY`` names another file, or ``none``.
-    Raises FileNotFoundError where it names a file that is not there.
+    Returns
+    -------
+    Path or None
+        None where there is no library: the function bodies inside a model then serve, slower. The environment variable
+        ``TIGHTBEAM_LIBRARY`` names another file, or ``none``.
+
+    Raises
+    ------
+    FileNotFoundError
+        The variable names a file that does not exist.
     """
     return _library("libtightbeam_cpu.so")
 
 
 def cuda_library() -> Path | None:
-    """As :func:`cpu_library`, with kernels for CUDA beside those for the CPU: register this one or that one."""
+    """Find the library with kernels for CUDA beside those for the CPU: the one to register in place of the other.
+
+    Returns and raises as :func:`cpu_library`.
+    """
     return _library("libtightbeam_cuda.so")
 
 
 def tensorrt_library() -> Path | None:
-    """What the plugins of TensorRT ask how the kernels are started; None where it was not compiled."""
+    """Find the library that plans the kernels of the TensorRT plugins; None where it was not compiled."""
     return _built("libtightbeam_tensorrt.so")
 
 

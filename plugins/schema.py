@@ -125,14 +125,19 @@ class Operator:
         return tuple(entry.name for entry in self.outputs)
 
     @property
+    def tensors(self) -> tuple[Input | Output, ...]:
+        """Inputs and outputs."""
+        return (*self.inputs, *self.outputs)
+
+    @property
     def optional(self) -> Present:
         """Names of the inputs and outputs that a node may lack."""
-        return frozenset(entry.name for entry in (*self.inputs, *self.outputs) if entry.optional)
+        return frozenset(entry.name for entry in self.tensors if entry.optional)
 
     @property
     def float32(self) -> Present:
         """Names of the inputs and outputs that are float32 whatever float type a node runs in."""
-        return frozenset(entry.name for entry in (*self.inputs, *self.outputs) if entry.type == "float32")
+        return frozenset(entry.name for entry in self.tensors if entry.type == "float32")
 
     @property
     def sizes(self) -> Present:

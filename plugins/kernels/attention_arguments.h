@@ -1,4 +1,4 @@
-// What the attention operators' arguments have in common, out of a call.
+// Arguments that the attention operators share, out of a call.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ inline float weight_threshold(const Call& call) {
   return threshold;
 }
 
-// How many numbers of a key head, K wide, are rotated: 0 without one.
+// Numbers of a key head, K wide, that are rotated: 0 without a rotation.
 inline int rotated_numbers(const Call& call, int K) {
   const int numbers = 2 * call.size("X");
   if (numbers > K)

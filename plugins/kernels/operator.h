@@ -120,7 +120,7 @@ struct Operator {
   // -1 for what is unknown.
   std::vector<int64_t> output_shape(size_t output, const std::vector<int64_t>& sizes) const;
 
-  // Which dimension of which input is written exactly as this one of an output; {-1, -1} if none is.
+  // Input and dimension that are written exactly as this one of an output; {-1, -1} if there is none.
   std::pair<int, int> same_dimension(size_t output, size_t dimension) const;
 
   int letter(const char* name) const;

@@ -11,7 +11,7 @@
 namespace tightbeam {
 namespace {
 
-// What a node keeps between its runs.
+// The state of a node between its runs.
 struct Node {
   const CustomOperator& op;
   const OrtApi& api;
@@ -83,7 +83,7 @@ std::vector<int64_t> dimensions(const OrtApi& api, const OrtTensorTypeAndShapeIn
 
 // ---- a node is made ----
 
-// What the runtime says of an attribute: a null status where it has that type.
+// An attribute as the runtime reports it: a null status where it has that type.
 struct FoundAttribute {
   bool is_float, is_int;
   float number;
@@ -198,7 +198,7 @@ Symbols known_shape(const OrtApi& api, const OrtShapeInferContext* context, size
   check(api.GetTensorElementType(info, &known.type));
   if (known.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED) return {};  // an optional input that is missing
   known.shape = {true, true, dimensions(api, info), nullptr};
-  known.shape.has_rank = !known.shape.sizes.empty();  // the API tells a scalar and an unknown rank alike
+  known.shape.has_rank = !known.shape.sizes.empty();  // the API reports a scalar and an unknown rank alike
   known.names.resize(known.shape.sizes.size(), "");
   if (known.shape.has_rank) check(api.GetSymbolicDimensions(info, known.names.data(), known.names.size()));
   return known;
@@ -225,7 +225,7 @@ void infer_shape(const OrtApi& api, OrtShapeInferContext* context, const CustomO
   check(api.ShapeInferContext_SetOutputTypeShape(context, output, made));
 }
 
-// What is wrong is told when the node runs: the runtime drops (and leaks) a status from here.
+// Errors are reported when the node runs: the runtime drops (and leaks) a status from here.
 OrtStatus* ORT_API_CALL infer_shapes(const OrtCustomOp* op, OrtShapeInferContext* context) noexcept {
   const CustomOperator& custom = self(op);
   runtime->ReleaseStatus(guarded(*runtime, custom.table.name, [&] {

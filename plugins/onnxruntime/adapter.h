@@ -80,7 +80,7 @@ struct Copy {
   size_t bytes;
 };
 
-// What `updates` promises and the runtime has not done by giving input and output one buffer.
+// The copies that `updates` requires where the runtime has not given input and output one buffer.
 std::vector<Copy> copies(const Call& call);
 
 void copy_updated(const Call& call, const Parallel& parallel);

@@ -48,9 +48,21 @@ OPERATORS: dict[str, Operator] = {
 
 
 def function(name: str, present: frozenset[str]) -> onnx.FunctionProto:
-    """The function of an operator for nodes that have the inputs and outputs ``present``.
+    """Make the ONNX function of an operator.
 
-    Raises KeyError for a name that is no operator of this domain, ValueError where what it needs is not present.
+    Parameters
+    ----------
+    name
+        Name of the operator.
+    present
+        Names of the inputs and outputs that its nodes have.
+
+    Raises
+    ------
+    KeyError
+        This domain has no such operator.
+    ValueError
+        A required input or output is not present.
     """
     import onnx.parser
 
@@ -59,10 +71,17 @@ def function(name: str, present: frozenset[str]) -> onnx.FunctionProto:
 
 
 def functions(nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
-    """The functions of the operators of this domain among ``nodes``, and of those that they call in turn.
+    """Make the ONNX functions of the operators of this domain among ``nodes``, and of those that they call in turn.
 
-    Raises ValueError where two nodes of one operator differ in the optional inputs or outputs they have, since a model
-    has one function a name.
+    Returns
+    -------
+    list of FunctionProto
+        One for each operator, sorted by name.
+
+    Raises
+    ------
+    ValueError
+        Two nodes of one operator differ in the optional inputs or outputs they have; a model has one function a name.
     """
     found: dict[str, tuple[frozenset[str], onnx.FunctionProto]] = {}
     pending = [node for node in nodes if node.domain == DOMAIN]

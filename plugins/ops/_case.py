@@ -1,4 +1,7 @@
-"""What every operator's ``cases.py`` gives: inputs with names, attributes, and the result by definition, in numpy."""
+"""One call of an operator for tests, and the softmax of the definitions in numpy.
+
+Every operator's ``cases.py`` has ``cases()`` and ``exact(case, dtype)``, its definition.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,16 @@ Array = NDArray[Any]
 class Case:
     """One call of an operator.
 
-    ``inputs``: by the names of the operator's table, in its order; an optional input that is missing is absent.
-    ``floats``: the names of the inputs that take the operator's float type, so that a test can cast them.
+    Attributes
+    ----------
+    name
+        Name for tests.
+    inputs
+        Arrays by the names and in the order of the operator's declaration, without those that are missing.
+    attributes
+        Values by name.
+    floats
+        Names of the inputs that take the operator's float type, so that a test can cast them.
     """
 
     name: str
@@ -28,11 +39,11 @@ class Case:
 
 
 def softmax_with_lse(scores: Array) -> tuple[Array, Array]:
-    """Softmax over the last axis, and the log of the sum of exponentials. A row of -inf gives zeros and -inf."""
-    highest = scores.max(axis=-1, keepdims=True)
-    highest = np.where(np.isfinite(highest), highest, scores.dtype.type(0))
-    weights = np.exp(scores - highest)
-    total = weights.sum(axis=-1, keepdims=True)
+    """Softmax over the last axis, and the log-sum-exp of each row. A row of -inf gives zeros and -inf."""
+    row_max = scores.max(axis=-1, keepdims=True)
+    row_max = np.where(np.isfinite(row_max), row_max, scores.dtype.type(0))
+    weights = np.exp(scores - row_max)
+    row_sum = weights.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
-        lse = (np.log(total) + highest)[..., 0]
-    return weights / np.where(total == 0, scores.dtype.type(1), total), lse
+        lse = (np.log(row_sum) + row_max)[..., 0]
+    return weights / np.where(row_sum == 0, scores.dtype.type(1), row_sum), lse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightbeam.plugins.ops._rotation import rotate
 
-__all__ = ["HISTORY", "JOIN", "gather", "rotations", "scores_and_weights"]
+__all__ = ["HISTORY", "MERGE", "gather", "rotations", "scores_and_weights"]
 
 HISTORY = """
     zero = Constant <value = int64 {0}> ()
@@ -51,12 +51,12 @@ HISTORY = """
     axes12 = Constant <value = int64[2] {1, 2}> ()
     mask = Unsqueeze (seen, axes12)
 """
-"""From ``ancestry`` and ``lengths``: T, ``source_row_heads`` [R, 1, T], ``newest`` [R], ``distance`` and ``seen``
+"""Text from ``ancestry`` and ``lengths``: T, ``source_row_heads`` [R, 1, T], ``newest`` [R], ``distance`` and ``seen``
 [R, T], ``mask`` [R, 1, 1, T]; all cut to the longest length."""
 
 
 def gather(prefix: str, cache: str) -> str:
-    """``<prefix>_own`` [R, G, T, width]: each row's own history out of ``cache`` [R, G, T_max, width]."""
+    """Text of ``<prefix>_own`` [R, G, T, width]: each row's own history out of ``cache`` [R, G, T_max, width]."""
     return f"""
     {prefix}_G = Shape <start = 1, end = 2> ({cache})
     {prefix}_room = Shape <start = 2, end = 3> ({cache})
@@ -126,9 +126,9 @@ WEIGHTS = """
     total = ReduceSum <keepdims = 1> (exponentials, minus_one)
     weights = Div (exponentials, total)
 """
-"""``weights`` [R, G, Q, T], and what JOIN needs of them."""
+"""``weights`` [R, G, Q, T], and their row max and row sum for MERGE."""
 
-JOIN = """
+MERGE = """
     log_total = Log (total)
     own_lse = Add (log_total, highest)
     lse_shape = Concat <axis = 0> (minus_one, G, Q, axis1)
@@ -148,11 +148,11 @@ JOIN = """
     prefix_weighted = Mul (prefix_grouped, prefix_share)
     joined = Add (own_weighted, prefix_weighted)
 """
-"""``joined`` [R, G, Q, output_width]: ``own_output`` and ``prefix_output`` in one softmax."""
+"""``joined`` [R, G, Q, output_width]: the attention states of ``own_output`` and ``prefix_output``, merged."""
 
 
 def scores_and_weights(present: frozenset[str]) -> str:
-    """From ``score_query`` and ``score_keys`` to ``weights``. Raises ValueError where there are two biases."""
+    """Text from ``score_query`` and ``score_keys`` to ``weights``. Raises ValueError where there are two biases."""
     if {"distance_bias", "row_bias"} <= present:
         raise ValueError("has distance_bias and row_bias, expected one of them")
     bias = "    biased_scores = Identity (plain_scores)\n"
@@ -164,7 +164,7 @@ def scores_and_weights(present: frozenset[str]) -> str:
 
 
 def rotations(present: frozenset[str], query: str, keys: str) -> str:
-    """``score_query`` and ``score_keys`` from ``query`` [R, H, 1, K] and ``keys`` [R, G, T, K]."""
+    """Text of ``score_query`` and ``score_keys`` from ``query`` [R, H, 1, K] and ``keys`` [R, G, T, K]."""
     if "cosines" not in present:
         return f"    score_query = Identity ({query})\n    score_keys = Identity ({keys})\n"
     first = "first_positions" in present

@@ -6,8 +6,8 @@ __all__ = ["rotate"]
 
 
 def rotate(rotated: str, vectors: str, positions: str, first_positions: bool) -> str:
-    """``rotated`` = ``vectors`` [R, heads, X, K], the first 2 x width(cosines) numbers rotated by the angle of
-    ``positions`` int64 [R or 1, X], counted from ``first_positions``."""
+    """Text of ``rotated`` from ``vectors`` [R, heads, X, K]: the first 2 x width(cosines) numbers of each are rotated
+    by the angle of ``positions`` int64 [R or 1, X], counted from ``first_positions`` where a node has them."""
     shifted = positions
     text = ""
     if first_positions:

@@ -1,4 +1,4 @@
-"""NVRTC: one kernel of an operator's ``kernel_cuda.cuh`` for one GPU, compiled once and kept on disk."""
+"""NVRTC: one kernel of an operator's ``kernel_cuda.cuh`` for one GPU, compiled once and cached on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 __all__ = ["CACHE", "CompiledKernel", "cache_folder", "compile_kernel"]
 
 CACHE = "TIGHTBEAM_CACHE"
-"""Names the folder that compiled kernels are kept in, in place of ``~/.cache/tightbeam``."""
+"""Environment variable: folder for compiled kernels, in place of ``~/.cache/tightbeam``."""
 SOURCES = Path(__file__).parent.parent
 OPTIONS = ("-std=c++17", "-default-device", "-lineinfo")
 
@@ -31,26 +31,38 @@ class CompiledKernel:
 
 
 def compile_kernel(operator: str, name: str, capability: str) -> CompiledKernel:
-    """The kernel ``name`` (a C++ expression) of ``plugins/<operator>`` for a compute capability such as "80".
+    """Compile a kernel, or read it from the cache on disk.
 
-    ``operator``: the folder. Raises TensorRTError where it cannot be compiled.
+    Parameters
+    ----------
+    operator
+        Folder of the operator below ``plugins/ops``.
+    name
+        The kernel, a C++ expression.
+    capability
+        Compute capability, such as "80".
+
+    Raises
+    ------
+    TensorRTError
+        NVRTC or CUDA's headers are missing, or the kernel cannot be compiled.
     """
     nvrtc, headers = _nvrtc(), _cuda_headers()
     folder = cache_folder()
     if folder is None:
         return _compile(nvrtc, headers, operator, name, capability)
     path = folder / f"{_key(operator, name, capability, _version(nvrtc))}.cubin"
-    kept = _read(path)
-    if kept is not None:
-        return kept
+    cached = _read(path)
+    if cached is not None:
+        return cached
     found = _compile(nvrtc, headers, operator, name, capability)
-    _keep(path, found)
+    _write(path, found)
     return found
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: ``$TIGHTBEAM_CACHE/kernels``, else below ``$XDG_CACHE_HOME`` or ``~/.cache``;
-    None for a user without a home."""
+    """Folder of compiled kernels: ``$TIGHTBEAM_CACHE/kernels``, else below ``$XDG_CACHE_HOME`` or ``~/.cache``; None
+    for a user without a home."""
     if named := os.environ.get(CACHE):
         return Path(named) / "kernels"
     try:
@@ -77,8 +89,8 @@ def _compile(nvrtc: Any, headers: Path, operator: str, name: str, capability: st
             run(nvrtc.nvrtcGetProgramLog, program, log)
             reason = next(iter(log.decode(errors="replace").strip("\0 \n").splitlines()), code.name)
             raise TensorRTError(
-                f"NVRTC cannot compile {name} for compute capability {capability}: {reason}; is this GPU one that "
-                f"NVRTC {_version(nvrtc)} knows?"
+                f"NVRTC cannot compile {name} for compute capability {capability}: {reason}; does NVRTC "
+                f"{_version(nvrtc)} support this GPU?"
             )
         cubin = b" " * run(nvrtc.nvrtcGetCUBINSize, program)
         run(nvrtc.nvrtcGetCUBIN, program, cubin)
@@ -116,7 +128,7 @@ def _cuda_headers() -> Path:
 
 @functools.cache
 def _key(operator: str, name: str, capability: str, version: str) -> str:
-    """Of everything that the result depends on."""
+    """Digest of everything that the result depends on."""
     digest = hashlib.sha256(repr((operator, name, capability, version, OPTIONS)).encode())
     for path in sorted(path for kind in ("*.h", "*.cuh") for path in SOURCES.rglob(kind)):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -127,7 +139,7 @@ def _key(operator: str, name: str, capability: str, version: str) -> str:
 
 
 def _read(path: Path) -> CompiledKernel | None:
-    """What was kept; None where nothing was, or it is not whole."""
+    """Read a cached kernel; None where there is none, or the file is not whole."""
     try:
         head, _, cubin = path.read_bytes().partition(b"\n")
     except OSError:
@@ -138,8 +150,8 @@ def _read(path: Path) -> CompiledKernel | None:
     return CompiledKernel(matched[1].decode(), cubin)
 
 
-def _keep(path: Path, found: CompiledKernel) -> None:
-    """At once, so that another process never sees half a file; a cache that cannot be written is no error."""
+def _write(path: Path, found: CompiledKernel) -> None:
+    """Replace the file at once, so that no process reads half of it; a cache that cannot be written is no error."""
     head = f"{found.symbol} {hashlib.sha256(found.cubin).hexdigest()}\n".encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

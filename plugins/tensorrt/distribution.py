@@ -1,4 +1,4 @@
-"""Which TensorRT this machine has: ``tensorrt``, or else ``tensorrt_rtx``. Only this file knows the difference."""
+"""The installed distribution of TensorRT, ``tensorrt`` or else ``tensorrt_rtx``, and all that differs between them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,24 @@ log = logging.getLogger(__name__)
 
 
 def in_order(capabilities: Sequence[str]) -> list[str]:
-    """The smallest first, "8.0", "sm_80" and "sm80" as "80"."""
+    """Sort compute capabilities, the smallest first; "8.0", "sm_80" and "sm80" become "80"."""
     names = [re.sub(r"^(?:sm_?)?(\d+)\.?(\d)$", r"\1\2", name.strip().lower()) for name in capabilities]
     return sorted(names, key=lambda name: (len(name), name))
 
 
 @dataclass(frozen=True)
 class TensorRT:
-    """``trt``: the module. ``distribution``: its name. ``errors``: what TensorRT last said that it could not do."""
+    """A distribution of TensorRT.
+
+    Attributes
+    ----------
+    trt
+        The Python module.
+    distribution
+        Its name, ``tensorrt`` or ``tensorrt_rtx``.
+    errors
+        The last errors that TensorRT logged, a line each.
+    """
 
     trt: Any
     distribution: str
@@ -49,16 +59,29 @@ class TensorRT:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Those that an engine can be built for by name, on any machine: "80", "120"."""
+        """Compute capabilities that an engine can be built for on any machine: "80", "120"."""
         if not self.is_rtx:
             return ()
         members = getattr(self.trt.ComputeCapability, "__members__", {})
         return tuple(sorted((name[2:] for name in members if name.startswith("SM")), key=int))
 
     def settle_capabilities(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """What an engine for ``wanted`` runs on: the same, with the GPU of this machine for "current".
+        """Check the capabilities to build an engine for.
 
-        Raises TensorRTError for a capability that cannot be built for here.
+        Parameters
+        ----------
+        wanted
+            Compute capabilities, or "current" for the GPU of this machine.
+
+        Returns
+        -------
+        tuple of str
+            The same, with the GPU's own in place of "current".
+
+        Raises
+        ------
+        TensorRTError
+            An engine for one of them cannot be built here.
         """
         if not wanted or len(set(wanted)) != len(wanted):
             raise TensorRTError(
@@ -116,7 +139,7 @@ class TensorRT:
 
     @property
     def logger(self) -> Any:
-        """TensorRT's messages, to Python's logging: a line each, errors in ``errors`` too."""
+        """Logger that passes TensorRT's messages to Python's logging, a line each, and errors to ``errors`` as well."""
         return _logger(self)
 
     def network(self, builder: Any) -> Any:
@@ -150,17 +173,17 @@ class TensorRT:
         return engine.create_execution_context(config)
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
-        """Whether a CUDA graph can be made of what ``context`` enqueues."""
+        """Return True where a CUDA graph can capture the work that ``context`` enqueues."""
         return bool(context.is_stream_capturable(stream)) if self.is_rtx else True
 
 
 @functools.cache
 def _logger(found: TensorRT) -> Any:
-    """One for the process, as TensorRT wants it."""
+    """The one logger of the process, as TensorRT requires."""
     trt = found.trt
     levels = {
         trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
-        trt.ILogger.Severity.ERROR: logging.INFO,  # whoever asked raises, and says it
+        trt.ILogger.Severity.ERROR: logging.INFO,  # the caller raises an error with it
         trt.ILogger.Severity.WARNING: logging.INFO,
     }
 
@@ -178,7 +201,13 @@ def _logger(found: TensorRT) -> Any:
 
 @functools.cache
 def load_tensorrt() -> TensorRT:
-    """Import it. Raises TensorRTError where there is none, or it cannot be loaded."""
+    """Import the installed TensorRT, ``tensorrt`` before ``tensorrt_rtx``.
+
+    Raises
+    ------
+    TensorRTError
+        There is none, or it cannot be loaded.
+    """
     failures = []
     for distribution, module in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx_bindings")):
         try:
@@ -192,12 +221,12 @@ def load_tensorrt() -> TensorRT:
             continue
         found = TensorRT(trt, distribution)
         if found.is_rtx:
-            _take_its_name()
+            _provide_library_name()
         return found
     raise TensorRTError(f"there is no TensorRT here ({'; '.join(failures)}); {INSTALL}, or install tensorrt")
 
 
-def _take_its_name() -> None:
+def _provide_library_name() -> None:
     """Let TensorRT-RTX's parser find its own library: else the process is aborted at the first plugin."""
     path = rtx_name_library()
     if path is None:
@@ -213,9 +242,9 @@ MAJOR, MINOR = 75, 76
 
 
 def gpu_capability() -> str | None:
-    """The compute capability of the first GPU, "90"; None where there is no driver or no GPU.
+    """Compute capability of the first GPU, such as "90"; None where there is no driver or no GPU.
 
-    Asked of the driver itself, since TensorRT may abort where there is none.
+    The driver is asked directly, since TensorRT may abort where there is none.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

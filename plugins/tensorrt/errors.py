@@ -1,4 +1,4 @@
-"""What goes wrong with TensorRT."""
+"""The error of everything that concerns TensorRT."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["TensorRTError"]
 
 
 class TensorRTError(RuntimeError):
-    """TensorRT, CUDA or a plugin cannot do what was asked; the message says what, what was expected, and the fix."""
+    """TensorRT, CUDA or a plugin failed: one line with what was wrong, what was expected, and the fix."""

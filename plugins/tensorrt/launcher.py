@@ -1,4 +1,4 @@
-"""Starts the kernels of a plan on a GPU: compiled by NVRTC, loaded once, launched on the stream that TensorRT names."""
+"""Launch the kernels of a plan on a GPU: compiled by NVRTC, loaded once, enqueued on TensorRT's stream."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 __all__ = ["CudaLauncher", "Launcher", "default_launcher"]
 
 FREE_SHARED_BYTES = 48 * 1024
-"""Beyond it a kernel has to ask."""
+"""Shared memory of a block that needs no attribute of the kernel."""
 
 
 class Launcher(Protocol):
-    """Where kernels run."""
+    """A device that runs kernels."""
 
     @property
     def gpu(self) -> Gpu:
-        """What plans are made for."""
+        """The GPU that plans are made for."""
         ...
 
     def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
-        """Enqueue a kernel of ``plugins/<folder>``. Raises TensorRTError."""
+        """Enqueue a kernel of ``plugins/ops/<folder>``. Raises TensorRTError where that fails."""
         ...
 
 
 @functools.cache
 def default_launcher() -> Launcher:
-    """The GPU of this thread. Raises TensorRTError where there is none."""
+    """Launcher on the GPU of this thread. Raises TensorRTError where there is none."""
     return CudaLauncher()
 
 
 class CudaLauncher:
-    """Kernels on the current GPU. Raises TensorRTError where there is none."""
+    """Launcher on the current GPU. Raises TensorRTError where there is none."""
 
     def __init__(self) -> None:
         try:
             from cuda.bindings import driver
         except ImportError as error:
-            raise TensorRTError(f"cuda.bindings, which starts the kernels, is missing ({error}); {INSTALL}") from error
+            raise TensorRTError(
+                f"cuda.bindings, which launches the kernels, is missing ({error}); {INSTALL}"
+            ) from error
         self._driver = driver
         if gpu_capability() is None:  # without a driver the bindings raise kinds of their own
             raise TensorRTError("the kernels need a GPU, and this machine has none, or no driver for it")

@@ -1,4 +1,4 @@
-"""``libtightbeam_tensorrt.so``: the operators' tables, and which kernels a call of an operator starts.
+"""``libtightbeam_tensorrt.so``: the kernels that a call of an operator launches.
 
 The structs are those of ``plugins/tensorrt/library.cpp``.
 """
@@ -23,7 +23,7 @@ FLOAT_TYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What of a GPU the plans depend on: its multiprocessors, and the bytes of shared memory that a block may have."""
+    """The properties of a GPU that plans depend on; ``shared_bytes``: shared memory that one block may have."""
 
     multiprocessors: int
     shared_bytes: int
@@ -31,7 +31,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TensorAt:
-    """A tensor: its shape, and where it is on the device."""
+    """A tensor: its shape, and its address on the device."""
 
     shape: tuple[int, ...]
     address: int
@@ -39,8 +39,8 @@ class TensorAt:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel to start. ``parameters``: address of the array of pointers that ``cuLaunchKernel`` takes, valid until
-    this thread asks for the next plan."""
+    """A kernel to launch. ``parameters``: address of the array of pointers that ``cuLaunchKernel`` takes, valid until
+    the next plan of this thread."""
 
     name: str
     grid: tuple[int, int, int]
@@ -125,12 +125,29 @@ def plan(
     *,
     scalars_on_host: bool = False,
 ) -> Plan:
-    """What a call of operator ``name`` starts; tensors by name, those left out that the node does not have.
+    """Plan the kernels that a call of an operator launches.
 
-    ``workspace``: address of device memory of ``workspace_bytes``; 0 where only the sizes are wanted.
-    ``scalars_on_host``: the addresses of scalar inputs are the host's, as ONNX Runtime has them; TensorRT's are the
-    device's.
-    Raises TensorRTError where the shapes contradict the table or one another, or a value is not valid.
+    Parameters
+    ----------
+    name
+        Name of the operator.
+    float_type
+        One of ``FLOAT_TYPES``.
+    inputs, outputs
+        Tensors by name, without those that the node lacks.
+    attributes
+        Values by name; a missing one has its default.
+    gpu
+        The GPU that the kernels run on.
+    workspace
+        Address of device memory of ``workspace_bytes``; 0 where only the sizes are wanted.
+    scalars_on_host
+        True where the addresses of scalar inputs are the host's, as in ONNX Runtime; TensorRT's are the device's.
+
+    Raises
+    ------
+    TensorRTError
+        The library is missing, the shapes contradict the table or one another, or a value is not valid.
     """
     operator = OPERATORS[name]
     found = _Plan()

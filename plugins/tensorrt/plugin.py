@@ -35,11 +35,11 @@ LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
 """No GPU has more, so a workspace for it is enough for every one."""
 Result = TypeVar("Result")
 _made: list[Any] = []
-"""Every plugin: TensorRT-RTX 1.7 frees those it was given, and Python must not free one in the same memory again."""
+"""Every plugin made: TensorRT-RTX 1.7 frees the plugins it gets, and Python must not free their memory again."""
 log = logging.getLogger(__name__)
 
 plugin_errors: list[str] = []
-"""What plugins raised since it was last emptied: TensorRT says only that a plugin failed."""
+"""Errors that plugins raised since it was last cleared: TensorRT reports only that a plugin failed."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,18 @@ class Node:
 
     @property
     def on_device(self) -> tuple[Input, ...]:
-        """The inputs but for those that give a size, whose values TensorRT has on the host and keeps for itself."""
+        """The inputs without those that give a size, whose values TensorRT reads on the host."""
         return tuple(entry for entry in self.inputs if entry.gives is None)
 
 
 def register_plugins() -> TensorRT:
-    """Make the plugins of all operators known to TensorRT, once in a process. Raises TensorRTError."""
+    """Register the plugins of all operators with TensorRT, once in a process.
+
+    Raises
+    ------
+    TensorRTError
+        TensorRT cannot be loaded, or refuses a plugin.
+    """
     found = load_tensorrt()
     _register(found)
     return found
@@ -109,14 +115,14 @@ def _register(found: TensorRT) -> tuple[Any, ...]:
     for creator in creators:
         if not registry.register_creator(creator, NAMESPACE):
             raise TensorRTError(f"{found.distribution} {found.version} does not take the plugin {creator.name}")
-    return creators  # TensorRT does not keep them alive
+    return creators  # TensorRT holds no references
 
 
 def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Nothing may be raised into TensorRT, which is C++: what is raised is noted, and ``failed`` returned.
+    """Catch every exception, since none may reach TensorRT, which is C++: note it and return ``failed``.
 
-    TensorRT-RTX 1.7 survives no format that is refused and no clone that fails, so a fault there must not stop it:
-    whoever builds looks at ``plugin_errors`` when it is over.
+    TensorRT-RTX 1.7 crashes on a format that is refused and on a clone that fails, so these do not fail: the builder
+    reads ``plugin_errors`` afterwards.
     """
 
     def wrap(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -137,13 +143,13 @@ def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., 
 
 @functools.cache
 def _classes(found: TensorRT) -> tuple[type, type]:
-    """The plugin and its creator, over the classes of the TensorRT that is here."""
+    """Classes of the plugin and of its creator, over those of the installed TensorRT."""
     trt = found.trt
     types = found.types
     float_types = {types[name]: name for name in FLOAT_TYPES}
 
     class Expressions:
-        """Sizes while an engine is built."""
+        """Arithmetic of sizes while an engine is built."""
 
         def __init__(self, builder: Any) -> None:
             self.builder = builder
@@ -173,7 +179,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         return dimensions
 
     def float_type_of(node: Node, given: Sequence[Any]) -> Any:
-        """Of the first input whose type the node chooses."""
+        """Type of the first input that is FLOAT."""
         return next(kind for entry, kind in zip(node.on_device, given, strict=True) if entry.type == FLOAT)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
@@ -274,7 +280,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             workspace: int,
             stream: int,
         ) -> int:
-            """Start the kernels on TensorRT's stream; addresses of device memory."""
+            """Launch the kernels on TensorRT's stream; addresses of device memory."""
             before, after = ([tuple(tensor.dims) for tensor in given] for given in (input_desc, output_desc))
             chosen = float_types[float_type_of(self.node, [tensor.type for tensor in input_desc])]
             launcher = self.launcher or default_launcher()
@@ -342,7 +348,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
 
 
 def _attribute_kinds(trt: Any, operator: Operator) -> list[tuple[Attribute, type[np.generic], Any]]:
-    """Of each attribute: its entry, its type in numpy, its type as a plugin's field."""
+    """Attributes, each with its type in numpy and as a field of a plugin."""
     kinds: dict[str, tuple[type[np.generic], Any]] = {
         "int": (np.int32, trt.PluginFieldType.INT32),
         "float": (np.float32, trt.PluginFieldType.FLOAT32),

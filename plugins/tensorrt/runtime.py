@@ -16,9 +16,19 @@ __all__ = ["LoadedGraph"]
 class LoadedGraph:
     """One engine file with one execution context: shapes and addresses are set by name, then it is enqueued.
 
-    ``register_plugins`` has to be called before. Raises TensorRTError where the file cannot be loaded; as does every
-    method where TensorRT refuses. ``on_host``: inputs that are set with addresses of the host. ``types``: of every
-    input and output, as numpy calls them.
+    Call ``register_plugins`` before. Every method raises TensorRTError where TensorRT refuses.
+
+    Parameters
+    ----------
+    found
+        The installed TensorRT.
+    path
+        The engine file.
+
+    Raises
+    ------
+    TensorRTError
+        The file cannot be read or loaded.
     """
 
     def __init__(self, found: TensorRT, path: Path) -> None:
@@ -35,16 +45,18 @@ class LoadedGraph:
         self._context = found.create_context(self._engine)
         if self._context is None:
             raise TensorRTError(f"{found.distribution} {found.version} cannot prepare {path}{self._reason()}")
-        self._room: dict[str, tuple[int, ...]] = {}
+        self._capacity: dict[str, tuple[int, ...]] = {}
         self._checked = False
 
     @property
     def on_host(self) -> frozenset[str]:
+        """Inputs that are set with addresses of the host."""
         host = self._found.trt.TensorLocation.HOST
         return frozenset(name for name in self._names() if self._engine.get_tensor_location(name) == host)
 
     @property
     def types(self) -> dict[str, str]:
+        """Types of every input and output, as numpy calls them."""
         known = {kind: name for name, kind in self._found.types.items()}
         kinds = {name: self._engine.get_tensor_dtype(name) for name in self._names()}
         return {name: known.get(kind, str(kind)) for name, kind in kinds.items()}
@@ -53,22 +65,24 @@ class LoadedGraph:
         return [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
 
     def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
+        """Set the shape and the address of an input."""
         self._checked = False
         if not self._context.set_input_shape(name, tuple(shape)):
             raise TensorRTError(f"input {name!r} takes no shape {list(shape)}{self._reason()}")
         self._set_address(name, address)
 
     def set_output(self, name: str, shape: Sequence[int], address: int) -> None:
-        """``shape``: the room there, which is compared with what the inputs make of it when it runs next."""
+        """Set the address of an output. ``shape``: its capacity, compared with the shape that the inputs give it."""
         self._checked = False
-        self._room[name] = tuple(shape)
+        self._capacity[name] = tuple(shape)
         self._set_address(name, address)
 
     def can_be_captured(self, stream: int) -> bool:
-        """Whether a CUDA graph can be made of it."""
+        """Return True where a CUDA graph can capture it."""
         return self._found.can_be_captured(self._context, stream)
 
     def execute(self, stream: int) -> None:
+        """Enqueue the engine on a CUDA stream."""
         if not self._checked:
             self._check_shapes()
         plugin_errors.clear()
@@ -81,19 +95,19 @@ class LoadedGraph:
             raise TensorRTError(f"{name!r} takes no address{self._reason()}")
 
     def _check_shapes(self) -> None:
-        """That TensorRT writes no more than there is room for."""
+        """Check that TensorRT writes no more than the capacity of each output."""
         try:
             missing = self._context.infer_shapes()
         except RuntimeError as error:
             raise TensorRTError(f"the outputs' shapes do not follow from the inputs{self._reason()}") from error
         if missing:
             raise TensorRTError(f"the inputs {', '.join(missing)} were not set")
-        for name, room in self._room.items():
+        for name, capacity in self._capacity.items():
             found = tuple(self._context.get_tensor_shape(name))
-            if found != room:
-                raise TensorRTError(f"{name!r} is {list(found)}, expected {list(room)}")
+            if found != capacity:
+                raise TensorRTError(f"{name!r} is {list(found)}, expected {list(capacity)}")
         self._checked = True
 
     def _reason(self) -> str:
-        """What TensorRT said last that it could not do."""
+        """The last error that TensorRT logged, in parentheses."""
         return f" ({self._found.errors[-1]})" if self._found.errors else ""

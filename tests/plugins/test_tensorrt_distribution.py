@@ -201,5 +201,5 @@ def test_kernels_need_a_gpu(fresh: None, no_gpu: None, make: Any) -> None:
 
 def test_kernels_need_the_bindings_of_cuda(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(TensorRTError, match=r"cuda.bindings, which starts the kernels, is missing .*; pip install"):
+    with pytest.raises(TensorRTError, match=r"cuda.bindings, which launches the kernels, is missing .*; pip install"):
         CudaLauncher()

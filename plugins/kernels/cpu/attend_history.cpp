@@ -165,7 +165,7 @@ class Item {
     }
   }
 
-  // What belongs to the keys of beam m's history; the newest position's has been written by this item.
+  // Rotation and scales of the keys of beam m's history; the newest position's has been written by this item.
   void scale_scores(int m, int first, int Q, int t, int count) {
     for (int i = 0; i < count; ++i) {
       const float factor = *cached_scale(t + i == newest_ ? m : slots(m)[t + i], t + i);

@@ -38,7 +38,7 @@ struct History {
   float* output;            // [R, H, width of the values]
 };
 
-// What the arguments of both operators have in common, under the same names.
+// The arguments that both operators have under the same names.
 template <class Arguments>
 History history_of(const char* op, const Arguments& a) {
   History history{};

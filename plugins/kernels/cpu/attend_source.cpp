@@ -91,23 +91,23 @@ class Item {
       if (s_.lse != nullptr) s_.lse[place(q)] = row_max + std::log(totals[q]);
     }
 
-    std::vector<float> sums(static_cast<size_t>(Q_) * V_), kept_weights(static_cast<size_t>(Q_) * TILE);
-    std::vector<const float*> kept;
+    std::vector<float> sums(static_cast<size_t>(Q_) * V_), counted_weights(static_cast<size_t>(Q_) * TILE);
+    std::vector<const float*> counted;
     const auto add = [&] {
-      math.add_weighted(kept_weights.data(), TILE, Q_, kept.data(), static_cast<int>(kept.size()), V_, sums.data(), V_,
-                        {});
-      kept.clear();
+      math.add_weighted(counted_weights.data(), TILE, Q_, counted.data(), static_cast<int>(counted.size()), V_,
+                        sums.data(), V_, {});
+      counted.clear();
     };
     for (int n = 0; n < positions_; ++n) {
       bool counts = false;
       for (int q = 0; q < Q_; ++q) {
         const float weight = weights[static_cast<size_t>(q) * positions_ + n];
         const bool below = weight < s_.weight_threshold * totals[q];  // a NaN is not, and goes on to the output
-        kept_weights[static_cast<size_t>(q) * TILE + kept.size()] = below ? 0 : weight;
+        counted_weights[static_cast<size_t>(q) * TILE + counted.size()] = below ? 0 : weight;
         counts = counts || !below;
       }
-      if (counts) kept.push_back(values_[n]);
-      if (kept.size() == TILE) add();
+      if (counts) counted.push_back(values_[n]);
+      if (counted.size() == TILE) add();
     }
     add();
     for (int q = 0; q < Q_; ++q) {
@@ -116,7 +116,7 @@ class Item {
     }
   }
 
-  // Where a query stands among [R, H].
+  // Index of a query in [R, H].
   size_t place(int q) const {
     const int heads = s_.H / s_.G;  // that share a key head
     return (b_ * s_.M + (first_ + q) / heads) * s_.H + g_ * heads + (first_ + q) % heads;

@@ -1,4 +1,4 @@
-// What the CPU kernels check of their inputs' values before they run; shapes are the table's business.
+// Checks of the values of inputs before a CPU kernel runs; shapes are checked by the table.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Work shared out over threads, whoever owns them.
+// Work shared out over threads, the runtime's or our own.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A kernel that knows float32 alone, for a node of float16 or bfloat16: its tensors are widened before and rounded to
+// A kernel of float32 alone, for a node of float16 or bfloat16: its tensors are widened before and rounded to
 // the nearest after. Caches too, whole, so on the CPU a model of 16 bits is served, but float32 is the faster one.
 #pragma once
 

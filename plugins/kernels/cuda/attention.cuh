@@ -1,4 +1,4 @@
-// What the attention kernels share: softmax over parts, a beam's history, and rows streamed through the lanes of a
+// Parts of the attention kernels: softmax over parts, a beam's history, and rows streamed through the lanes of a
 // warp.
 #pragma once
 
@@ -26,14 +26,14 @@ __device__ __forceinline__ Pack<Float> load_pack(const Float* row, int column, i
   return pack;
 }
 
-// Which positions of a sample's history count: begin..newest. `first`: row of the rotation tables of position 0.
+// The positions of a sample's history that count: begin..newest. `first`: row of the rotation tables of position 0.
 struct Span {
   int begin, newest, first;
   bool valid;
 };
 
-// Called by a whole block. What `lengths`, `ancestry` and `first_positions` hold is only known here: a sample in which
-// one of them leads beyond a tensor is not valid, and nothing of it may be read or written.
+// Called by a whole block. The values of `lengths`, `ancestry` and `first_positions` are checked here: a sample in
+// which one of them leads beyond a tensor is not valid, and nothing of it may be read or written.
 template <class Arguments>
 __device__ Span history_span(const Arguments& a, int sample) {
   const int length = a.lengths[sample];

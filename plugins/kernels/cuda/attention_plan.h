@@ -1,4 +1,4 @@
-// How the attention kernels cut their work, decided on the host. Plain structs and arithmetic.
+// Division of the work of the attention kernels, decided on the host. Plain structs and arithmetic.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -26,7 +26,7 @@ struct TensorCoreShape {
   unsigned scores_at, weights_at, state_at, bytes;
 };
 
-// Where a source attention leaves its result: with one split in the outputs, else every split in the workspace, as
+// Destination of a source attention's result: with one split in the outputs, else every split in the workspace, as
 // outputs [splits, rows, width], divided by the split's own row sum, and lse [splits, rows].
 template <class Float>
 struct SplitResult {
@@ -89,7 +89,7 @@ inline TensorCoreShape matrix_shape(int D, int tiles, int steps, int columns) {
   return shape;
 }
 
-// Whether a rotation can be applied to matrix fragments: they are rotated 8 columns at a time, all in one half of a
+// True where a rotation can be applied to matrix fragments: they are rotated 8 columns at a time, all in one half of a
 // head.
 constexpr bool rotates_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
 

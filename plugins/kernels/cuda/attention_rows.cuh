@@ -23,7 +23,7 @@ template <class Half, class Arguments, class TableRow>
 __device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride,
                                                    const Arguments& a, int column, TableRow table_row) {
   const int lane = threadIdx.x % WARP, half = a.rotary / 2, D = a.G * a.K;
-  // Where the partner of 8 columns stands, from them; 0 for those that are not rotated.
+  // Distance from 8 columns to their partners; 0 for those that are not rotated.
   const auto away = [&](int c) { return c % a.K >= a.rotary || c >= D ? 0 : c % a.K < half ? half : -half; };
   unsigned partners[4];
   load_matrices(partners,
@@ -166,7 +166,7 @@ __device__ __forceinline__ void attend_tensor_core(const Problem& problem, const
   Half* weights = shared_memory<Half>(shape.weights_at);             // [QUERIES, WEIGHT_STRIDE]
   float* row_max = shared_memory<float>(shape.state_at);             // [QUERIES]
   float *row_sum = row_max + QUERIES, *shrinks = row_sum + QUERIES;  // [QUERIES] each
-  // Where a score's share stands: the columns of a row are permuted so that a warp's stores meet all banks.
+  // Index of a score's share: the columns of a row are permuted so that a warp's stores meet all banks.
   const auto share = [](int q, int n) {
     return q * POSITIONS + (STEPS == 1 ? n ^ ((q & 2) << 2) : n ^ ((q & 3) << 3));
   };

@@ -1,4 +1,4 @@
-// How a CUDA kernel is launched. Every operator's launch_plan.h has three functions of its arguments and a GPU:
+// Geometry of a kernel launch. Every operator's launch_plan.h has three functions of its arguments and a GPU:
 //   <op>_workspace       bytes of device memory that its kernels need beside their arguments
 //   <op>_most_workspace  at least as much for these sizes and all smaller ones
 //   launch_<op>           calls launcher(Kernel<...>, launch, arguments...) for each kernel, in order
@@ -24,7 +24,7 @@ struct Gpu {
   unsigned shared_bytes = 227 * 1024;
 };
 
-// A kernel as a type: `launcher(Kernel<...>, launch, arguments...)` may start it by its address, or know it by its
+// A kernel as a type: `launcher(Kernel<...>, launch, arguments...)` may launch it by its address, or note its
 // name.
 template <auto FUNCTION>
 struct Kernel {};

@@ -12,7 +12,7 @@ queries weigh distances.
 
 from __future__ import annotations
 
-from tightbeam.plugins.ops._history import HISTORY, JOIN, gather, rotations, scores_and_weights
+from tightbeam.plugins.ops._history import HISTORY, MERGE, gather, rotations, scores_and_weights
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["ATTRIBUTES", "BEAM_ATTENTION", "history_inputs"]
@@ -62,8 +62,8 @@ def _body(present: frozenset[str]) -> str:
     text += rotations(present, "query", "key_own")
     if not present & {"distance_bias", "prefix_output", "row_bias"}:
         return text + PLAIN + OUTPUT
-    join = JOIN if "prefix_output" in present else "    joined = Identity (own_output)\n"
-    return text + scores_and_weights(present) + EXPLICIT + join + OUTPUT.replace("(attended,", "(joined,")
+    merge = MERGE if "prefix_output" in present else "    joined = Identity (own_output)\n"
+    return text + scores_and_weights(present) + EXPLICIT + merge + OUTPUT.replace("(attended,", "(joined,")
 
 
 def history_inputs(width: str) -> tuple[Input, ...]:

@@ -121,7 +121,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial ones: MHA, GQA, MQA, each option alone and all of them together."""
+    """Odd and adversarial cases: MHA, GQA, MQA, each option alone and all of them together."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, V=1, T=1, T_max=1),
         random_case(1, B=2, M=4, H=4, G=4, K=64, V=64, T=30, T_max=41),
@@ -165,7 +165,7 @@ def own_history(cache: Array, ancestry: Array) -> Array:
 
 
 def rotate(vectors: Array, angles_at: Array, case: Case) -> Array:
-    """Turn ``vectors`` [R, heads, X, K] by the tables' rows ``angles_at`` [R, X]."""
+    """Rotate ``vectors`` [R, heads, X, K] by the tables' rows ``angles_at`` [R, X]."""
     cosines = case.inputs["cosines"].astype(vectors.dtype)[angles_at][:, None]  # [R, 1, X, rotary / 2]
     sines = case.inputs["sines"].astype(vectors.dtype)[angles_at][:, None]
     half = cosines.shape[-1]
@@ -218,7 +218,7 @@ def write(cache: Array, new: Array, lengths: Array, M: int) -> Array:
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``."""
+    """Outputs by the definition, calculated in ``dtype``."""
     projected, key_cache, value_cache = (
         case.inputs[name].astype(dtype) for name in ("projected", "key_cache", "value_cache")
     )

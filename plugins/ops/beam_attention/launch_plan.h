@@ -1,4 +1,4 @@
-// How BeamAttention's kernel is started: one block a sample, key/value head and slice of value columns.
+// Launch plan of BeamAttention's kernel: one block a sample, key/value head and slice of value columns.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"

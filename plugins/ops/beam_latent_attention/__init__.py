@@ -6,7 +6,7 @@ makes the head's value after the softmax. Everything else is as in ``beam_attent
 
 from __future__ import annotations
 
-from tightbeam.plugins.ops._history import HISTORY, JOIN, gather, rotations, scores_and_weights
+from tightbeam.plugins.ops._history import HISTORY, MERGE, gather, rotations, scores_and_weights
 from tightbeam.plugins.ops.beam_attention import ATTRIBUTES, history_inputs
 from tightbeam.plugins.schema import FLOAT, Input, Operator, Output
 
@@ -55,8 +55,8 @@ def _body(present: frozenset[str]) -> str:
     text = HISTORY + WRITE + gather("cache", "cache_out") + rotations(present, "query_by_head", "cache_own")
     if "scale_cache" in present:
         text += WRITE_SCALES + gather("scale", "scale_cache_out")
-    join = JOIN if "prefix_output" in present else "    joined = Identity (own_output)\n"
-    return text + scores_and_weights(present) + ATTEND + join + OUTPUT
+    merge = MERGE if "prefix_output" in present else "    joined = Identity (own_output)\n"
+    return text + scores_and_weights(present) + ATTEND + merge + OUTPUT
 
 
 BEAM_LATENT_ATTENTION = Operator(

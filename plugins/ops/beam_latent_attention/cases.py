@@ -76,7 +76,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial ones: the X form (G = 1), the K form (G = H), each option alone and all of them together."""
+    """Odd and adversarial cases: the X form (G = 1), the K form (G = H), each option alone and all of them together."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, T=1, T_max=1),
         random_case(1, B=2, M=4, H=4, G=4, K=16, T=30, T_max=41),
@@ -97,7 +97,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``."""
+    """Outputs by the definition, calculated in ``dtype``."""
     query, row, cache = (case.inputs[name].astype(dtype) for name in ("query", "row", "cache"))
     ancestry, lengths = case.inputs["ancestry"], case.inputs["lengths"]
     R, G, _, K = cache.shape

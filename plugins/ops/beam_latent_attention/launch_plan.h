@@ -1,4 +1,4 @@
-// How BeamLatentAttention's kernel is started: one block a row and 16 or 32 of its heads.
+// Launch plan of BeamLatentAttention's kernels: one block a row and 16 or 32 of its heads.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"

@@ -54,7 +54,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd, large and adversarial ones."""
+    """Odd, large and adversarial cases."""
     masked = random_case(20, B=1, M=2, vocabulary=40, C=4, T=3)
     masked.inputs["logits"][:, 3:] = -np.inf
     far = random_case(21, B=2, M=3, vocabulary=64, C=6, T=5)

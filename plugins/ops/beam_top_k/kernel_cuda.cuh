@@ -67,7 +67,7 @@ __device__ __forceinline__ void mark(unsigned* bits, long long place) {
 }
 __device__ __forceinline__ bool marked(const unsigned* bits, int place) { return bits[place / 32] >> place % 32 & 1; }
 
-// What the processors are told, wherever it stands.
+// Settings of the processors, from the host or the device.
 struct Settings {
   int ngram_size;
   bool normalize;
@@ -84,7 +84,7 @@ struct Settings {
   }
 };
 
-// Whether a row's lengths, history and banned tokens are valid; marks what of them falls into the slice at `begin`.
+// Returns true where a row's lengths, history and banned tokens are valid; marks those in the slice at `begin`.
 template <class Float>
 __device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings& settings, long long row, int begin,
                                unsigned* penalised, unsigned* forbidden) {
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(TOP_K_SLICE_THREADS, 3)
   unsigned* forbidden = penalised + WORDS;
   float* scratch = shared_memory<float>(WORDS * 8);
   Key* best = shared_memory<Key>(WORDS * 8 + 128);
-  Key* kept = best + threads + 1;
-  int* kept_count = shared_memory<int>(WORDS * 8);  // in place of scratch, which is free by then
+  Key* ranked = best + threads + 1;
+  int* ranked_count = shared_memory<int>(WORDS * 8);  // in place of scratch, which is free by then
 
   const long long row = blockIdx.x / static_cast<unsigned>(w.slices);
   const Float* logits = a.logits + row * a.vocabulary;
@@ -185,23 +185,23 @@ __global__ void __launch_bounds__(TOP_K_SLICE_THREADS, 3)
       const Key key = key_of(i);
       mine = precedes(key, mine) ? key : mine;
     }
-    if (thread == 0) *kept_count = 0;
+    if (thread == 0) *ranked_count = 0;
     const Key bound = find_bound(mine, a.C, best);
 #pragma unroll
     for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) {
       const Key key = key_of(i);
-      if (is_key(key) && !precedes(bound, key)) kept[atomicAdd(kept_count, 1)] = key;
+      if (is_key(key) && !precedes(bound, key)) ranked[atomicAdd(ranked_count, 1)] = key;
     }
     __syncthreads();
-    const int count = *kept_count;
+    const int count = *ranked_count;
     Key* candidates = w.candidates + (static_cast<long long>(blockIdx.x) * w.lists + list) * w.listed;
     for (int i = thread; i < w.listed; i += threads)
       if (i >= count) candidates[i] = 0;
     for (int i = thread; i < count; i += threads) {
-      const int rank = rank_among(kept[i], kept, count);
-      if (rank < w.listed) candidates[rank] = kept[i];
+      const int rank = rank_among(ranked[i], ranked, count);
+      if (rank < w.listed) candidates[rank] = ranked[i];
     }
-    __syncthreads();  // before the next list takes `kept`
+    __syncthreads();  // before the next list reuses `ranked`
   }
 }
 

@@ -1,4 +1,4 @@
-// How BeamTopK's two kernels are started, and the memory between them.
+// Launch plan of BeamTopK's two kernels, and the memory between them.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -40,8 +40,8 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   plan.workspace_bytes = candidates * (sizeof(BeamTopKKey) + sizeof(unsigned long long)) + slices * 2 * sizeof(float);
 
   // Marks of the slice's tokens, one key a thread, the keys that are left to be ranked, a few numbers.
-  const int kept = C < TOP_K_SLICE_THREADS ? C * TOP_K_THREAD_TOKENS : TOP_K_SLICE;
-  const unsigned slice_bytes = TOP_K_SLICE / 4u + (TOP_K_SLICE_THREADS + kept) * 8u + 136u;
+  const int ranked = C < TOP_K_SLICE_THREADS ? C * TOP_K_THREAD_TOKENS : TOP_K_SLICE;
+  const unsigned slice_bytes = TOP_K_SLICE / 4u + (TOP_K_SLICE_THREADS + ranked) * 8u + 136u;
   plan.slices = {{w.slices * R, 1, 1}, TOP_K_SLICE_THREADS, slice_bytes};
   // With more candidates than threads no bound is found, and all are ranked.
   const int threads = C <= 128 ? 256 : TOP_K_SAMPLE_THREADS;

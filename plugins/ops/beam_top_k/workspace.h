@@ -1,5 +1,5 @@
-// What BeamTopK's two kernels share. The vocabulary is cut into slices of a row; the first kernel finds the best tokens
-// of each slice, the second one the best of each sample.
+// Workspace between BeamTopK's two kernels. The vocabulary is cut into slices of a row; the first kernel finds the best
+// tokens of each slice, the second one the best of each sample.
 #pragma once
 
 namespace tightbeam {

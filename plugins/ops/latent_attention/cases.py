@@ -45,7 +45,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial ones: the EL form (G = 1), the K form (G = H), and between; with and without rotation."""
+    """Odd and adversarial cases: the EL form (G = 1), the K form (G = H), and between; with and without rotation."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, N=1),
         random_case(1, B=2, M=4, H=4, G=1, K=64, N=70),
@@ -63,7 +63,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``."""
+    """Outputs by the definition, calculated in ``dtype``."""
     query, states = case.inputs["query"].astype(dtype), case.inputs["states"].astype(dtype)
     B, N, E = states.shape
     R, H, K = query.shape

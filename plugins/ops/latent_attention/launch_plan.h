@@ -1,4 +1,4 @@
-// How LatentAttention's kernels are started.
+// Launch plan of LatentAttention's kernels.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -51,7 +51,7 @@ template <class Float>
 unsigned long long latent_attention_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   return plan_latent_attention(a, gpu).workspace_bytes;
 }
-// A split needs the room of its queries, and there are splits only where they are at most the blocks that are wanted.
+// A split needs workspace for its queries, and there are splits only where they are at most the blocks that are wanted.
 template <class Float>
 unsigned long long latent_attention_most_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block

@@ -29,7 +29,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd, long and adversarial ones."""
+    """Odd, long and adversarial cases."""
     return [
         random_case(0, R=1, T=1, vocabulary=1, n=1),
         random_case(1, R=3, T=7, vocabulary=5, n=0),

@@ -10,7 +10,7 @@
 
 namespace tightbeam::device {
 
-// Whether the n tokens of `history` that end at `end` equal, but for the last, the newest n-1 of `length` tokens.
+// True where the n tokens of `history` that end at `end` equal, but for the last, the newest n-1 of `length` tokens.
 // Reads from the newest token back, so that it mostly ends after one.
 __device__ __forceinline__ bool repeats_newest(const long long* history, int length, int n, int end) {
   if (n < 1 || end < n - 1) return false;

@@ -1,4 +1,4 @@
-// How NGramBlock's kernel is started: blocks of the grid share out the slices of each row's scores.
+// Launch plan of NGramBlock's kernel: blocks of the grid share out the slices of each row's scores.
 #pragma once
 
 #include "kernels/cuda/launch.h"

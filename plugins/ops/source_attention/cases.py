@@ -33,7 +33,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial ones."""
+    """Odd and adversarial cases."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, V=1, N=1),
         random_case(1, B=2, M=4, H=4, G=4, K=64, V=64, N=70),
@@ -46,7 +46,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``."""
+    """Outputs by the definition, calculated in ``dtype``."""
     query, key, value = (case.inputs[name].astype(dtype) for name in ("query", "key", "value"))
     B, G, _, K = key.shape
     R, H = query.shape[0], query.shape[1] // K

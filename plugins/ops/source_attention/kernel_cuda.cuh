@@ -11,7 +11,7 @@
 
 namespace tightbeam::device {
 
-// What a block of either kernel works on: some queries of a sample and key/value head, and a split of the source.
+// The work of a block of either kernel: some queries of a sample and key/value head, and a split of the source.
 template <class Float>
 struct SourceBlock {
   int sample, g, first_query, split, begin, end;

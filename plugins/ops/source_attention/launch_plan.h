@@ -1,4 +1,4 @@
-// How SourceAttention's kernels are started.
+// Launch plan of SourceAttention's kernels.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -20,7 +20,7 @@ struct SourceAttentionPlan {
   RowStreamPlan stream;    // without tensor cores
   bool tensor_core;        // with them: float16 and bfloat16
   int tiles;               // of 16 queries a block
-  int width;               // of a key and of a value that the kernel has room for
+  int width;               // of a key and of a value that fits the kernel
   bool aligned;
   int splits, positions;  // of the source, and positions of one split
   unsigned long long workspace_bytes;
@@ -70,7 +70,7 @@ template <class Float>
 unsigned long long source_attention_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
   return plan_source_attention(a, gpu).workspace_bytes;
 }
-// A split needs the room of its queries, and there are splits only where they are at most the blocks that are wanted.
+// A split needs workspace for its queries, and there are splits only where they are at most the blocks that are wanted.
 template <class Float>
 unsigned long long source_attention_most_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block
