@@ -1,4 +1,4 @@
-"""Bundle folder -> tokens and text. Runs on the serving machine; never imports torch.
+"""Generation of tokens and text from a bundle folder. Runs on the serving machine, without torch.
 
     from tightbeam.deploy import Runner
     runner = Runner.load("bart-large-cnn-el")
@@ -6,9 +6,9 @@
 
 Errors, each a ValueError with a one-line message:
 
-    BundleError         a bundle that cannot be read
-    GenerationError     a setting that is unknown, not supported or impossible
-    InputError          a text, ids or a mask that cannot be run
+    BundleError         a bundle cannot be read, or cannot be run on this machine (deploy/runtimes/errors.py)
+    GenerationError     a setting is unknown, not supported or impossible
+    InputError          a text, ids, a mask or audio cannot be run
 """
 
 from tightbeam.deploy.bundle.reader import Bundle, BundleError

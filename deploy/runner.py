@@ -306,7 +306,10 @@ class Runner:
         features = _as_array("input_features", input_features)
         mels, frames = self.log_mel.mels, self.log_mel.frames
         if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
-            raise InputError(f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]")
+            raise InputError(
+                f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]; "
+                "make them with Runner.log_mel.features"
+            )
         if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):
             raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
@@ -452,7 +455,7 @@ class Runner:
             The text cannot be run.
         """
         if not isinstance(text, str):
-            raise InputError(f"a text is {type(text).__name__}, expected str")
+            raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
         codec = self._require_codec()
@@ -531,7 +534,10 @@ class Runner:
         if ids.size == 0:
             raise InputError(f"input_ids is empty, {list(ids.shape)}; expected at least one sample of one token")
         if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
-            raise InputError(f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]")
+            raise InputError(
+                f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]; "
+                "pass a row of token ids for each sample"
+            )
         if ids.shape[1] > sizes.max_source:
             raise InputError(
                 f"input_ids has {ids.shape[1]} positions, more than {self.longest_source}; shorten the source"
@@ -551,12 +557,17 @@ class Runner:
         else:
             mask = _as_array("attention_mask", attention_mask)
             if mask.shape != ids.shape:
-                raise InputError(f"attention_mask is {list(mask.shape)}, expected {list(ids.shape)} like input_ids")
+                raise InputError(
+                    f"attention_mask is {list(mask.shape)}, expected {list(ids.shape)} like input_ids; "
+                    "pass one value for each token"
+                )
             if not np.isin(mask, (0, 1)).all():
-                raise InputError("attention_mask holds other values than 0 and 1")
+                raise InputError("attention_mask holds other values than 0 and 1; pass 0 at padding and 1 elsewhere")
         empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
         if empty.size:
-            raise InputError(f"sample {int(empty[0])} has no token that attention_mask lets through")
+            raise InputError(
+                f"sample {int(empty[0])} has no token that attention_mask lets through; expected a 1 in every row"
+            )
         whole = unbroken(mask.astype(np.int64))
         if self.decoder_only and not whole.all():
             sample = int(np.argmin(whole))
