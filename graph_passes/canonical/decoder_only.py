@@ -19,7 +19,7 @@ from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
 NAME = "canonicalise_decoder_only"
 PREFIX = "trace"
-"""Of new nodes: a canonical graph counts as traced."""
+"""First part of the names of new nodes: a canonical graph counts as traced."""
 LAST_AXIS = (2, 3, -1)
 """Last axis of projections [B, N, columns] or [B, 1, N, columns]."""
 

@@ -50,7 +50,7 @@ def lowered(bundles: BundleCache, family: str, variant: str, precision: str) -> 
 
 
 def models(graphs: ModelGraphs, folder: Path) -> dict[str, onnx.ModelProto]:
-    """As they are written, with the types that strict inference finds; checked."""
+    """Write the graphs, check them, and read them with the types that strict inference finds."""
     write_graphs(graphs, folder)
     found = {}
     for name in ("encoder", "decoder"):

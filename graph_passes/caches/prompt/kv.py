@@ -1,5 +1,4 @@
-"""Prompt cache ``kv``: the prompt's keys and values of every layer once a sample, shared by its beams (FastSeq, section
-4.1).
+"""Prompt cache ``kv``: keys and values of every layer once a sample, shared by its beams (FastSeq, section 4.1).
 
     Attention(Q, past + new K, past + new V)
     ->  Q - SourceAttention(source.<l>.key, source.<l>.value, flags) -> prefix output, prefix lse - self-attention's

@@ -1,5 +1,4 @@
-"""Prompt cache ``states``: the inputs of each layer's attention over the prompt, once a sample (EL-attention, section
-3.1).
+"""Prompt cache ``states``: the inputs of each layer's attention, once a sample (EL-attention, section 3.1).
 
     Attention(Q, past + new K, past + new V)
     ->  Q - MatMul W_K,i^T - LatentAttention(., source.<l>.input [B, N, D]) -> prefix output, prefix lse
