@@ -52,7 +52,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @dataclass(frozen=True)
 class Kind:
     """A section: its purpose, and its time limit on a GPU in minutes. ``needs``: sections whose failure makes it
-    pointless. ``work``: the folder below the results for large files. ``goes_on``: True where it continues from earlier
+    pointless. ``work``: the folder below the results for large files. ``resumes``: True where it continues from earlier
     results, and ends by itself when its time is over.
     """
 
@@ -60,7 +60,7 @@ class Kind:
     minutes: float
     needs: tuple[str, ...] = ()
     work: str | None = None
-    goes_on: bool = False
+    resumes: bool = False
 
 
 SECTIONS: Mapping[str, Kind] = {
@@ -70,7 +70,7 @@ SECTIONS: Mapping[str, Kind] = {
     "sanitizer": Kind("compute-sanitizer over the kernels", 5, ("build",)),
     "rates": Kind("bandwidth and matrix rate", 2, ("machine",)),
     "kernels": Kind("the kernels next to their floors and peers", 8, ("build",)),
-    "generate": Kind("whole generations next to transformers", 25, ("build",), work="generate", goes_on=True),
+    "generate": Kind("whole generations next to transformers", 25, ("build",), work="generate", resumes=True),
     "step": Kind("a decode step: copies, gaps, CUDA graph", 5, ("build",), work="generate"),
     "tensorrt": Kind("an engine for compute capability 8.0 on this GPU", 4, ("machine",), work="tensorrt"),
 }
@@ -105,7 +105,7 @@ def gpu_check(
     try:
         if not rehearse:
             hardware.read_text(encoding="utf-8")
-        with _alone_in(results):
+        with _locked(results):
             passed = _run_all(chosen, results, end, None if rehearse else hardware)
     except (OSError, UnicodeDecodeError) as error:
         say(f"error: {error}; expected a folder to write in (--results) and a text file (--hardware)")
@@ -116,7 +116,7 @@ def gpu_check(
 
 
 @contextmanager
-def _alone_in(results: Path) -> Iterator[None]:
+def _locked(results: Path) -> Iterator[None]:
     """Lock the results: two checks on one GPU would disturb each other's times. The lock ends with the process."""
     results.mkdir(parents=True, exist_ok=True)
     with (results / "lock").open("w") as lock:
@@ -176,7 +176,7 @@ def _command(name: str, results: Path, limit: float) -> list[str]:
     command = [sys.executable, "-m", f"{SECTION_MODULES}.{name}", "--output", str(output)]
     if kind.work:
         command += ["--work", str(results / kind.work)]
-    if not kind.goes_on:
+    if not kind.resumes:
         output.unlink(missing_ok=True)
         return command
     earlier, rates = results / f"{name}.earlier.json", results / "rates.json"

@@ -133,7 +133,7 @@ def guard(
 
 
 def _all_or_none(measured: list[GuardResult]) -> list[GuardResult]:
-    """Where the first layer's keys are not exact enough for one layer, no layer uses them."""
+    """Drop ``first-k`` from all layers where the first layer's keys are not exact enough for one of them."""
     lost = [found for found in measured if found.wanted == "first-k" != found.kept]
     if not lost:
         return measured

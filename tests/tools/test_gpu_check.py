@@ -215,7 +215,7 @@ def test_unwritable_output_is_an_error(
 
 def test_two_checks_do_not_write_to_one_folder(tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(tool, tmp_path, "machine")
-    with tool._alone_in(tmp_path / "results"):
+    with tool._locked(tmp_path / "results"):
         assert check(tool, tmp_path, "machine") == 2
     assert "error: another check is writing to" in capsys.readouterr().err
     assert check(tool, tmp_path, "machine") == 0

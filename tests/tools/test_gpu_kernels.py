@@ -184,7 +184,7 @@ def test_floors_at_the_sizes_of_bart_large() -> None:
 
 def test_the_definition_checks_the_kernels_that_are_timed() -> None:
     def kernels_of(work: Any) -> set[tuple[str, str]]:
-        launcher, work = kernels.Noting(H200), replace(work, B=1, device="cpu")
+        launcher, work = kernels.RecordingLauncher(H200), replace(work, B=1, device="cpu")
         inputs = work.inputs(0)
         _kernel_work.Operator(work, _graph_times.OnHost(), launcher)(inputs, work.outputs(inputs))
         return {(folder, name) for folder, name in launcher.kernels if "combine_splits" not in name}

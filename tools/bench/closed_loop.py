@@ -62,13 +62,13 @@ class Load:
         return sum((len(came) - 1) / (max(came) - min(came)) for came in times)
 
     def latency_ms(self, percent: float) -> float:
-        """The latency that so many percent of the answers did not exceed."""
+        """Latency percentile, in milliseconds."""
         latencies = [answer.came - answer.sent for answer in self.answers]
         return 1e3 * float(np.percentile(latencies, percent)) if latencies else float("nan")
 
     @property
     def batch_fill(self) -> float:
-        """Samples a batch, of a model of ours; 1 of another."""
+        """Samples a batch of a tightbeam model; 1 of another."""
         return self.counted["samples"] / self.counted["batches"] if self.counted["batches"] else 1.0
 
     @property
@@ -155,7 +155,7 @@ class ClosedLoop:
 
 
 def memory_bytes(server: LocalServer, model: str) -> int:
-    """Resident memory of the server's own process, and of those that run ``model``."""
+    """Resident memory of the server's own process, and of the processes that run ``model``."""
     parents: dict[int, int] = {}
     pages: dict[int, int] = {}
     roots = {server.process.pid}

@@ -187,7 +187,7 @@ def _time_steps(
 
 
 def step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) -> Callable[[], None]:
-    """A step as it is after T tokens, with a random history, and the ancestry that random reorderings leave behind."""
+    """A step after T tokens, with a random history, and an ancestry of random reorderings."""
     generator = np.random.default_rng(T)
     inputs = decoding.inputs
     inputs["history"][:, :T] = generator.integers(5, bundle.manifest.sizes.vocabulary, (batch * beams, T))

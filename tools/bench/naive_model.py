@@ -30,7 +30,7 @@ class TritonPythonModel:
         self._model = architecture.from_pretrained(parameters["checkpoint"], dtype=torch.float32).eval()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each."""
+        """One response a request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

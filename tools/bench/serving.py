@@ -176,7 +176,7 @@ class _Bench:
         return name
 
     def check(self) -> str:
-        """The runner's tokens are those of `generate`."""
+        """Raise unless the tokens of the runner are those of `generate`."""
         with quiet_transformers(), torch.no_grad():
             model = getattr(transformers, self._architecture).from_pretrained(self._checkpoint, dtype=torch.float32)
             for source in range(min(COMPARED_WITH_TORCH, len(self._sources))):
@@ -187,7 +187,7 @@ class _Bench:
         return f"runner and generate give the same tokens for {source + 1} of {len(self._sources)} sources"
 
     def write_repository(self, repository: Path, *, naive: bool) -> None:
-        """A model of each of the two deployments."""
+        """Write a model of each deployment."""
         write_model(self._bundle, repository, self._serving)
         if not naive:
             return
@@ -208,7 +208,7 @@ class _Bench:
     def time(
         self, server: LocalServer, clients: int, seconds: float, warm_up_seconds: float, rounds: int, *, naive: bool
     ) -> list[dict[str, Any]]:
-        """The figures of each case: medians of the rounds, of errors and wrong answers the sum."""
+        """Figures of each case: medians of the rounds, and sums of errors and wrong answers."""
         models = [SERVED, NAIVE] if naive else [SERVED]
         bare: list[float] = []
         found: dict[str, list[dict[str, Any]]] = {model: [] for model in models}
@@ -240,7 +240,7 @@ class _Bench:
         return figures
 
     def _time_bare(self, clients: int, seconds: float) -> list[float]:
-        """Seconds of each batch, two of them at least, as the clients would fill it."""
+        """Seconds of each batch that the clients would fill; two batches at least."""
         batch = min(clients, self._serving.max_batch_size)
         times: list[float] = []
         end = time.perf_counter() + seconds

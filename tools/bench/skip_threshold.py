@@ -64,7 +64,7 @@ def headlines_table(count: int) -> Table:
 
 
 def times_table(batch: int, beams: int, N: int, rounds: int) -> Table:
-    """Time relative to leaving nothing out, and the share of value rows that are left out."""
+    """Time relative to exact attention, and the share of value rows that are skipped."""
     plain = Source.random(BART_LARGE, batch, beams, N)
     table = _table(
         f"one attention, batch {batch}, {beams} beams, source of {N}: time against leaving nothing out (rows left out)",

@@ -12,8 +12,9 @@ __all__ = ["TimedRuntime"]
 
 
 class TimedRuntime:
-    """Wraps a runtime. ``encoder_s`` and ``step_s``: seconds of the latest batch; ``synchronize``: waits for the device
-    after the encoder."""
+    """A wrapped runtime. ``encoder_s`` and ``step_s``: seconds of the latest batch; ``synchronize``: waits for the
+    device after the encoder.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

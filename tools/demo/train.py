@@ -224,7 +224,7 @@ def write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def write_headlines(folder: Path, reports: list[Report], **search: int) -> list[str]:
-    """Headlines for the reports, from the checkpoint in `folder` as anyone would load it."""
+    """Headlines for the reports, from the checkpoint in `folder`, loaded as a user loads it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = BartForConditionalGeneration.from_pretrained(folder)
     headlines: list[str] = []
@@ -237,7 +237,7 @@ def write_headlines(folder: Path, reports: list[Report], **search: int) -> list[
 
 
 def measure(folder: Path, reports: list[Report]) -> Score:
-    """Score what is in the folder, that is, the weights as rounded to float16."""
+    """Score the folder's weights, which are rounded to float16."""
     with console.status(f"writing headlines for {len(reports)} held-out reports"):
         found = {"greedy": write_headlines(folder, reports, num_beams=1), "beam 4": write_headlines(folder, reports)}
 
@@ -323,7 +323,7 @@ Greedy search and beam 4 write different headlines for {differ:.1%} of these rep
 
 
 def write_card(folder: Path, recipe: Recipe, score: Score, seconds: float, example: Report) -> None:
-    """Write the model card from what was measured."""
+    """Write the model card from the measurements."""
     model = BartForConditionalGeneration.from_pretrained(folder)
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != "README.md"}
     rows = "\n".join(f"| `{name}` | {size:,} |" for name, size in sizes.items())

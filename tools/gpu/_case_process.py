@@ -105,7 +105,7 @@ def _first_lines(error: BaseException) -> str:
 
 
 def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Compilers that it started, too."""
+    """Kill the process and all that it started, compilers too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -73,8 +73,7 @@ def run_of(checkpoint: Checkpoint, source: int, new_tokens: int) -> Run:
 
 
 def verdict(found: SearchResult, expected: SearchResult) -> str:
-    """``EQUAL``; or how many of the sequences are equally good ones, whose scores are the same in float32; or where the
-    first sequence that is neither departs."""
+    """``EQUAL``; or the number of sequences that are ties, with equal scores in float32; or the first difference."""
     if found.sequences.shape != expected.sequences.shape:
         return f"shape {list(found.sequences.shape)}, expected {list(expected.sequences.shape)}"
     assert found.scores is not None and expected.scores is not None

@@ -80,7 +80,7 @@ class Place(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the memory that torch caches for later tensors."""
         ...
 
@@ -138,7 +138,7 @@ class OnGpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         torch.cuda.empty_cache()
 
     def times(self, calls: Sequence[Call]) -> Times:
@@ -169,7 +169,7 @@ class OnGpu:
         torch.cuda.synchronize()
         seconds = [before.elapsed_time(after) / 1e3 / len(calls) for before, after in events]
         del graph
-        self.give_back()
+        self.release()
         return Times.of(seconds, "graph")
 
     def _is_asynchronous(self, call: Call) -> bool:
@@ -242,7 +242,7 @@ class OnHost:
     def synchronize(self) -> None:
         pass
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
     def times(self, calls: Sequence[Call]) -> Times:

@@ -43,7 +43,7 @@ from tools.gpu._results import Results
 from tools.gpu._search_work import NGramWork, TopKWork
 from tools.gpu.rates import Rates, measure_rates
 
-__all__ = ["Found", "Noting", "compare", "run", "works"]
+__all__ = ["Found", "RecordingLauncher", "compare", "run", "works"]
 
 MOST_SETS, LEAST_CALLS = 128, 16
 L2_TIMES = 4
@@ -152,8 +152,8 @@ def _rms(difference: torch.Tensor) -> float:
     return float(difference.square().mean().sqrt())
 
 
-class Noting:
-    """Starts nothing. ``kernels``: folder and name of those that it should have."""
+class RecordingLauncher:
+    """A launcher that records kernels in place of starting them. ``kernels``: folder and name of each."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -164,7 +164,7 @@ class Noting:
 
 
 class Section:
-    """The works of this run, one after the other."""
+    """Checks and times the works of this run, one after another."""
 
     def __init__(self, place: Place, results: Results) -> None:
         self.place, self.results = place, results
@@ -184,7 +184,7 @@ class Section:
         try:
             if self._check_definition(name, small) and self._check_full_size(name, full):
                 self._time(name, full)
-            self.place.give_back()
+            self.place.release()
         except Exception as error:
             self.failed.append(name)
             self.results.figure("failed", self.failed)
@@ -231,7 +231,7 @@ class Section:
         return found.right
 
     def _operator(self, work: Work) -> Peer:
-        """Ours, called as a peer is."""
+        """Our operator, called like a peer."""
         operator = Operator(work, self.place, self.launcher)
 
         def call(inputs: Tensors) -> Tensors:
@@ -287,7 +287,7 @@ class Section:
             self.results.note(f"{name}: {share:.0f} % of the roofline misses the target of {target} %.")
 
     def _time_peer(self, work: Work, call: Peer, sets: list[Tensors], rounds: int) -> Times:
-        """Raises RuntimeError where it is not right."""
+        """Times of a peer. Raises RuntimeError where its result is wrong."""
         naive = next(iter(work.peers().values()))
         inputs = work.inputs(2)
         if call is not naive:
@@ -342,7 +342,7 @@ def _named(work: Work) -> tuple[str, str]:
 
 
 def _by(call: Peer, work: Work, inputs: Tensors) -> torch.Tensor:
-    """The numbers that are compared; ``inputs`` stay as they are."""
+    """Numbers to compare; ``inputs`` are not changed."""
     own = copies(inputs)
     outputs = call(own)
     return work.result(own, outputs)
@@ -351,7 +351,7 @@ def _by(call: Peer, work: Work, inputs: Tensors) -> torch.Tensor:
 def run(place: Place, results: Results) -> list[str]:
     """Check and time everything; the calls whose results are wrong, and those that raised something."""
     section = Section(place, results)
-    noting = Noting(section.launcher.gpu)
+    noting = RecordingLauncher(section.launcher.gpu)
     for _, small in works(place):
         with suppress(Exception):  # the call raises again, and is noted there
             inputs = small.inputs(0)

@@ -37,7 +37,7 @@ class Rates:
     flops_per_s: float
 
     def floor_s(self, nbytes: float, flops: float) -> float:
-        """No kernel that moves ``nbytes`` and multiplies and adds ``flops`` can be faster: the longer of the two."""
+        """The floor: seconds to move ``nbytes`` or to compute ``flops``, whichever is longer."""
         return max(nbytes / self.bytes_per_s, flops / self.flops_per_s)
 
 

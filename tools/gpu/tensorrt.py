@@ -71,7 +71,7 @@ def main(
 
 
 def try_engine(results: Results, bundle: Path, precision: str) -> None:
-    """A row: how far an engine gets."""
+    """Add a row: the stages that an engine passes."""
     title = f"A TensorRT engine for compute capability {BUILT_FOR}"
     built, message = _python(BUILD, str(bundle), precision, BUILT_FOR)
     if not built:

@@ -1,4 +1,4 @@
-"""Fast Transformer Decoding (Shazeer 2019): what multi-query attention loads, and the widths that its tables print."""
+"""Fast Transformer Decoding (Shazeer 2019): memory access of multi-query attention, and the widths of its tables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def projections(D: int, H: int, G: int, K: int) -> int:
 
 
 def equal_width(D: int, d_ff: int, attentions: int, feed_forwards: int, saved: int) -> float:
-    """The d_ff that gives back ``saved`` numbers of each attention to the feed-forwards of a model."""
+    """The d_ff that returns ``saved`` weights of each attention to the feed-forwards of a model."""
     return d_ff + attentions * saved / (feed_forwards * 2 * D)
 
 

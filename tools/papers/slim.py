@@ -202,7 +202,7 @@ def slim_whisper_states_read() -> PaperTable:
 
 @dataclass(frozen=True)
 class Listed:
-    """A row of Table 1. ``damaged``: what the text extraction lost or spoilt and the model's own config fills in."""
+    """A row of Table 1. ``damaged``: fields that the text extraction lost, taken from the model's own config."""
 
     model: str
     D: int

@@ -1,4 +1,4 @@
-"""Starts a real Triton Inference Server on this machine, on loopback: for trying a model repository, and for the tests.
+"""Start a real Triton Inference Server on this machine, on loopback: for trying a model repository, and for the tests.
 
 python tools/serve/serve_local.py build/models
 
@@ -108,7 +108,7 @@ class LocalServer:
             time.sleep(0.05)
 
     def status(self, path: str) -> int:
-        """The HTTP status of a page; 0 where nobody answers."""
+        """HTTP status of a page; 0 without an answer."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as response:
                 return int(response.status)
@@ -118,7 +118,7 @@ class LocalServer:
             return 0
 
     def post(self, path: str, body: Any) -> tuple[int, str]:
-        """The HTTP status, and the answer's text, to a JSON body."""
+        """HTTP status and text of the answer to a JSON body."""
         request = urllib.request.Request(f"http://{self.http}{path}", data=json.dumps(body).encode())
         try:
             with urllib.request.urlopen(request, timeout=120) as response:
@@ -144,7 +144,7 @@ class LocalServer:
         self.stop()
 
     def stop(self) -> None:
-        """End the server, and with it what it started."""
+        """End the server and all processes that it started."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(STOP_SECONDS)
@@ -155,7 +155,7 @@ class LocalServer:
 
 
 def installation_fault() -> str:
-    """Why the server cannot be started; empty where it can."""
+    """Reason why the server cannot be started; empty where it can."""
     package = _package()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     install = f"make serve-demo installs it, or set {VARIABLE} to an environment with tools/serve/tritonserver.txt"
