@@ -164,7 +164,7 @@ def _compare_speeds(
     at: Mapping[tuple[str, int], Measured],
     unit: int,
 ) -> None:
-    """Speeds relative to ``base`` at the smallest batch, ours and the paper's, and a note about the order of the rows."""
+    """Speeds relative to ``base`` at the smallest batch, ours and the paper's, and a note on the order of rows."""
     found: list[tuple[float, float]] = []
     ours_base, peer = at.get((base, unit)), at.get((PEER, unit))
     paper_base = next(printed for _, side, batch, printed in rows if (side, batch) == (base, PAPER_BATCH))

@@ -1,4 +1,4 @@
-"""FastSeq (Yan et al., 2021): the cache sizes of its Table 2 by formula, and a check of its ratios against its cells."""
+"""FastSeq (Yan et al., 2021): cache sizes of its Table 2 by formula, and a check of its ratios against its cells."""
 
 from __future__ import annotations
 
