@@ -63,7 +63,7 @@ def wide_cases() -> dict[str, list[Case]]:
 
 def with_inputs(case: Case, **inputs: Any) -> Case:
     """The case with other values of some inputs; None leaves an optional one out."""
-    changed = {**case.inputs, **{name: value for name, value in inputs.items()}}
+    changed = {**case.inputs, **inputs}
     return replace(case, inputs={name: np.asarray(value) for name, value in changed.items() if value is not None})
 
 
