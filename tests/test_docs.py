@@ -113,6 +113,17 @@ def test_commands_exist(page: Path) -> None:
     assert not wrong, f"{name_of(page)} runs {', '.join(wrong)}, which is not there"
 
 
+def test_comments_cite_sections_of_the_design() -> None:
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / "design.md").read_text("utf-8"), re.MULTILINE)
+    wrong = []
+    for folder in ("deploy", "export", "graph_passes", "plugins"):
+        for path in [path for suffix in SUFFIXES for path in (ROOT / folder).rglob(f"*{suffix}")]:
+            for cited in re.findall(r"docs/design\.md, ([A-Z][\w ]+)", path.read_text("utf-8")):
+                if not any(cited.startswith(heading) for heading in headings):
+                    wrong.append(f"{name_of(path)}: {cited}")
+    assert not wrong, f"docs/design.md has no section of that name: {'; '.join(wrong)}"
+
+
 ADDING = ROOT / "docs" / "adding.md"
 
 
