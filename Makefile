@@ -8,7 +8,7 @@ NATIVE := $(shell find plugins -name "*.h" -o -name "*.cpp" -o -name "*.cmake" -
   $(wildcard plugins/cmake/*.py plugins/schema.py plugins/ops/*.py plugins/ops/*/__init__.py)
 # The CUDA library takes minutes to compile, so only `make cuda` builds it.
 INSTALL := $(BIN)/python -m pip install --quiet --no-deps --config-settings cmake.define.TIGHTBEAM_WERROR=ON
-# An editable install makes the folder around the clone importable too, and with it whatever stands there.
+# An editable install makes the folder around the clone importable too, and with it everything inside that folder.
 ALONE := $(BIN)/python -c 'import pathlib, sysconfig; \
   path = pathlib.Path(sysconfig.get_path("purelib"), "_editable_skbc_tightbeam.pth"); \
   path.exists() and path.write_text("".join(line for line in path.open() if line.startswith("import ")))'

@@ -85,7 +85,7 @@ def run_model(
     ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="Exponent of the length that beam scores are divided by; above 0 favours longer sequences."),
+        typer.Option(help="Beam scores are divided by the length to this power; above 0 favours longer sequences."),
     ] = None,
     language: Annotated[
         str | None, typer.Option(help="Language spoken in the audio, by its code (en); Whisper only.")
@@ -117,7 +117,7 @@ def run_model(
         ),
     ] = None,
 ) -> None:
-    """Generate for every line of FILE with a bundle, and print one line for each.
+    """Generate from every line of FILE with a bundle, and print one line for each.
 
     The defaults of the search options are the checkpoint's own. With --json, "tokens" are the ids from the start token
     on; those of a decoder-only model, like its text, begin after the prompt.

@@ -35,14 +35,14 @@ SMALLEST, ANYWHERE = "el", "dedup"
 
 @dataclass(frozen=True)
 class Choice:
-    """The kinds of cache that an export is asked for."""
+    """The kinds of cache that the options request."""
 
     name: str
     """the variant that has both kinds, else both kinds, joined by a plus sign"""
     preset: Preset | None
     """None for ``auto``, until the variant is chosen"""
     reason: str
-    """the options that asked for it"""
+    """the options that requested it"""
 
 
 def choose(variant: str, source_cache: str | None = None, generated_cache: str | None = None) -> Choice:

@@ -111,7 +111,7 @@ def export_model(
     on_ranking
         Called with the table of predictions for "auto".
     on_note
-        Called with what a user must know, a line each.
+        Called with each message for the user, one line.
 
     Returns
     -------
@@ -175,11 +175,11 @@ class _Export:
     """calibration texts of the user's own"""
     checkpoint: Checkpoint = field(init=False)
     reference: Reference | None = field(init=False)
-    """what torch generates; None without the comparison"""
+    """outputs of torch; None without the comparison"""
     canonical: ModelGraphs = field(init=False)
     plan: tuple[LayerPlan, ...] = field(init=False)
     guarded: tuple[GuardEntry, ...] = field(init=False)
-    """what the guard measured"""
+    """errors that the guard measured"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -195,7 +195,7 @@ class _Export:
 
 
 def _prepare(export: _Export) -> None:
-    """Everything that can fail before the checkpoint is read."""
+    """Run every check that needs no checkpoint."""
     calibration = export.options.calibration
     export.texts = read_calibration(calibration) if calibration is not None else None
     export.set_choice(export.options.choice())

@@ -4,7 +4,7 @@
     x - MatMul W_K [- Add b_K] [- norm] [- rotary] [- Concat(past.<l>.key)] --- K - Attention - MatMul W_O [- Add b_O]
     x - MatMul W_V [- Add b_V] ------------------- [- Concat(past.<l>.value)] - V
 
-Changes of layout (``LAYOUT_OPS``) may stand anywhere between them.
+Changes of layout (``LAYOUT_OPS``) may occur anywhere between them.
 """
 
 from __future__ import annotations

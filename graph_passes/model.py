@@ -122,13 +122,13 @@ class PassResult:
     matched: int
     """places rewritten"""
     reason: str = ""
-    """why nothing matched"""
+    """reason why nothing matched"""
     bytes_saved: Callable[[RunSize], int] = field(default=lambda run: 0, compare=False)
     """bytes that the pass saves in a run"""
 
 
 Pass = Callable[[ModelGraphs], PassResult]
-"""A pass rewrites the graphs it is given, in place, and reports. All passes have the signature ``pass_(graphs, ...) ->
+"""A rewrite of graphs, in place, that returns a report. All passes have the signature ``pass_(graphs, ...) ->
 PassResult``; :mod:`tightbeam.graph_passes.pipeline` binds the arguments after ``graphs``."""
 
 

@@ -43,7 +43,7 @@ def tensorrt_library() -> Path | None:
 
 
 def rtx_name_library() -> Path | None:
-    """The empty library by whose name TensorRT-RTX finds itself (``plugins/cmake/TensorRt.cmake``)."""
+    """Find the empty library whose name lets TensorRT-RTX find its own library (``plugins/cmake/TensorRt.cmake``)."""
     return _built("libtensorrt_rtx_name.so")
 
 

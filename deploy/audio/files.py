@@ -20,7 +20,7 @@ INSTALL = "pip install 'tightbeam[audio]'"
 MAX_AMPLITUDE = 1e6
 MIN_HZ, MAX_HZ = 1_000, 768_000
 UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
-"""Sizes in the WAV header of a program that did not know the length when it wrote the header."""
+"""Sizes in the header of a WAV file that was streamed, written before the length was known."""
 
 
 def is_audio(path: str) -> bool:

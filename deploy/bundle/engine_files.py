@@ -57,7 +57,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class EngineFileError(BundleError):
-    """A TensorRT engine cannot be read, or does not fit. The message ends with the command that builds one."""
+    """TensorRT engine that cannot be read or does not fit. The message ends with the command that builds one."""
 
 
 class EngineLimits(Entry):

@@ -26,7 +26,7 @@ __all__ = ["Bundle", "BundleError", "check_file", "sha256_of"]
 
 
 class BundleError(ValueError):
-    """A bundle cannot be read, written or run. The message names the file, what was expected, and the fix."""
+    """Bundle that cannot be read, written or run. The message names the file, what was expected, and the fix."""
 
 
 @dataclass(frozen=True)

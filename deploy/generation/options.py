@@ -22,7 +22,7 @@ DEFAULT_NEW_TOKENS = 20
 """New tokens of transformers where no length is set."""
 FLOAT32 = np.finfo(np.float32)
 CHOSEN = -1
-"""Entry of a prompt that stands for a token chosen by the model among some."""
+"""Placeholder in a prompt for a token that the model chooses among some."""
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ __all__ = ["DeviceError", "ExecutionError", "NonFiniteError", "RuntimeSetupError
 
 
 class RuntimeSetupError(BundleError):
-    """A runtime, or a library that it needs, is missing or cannot be loaded."""
+    """Missing or unloadable runtime, or library that it needs."""
 
 
 class DeviceError(BundleError):
-    """There is no GPU, its memory is exhausted, or a CUDA call failed."""
+    """Failure of the GPU: there is none, its memory is exhausted, or a CUDA call failed."""
 
 
 class ExecutionError(BundleError):
-    """A runtime failed to run a graph of the bundle."""
+    """Failure of a runtime while it runs a graph of the bundle."""
 
 
 class NonFiniteError(ExecutionError):
-    """The model's scores are NaN or infinite."""
+    """Scores of the model that are NaN or infinite."""
 
     def __init__(self, scores: str) -> None:
         super().__init__(

@@ -53,7 +53,7 @@ ENCODED_TOGETHER = 16384
 
 
 class SessionError(RuntimeError):
-    """ONNX Runtime failed to bind or to run; the message is its reason."""
+    """Failure of ONNX Runtime to bind or to run; the message is its reason."""
 
 
 def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCuda:

@@ -42,7 +42,8 @@ def triton_repo(
         ),
     ] = None,
     instances: Annotated[
-        int | None, typer.Option(help="Processes that hold the model, on each GPU or in all on the CPU; 1 by default.")
+        int | None,
+        typer.Option(help="Processes that hold the model, for each GPU or in total on the CPU; 1 by default."),
     ] = None,
     device: Annotated[
         Literal["cpu", "gpu"] | None,
@@ -67,14 +68,14 @@ def triton_repo(
     max_queue_size: Annotated[
         int | None,
         typer.Option(
-            help="The most requests that wait; more are refused. 0, the default: no limit. A limit costs latency, see "
-            "docs/serving.md."
+            help="The most requests that wait; more are refused. 0 (the default) is no limit. A limit costs latency, "
+            "see docs/serving.md."
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="The server's HTTP address, at which the model's watchdog asks for a reload; "
+            help="The server's HTTP address, where the model's watchdog requests a reload; "
             "http://127.0.0.1:8000 by default."
         ),
     ] = None,

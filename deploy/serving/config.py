@@ -42,7 +42,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class RepositoryError(ValueError):
-    """A model repository cannot be written or read; one line, with the fix."""
+    """Model repository that cannot be written or read; the message is one line, with the fix."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ServingSettings:
         The most rows (samples x beams) that are run together; a request with more beams is refused. 0:
         ``max_batch_size`` times the larger of 4 and the checkpoint's beams.
     instances : int
-        Processes that hold the model, on each GPU, or in all on the CPU.
+        Processes that hold the model, for each GPU or in total on the CPU.
     device : "cpu" or "gpu"
         Where the model runs.
     engine : str

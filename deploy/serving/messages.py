@@ -92,12 +92,12 @@ class Shutdown:
 
 @dataclass(frozen=True)
 class Ready:
-    """The model is loaded."""
+    """Event: the model is loaded."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The model cannot be loaded, or a batch failed through a defect of Tightbeam."""
+    """Event: the model cannot be loaded, or a batch failed through a defect of Tightbeam."""
 
     message: str
 
@@ -124,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Refused:
-    """A request that cannot be run. ``client_error``: the request is at fault, rather than the model."""
+    """A request that cannot be run. ``client_error``: the request is invalid; else the model failed."""
 
     number: int
     message: str

@@ -17,8 +17,8 @@ COUNTERS = {
     "tightbeam_steps_total": "Decoder steps",
     "tightbeam_prefill_seconds_total": "Seconds to the end of a batch's first step: the encoder, or prompts",
     "tightbeam_step_seconds_total": "Seconds in the steps after a batch's first",
-    "tightbeam_refused_total": "Requests that could not be run by a fault of their own",
-    "tightbeam_failed_total": "Requests that failed by no fault of their own",
+    "tightbeam_refused_total": "Requests that cannot be run: invalid, or with unsupported settings",
+    "tightbeam_failed_total": "Valid requests that failed: an error of the model or the server",
     "tightbeam_cancelled_total": "Requests that were cancelled while they ran",
     "tightbeam_restarts_total": "Times that the process which generates ended and was started again",
 }

@@ -16,13 +16,13 @@ from tightbeam.deploy.text.output import Output
 __all__ = ["Outcome", "Responder", "tensors_of"]
 
 Outcome = Literal["finished", "refused", "failed", "cancelled"]
-"""Refused: the client is at fault. Failed: the server is."""
+"""Outcome of a request. Refused: an error of the client. Failed: an error of the server."""
 NUMPY = (
     f"this Triton's Python backend cannot read numpy {np.__version__}; pip install 'numpy<2' for the Python that it "
     "runs, or take Triton 24.11 or newer"
 )
-"""Triton before 24.11 reads numpy 2 as if it were numpy 1: every element of an array is the first one. So the warm-up
-request holds numbers; a text would crash the process there."""
+"""Error of a Triton before 24.11, which reads numpy 2 as if it were numpy 1: every element of an array is the first
+one. The warm-up request therefore holds numbers; a text would crash the process there."""
 
 
 class Responder:
@@ -48,7 +48,7 @@ class Responder:
         self._rows: dict[int, Row] = {}
         self._size = 1
         self.outcome: Outcome | None = None
-        """None until the last response was sent"""
+        """None until the last response was sent."""
 
     @property
     def open(self) -> bool:
@@ -102,7 +102,7 @@ class Responder:
                 self._send(tensors_of(outputs, event.fill), last=True)
 
     def fail(self, reason: str, *, client_error: bool) -> None:
-        """Send an error as the last response. ``client_error``: the request is at fault, rather than the server."""
+        """Send an error as the last response. ``client_error``: the request is invalid; else the server failed."""
         if not self.open:
             return
         if client_error:

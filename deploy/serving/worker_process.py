@@ -36,7 +36,7 @@ CANCEL_POLL_SHARE = 0.02
 
 
 class WorkerError(RuntimeError):
-    """The worker cannot start, or has ended."""
+    """Failure of the worker: it cannot start, or has ended."""
 
 
 class WorkerProcess:

@@ -79,6 +79,6 @@ def calibrate(
     else:
         samples = samples_of(checkpoint, SAMPLE_TEXTS if texts is None else texts)
         if texts is not None and isinstance(samples, TextSamples) and samples.as_ids:
-            raise ExportError("no calibration text begins with a word that the model has room for; give shorter ones")
+            raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")
         targets = greedy(checkpoint, samples)
     return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)

@@ -1,4 +1,4 @@
-"""A model family: everything that an export must know and cannot read off any config alike."""
+"""Model family: the facts of an architecture that an export cannot read from the config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Family:
     computed_weights: tuple[str, ...] = ()
     """tensors that a checkpoint may omit because the model computes them"""
     feature_config: str | None = None
-    """of a speech model: the file that says how features are computed from audio"""
+    """file with the settings of a speech model's feature extractor"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """short name -> hub id"""
 

@@ -15,7 +15,8 @@ from tightbeam.export.tensorrt.builder_process import Range
 __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
 
 CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
-"""A step has one candidate a beam more than there are end-of-sequence tokens; at least two."""
+"""Candidates of a beam in a step: the default limit, and the fewest. A step has one more than there are end-of-sequence
+tokens; at least two."""
 
 DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
 """Generation defaults that limits are made of."""
@@ -35,7 +36,7 @@ def engine_limits(
     Parameters
     ----------
     manifest
-        The bundle's; its sizes and generation defaults stand in for limits that are not given.
+        The bundle's; its sizes and generation defaults are the defaults of the limits.
     max_batch_size
         B.
     max_num_beams

@@ -39,7 +39,7 @@ class EncoderStep(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         B, N = attention_mask.shape
-        # [B, 1, N, N] is taken as it is by transformers; ONNX Runtime's Attention wants the query axis in full.
+        # [B, 1, N, N] is taken as it is by transformers; ONNX Runtime's Attention needs the query axis in full.
         mask = attention_mask[:, None, None, :].to(torch.bool).expand(B, 1, N, N)
         states: Tensor = self.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state  # [B, N, D]
         return states

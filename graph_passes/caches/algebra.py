@@ -1,4 +1,4 @@
-"""The algebra of caches that hold neither keys nor values: what stands in for W_K and W_V, head by head.
+"""The algebra of caches that hold neither keys nor values: the matrices that replace W_K and W_V, head by head.
 
 Symbols
 -------
@@ -43,7 +43,7 @@ measures it (``export/accuracy/guard.py``).
 Biases: the weights P_i sum to one, so b_V passes through and folds into the output's bias, and q_i b_K^T is the same at
 every position, so softmax drops it (``fold_biases``). Not so where keys are rotated (RoPE) or normalised on the way to
 their scores. Then k = x W_K + b_K is cached as it is before that, and o_i = (P_i k) W_KV,i - b_K W_KV,i. Weight
-absorption is impossible there, since R_n and the norm stand between q_i W_K,i^T and x_n.
+absorption is impossible there, since R_n and the norm come between q_i W_K,i^T and x_n.
 
 Everything is solved in float64.
 """

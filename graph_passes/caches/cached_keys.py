@@ -1,4 +1,4 @@
-"""Keys that stand in for values: the form in which they are cached, and how it is read.
+"""Keys in place of values: the form in which they are cached, and how it is read.
 
     x W_K [+ b_K] = k  - norm: r (k g) - rotate - scores          cached: k' = k g, and r [G] a position
 
@@ -142,7 +142,7 @@ def before_rotation(block: AttentionBlock) -> gs.Tensor:
 def require_one_source(blocks: Mapping[int, AttentionBlock], pass_name: str, allowed: tuple[str, ...] = ()) -> None:
     """Raise PassError unless keys and values of each block can both be made of one cached tensor.
 
-    That is: they are projected from one tensor, their biases are folded, and no operators but those ``allowed`` stand
+    That is: they are projected from one tensor, their biases are folded, and no operators but those ``allowed`` are
     between keys and scores (beside which a key bias may stay).
     """
     for layer, block in blocks.items():
@@ -176,7 +176,7 @@ def unusable_keys(pass_name: str, layer: int, between: Collection[str]) -> PassE
 
 
 def narrow_keys(pass_name: str, layer: int, D: int, E: int, changed: bool) -> PassError:
-    """Error for E < D; ``changed``: an operator stands between keys and scores, so that ``x`` is impossible too."""
+    """Error for E < D; ``changed``: an operator is between keys and scores, so that ``x`` is impossible too."""
     return PassError(
         f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
         f"the values (key heads shared by query heads, or narrow ones); use kv (--variant dedup)"

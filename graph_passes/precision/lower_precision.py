@@ -5,7 +5,7 @@
 
 A runtime of strongly typed networks (TensorRT) computes in the types that it is given, and ONNX Runtime looks for a
 kernel of just these. So every float32 tensor either becomes low, of the type asked for, or stays float32, and a Cast
-stands wherever one meets the other.
+is inserted wherever one meets the other.
 
 **Low** are products (MatMul, Gemm, Conv, Attention) and the Float tensors of operators of ``plugins/``, all of which
 accumulate in float32: hence the caches, and the encoder's outputs; embeddings; and the sums and activations of
@@ -60,9 +60,9 @@ LAYOUT = frozenset(
         *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"),
     }
 )
-"""Operators that move numbers and change none."""
+"""Operators that move values and change none."""
 SIZES = frozenset({"Shape", "Size"})
-"""Operators that read no numbers, so that any type will do."""
+"""Operators that read shapes and no values, so that any type will do."""
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
 """Index of Attention's input that is bool, or added to the scores."""
@@ -267,7 +267,7 @@ class _Casts:
         return self.made[name]
 
     def give(self, output: gs.Tensor, as_low: bool) -> gs.Tensor:
-        """A graph output in the wanted type, under its own name."""
+        """A graph output in the requested type, under its own name."""
         if as_low == (output.name in self.low):
             return output
         name = output.name

@@ -4,7 +4,7 @@
     functions of the domain                    ->    removed
 
 A plugin is found by the node's name in the default domain. The node has no empty inputs: its attribute ``tensors``
-names those that it has. Another attribute names the inputs that TensorRT has to know on the host, because their value
+names those that it has. Another attribute names the inputs that TensorRT has to read on the host, because their value
 is an output's size. ``from_plugin_nodes`` is the way back, so that TensorRT's graphs can run elsewhere.
 
 Works on ONNX messages, since graphsurgeon cannot represent such a graph. Saves nothing.

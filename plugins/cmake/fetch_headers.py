@@ -38,7 +38,7 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 class FetchError(Exception):
-    """One source cannot give the headers; the message says why."""
+    """Failure of one source of the headers; the message is the reason."""
 
 
 def debian_mirrors(apt: Path) -> list[str]:

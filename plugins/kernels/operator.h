@@ -47,7 +47,7 @@ struct Input {
 struct Scalar : Input {
   Scalar(const char* name, Element type) : Input(name, type, "") { is_scalar = true; }
 
-  // An int64 whose value is the size of a letter that stands in output shapes, and at most the size of another letter.
+  // An int64 whose value is the size of a letter in output shapes, and at most the size of another letter.
   Scalar gives(const char* letter, const char* most) const {
     Scalar scalar = *this;
     scalar.letter = letter;
@@ -147,7 +147,7 @@ struct Call {
 
   [[noreturn]] void fail(const std::string& what) const { throw OperatorError{std::string(op.name) + ": " + what}; }
 
-  // A letter's size as a kernel takes it; 0 where it stands only in inputs that are missing.
+  // A letter's size as a kernel takes it; 0 where only missing inputs have it.
   int size(const char* letter) const {
     const int64_t size = sizes[op.letter(letter)];
     if (size > INT_MAX) fail(std::string(letter) + " is " + std::to_string(size) + ", more than an int holds");
@@ -188,7 +188,7 @@ struct Call {
   }
 
   const Operator& op;
-  bool scalars_on_device = false;  // then `scalar` may not be called; those that give a size stand in `sizes` alone
+  bool scalars_on_device = false;  // then `scalar` may not be called; those that give a size are in `sizes` alone
   std::vector<Tensor> inputs;
   std::vector<void*> outputs;
   std::vector<double> attributes;

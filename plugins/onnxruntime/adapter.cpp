@@ -204,7 +204,7 @@ Symbols known_shape(const OrtApi& api, const OrtShapeInferContext* context, size
   return known;
 }
 
-// Says an output's shape where each dimension is known by number or by name; the API has no other unknown.
+// Sets an output's shape where each dimension is known by number or by name; the API has no other unknown.
 void infer_shape(const OrtApi& api, OrtShapeInferContext* context, const CustomOperator& custom, size_t output,
                  const std::vector<Symbols>& inputs, const std::vector<int64_t>& sizes,
                  ONNXTensorElementDataType float_type) {
@@ -231,7 +231,7 @@ OrtStatus* ORT_API_CALL infer_shapes(const OrtCustomOp* op, OrtShapeInferContext
   runtime->ReleaseStatus(guarded(*runtime, custom.table.name, [&] {
     std::vector<Symbols> inputs;
     std::vector<KnownShape> shapes;
-    // The runtime asks the first of the operators of one name, whatever the node's type.
+    // The runtime calls the first of the operators of one name, whatever the node's type.
     ONNXTensorElementDataType float_type = custom.float_type;
     for (size_t i = 0; i < custom.table.inputs.size(); ++i) {
       inputs.push_back(known_shape(*runtime, context, i));

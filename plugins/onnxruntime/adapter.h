@@ -26,7 +26,7 @@
 namespace tightbeam {
 
 // The oldest API with all that is used here: in-place outputs (GetMayInplace) came with it. One library serves every
-// runtime from 1.18 on; what later headers append to OrtCustomOp is not looked at by a runtime that reads this number.
+// runtime from 1.18 on; what later headers append to OrtCustomOp is ignored by a runtime that reads this number.
 constexpr uint32_t ORT_API = 18;
 
 using Run = void (*)(Call& call, const OrtApi& api, OrtKernelContext* context);
@@ -66,7 +66,8 @@ class RuntimeThreads final : public Parallel {
   const OrtKernelContext* context_;
 };
 
-// Pairs of output and input that may share memory; the API's callback for them is given nothing to tell operators by.
+// Pairs of output and input that may share memory. The API's callback for them has no argument that identifies the
+// operator.
 size_t shared_memory(const Operator& table, int** inputs, int** outputs);
 
 template <class Kernel>
@@ -127,7 +128,7 @@ void add_cpu_operator(Operators& operators) {
 void add_cpu_operators(Operators& operators);
 void add_cuda_operators(Operators& operators);
 
-// Adds the operators to a session's options under domain "tightbeam"; what RegisterCustomOps of each library does.
+// Adds the operators to a session's options under domain "tightbeam"; called by RegisterCustomOps of each library.
 OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base, void (*add_all)(Operators&));
 
 }  // namespace tightbeam

@@ -102,7 +102,9 @@ class TensorRT:
                     f"{', '.join(buildable)}{HOPPER if self.is_rtx and capability == '90' else ''}"
                 )
         if CURRENT in wanted and len(wanted) > 1:
-            raise TensorRTError("the capability 'current' stands alone; leave the others out, or name each one")
+            raise TensorRTError(
+                "the capability 'current' cannot be combined with others; pass it alone, or name each one"
+            )
         if CURRENT not in wanted:
             return tuple(wanted)
         found = gpu_capability()

@@ -1,4 +1,4 @@
-"""The error of everything that concerns TensorRT."""
+"""The exception of TensorRT, CUDA and the plugins."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["TensorRTError"]
 
 
 class TensorRTError(RuntimeError):
-    """TensorRT, CUDA or a plugin failed: one line with what was wrong, what was expected, and the fix."""
+    """Failure of TensorRT, CUDA or a plugin: one line with what was wrong, what was expected, and the fix."""

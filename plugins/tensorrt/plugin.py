@@ -30,9 +30,9 @@ VERSION = "1"
 TENSORS = "tensors"
 """The attribute of a node that names its inputs and outputs: "scores history -> blocked"."""
 RENAMED = {"prior_output": "prefix_output", "prior_lse": "prefix_lse"}
-"""Names in engines that were built by earlier versions, and what they are called now."""
+"""Names in engines that were built by earlier versions -> present names."""
 LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
-"""No GPU has more, so a workspace for it is enough for every one."""
+"""Upper bound of all GPUs: a workspace for it is enough for every one."""
 Result = TypeVar("Result")
 _made: list[Any] = []
 """Every plugin made: TensorRT-RTX 1.7 frees the plugins it gets, and Python must not free their memory again."""
@@ -53,7 +53,7 @@ class Node:
 
     @classmethod
     def of(cls, name: str, tensors: str, attributes: Mapping[str, float]) -> Node:
-        """Raises TensorRTError for tensors that the operator does not have, or that it needs and the node lacks."""
+        """Parse ``tensors``. Raises TensorRTError for one that the operator lacks, or needs and does not get."""
         operator = OPERATORS[name]
         for former, new in RENAMED.items():
             tensors = tensors.replace(former, new)

@@ -176,7 +176,7 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
     long = ("q" * 500, "the harbour " * 20_000, "a town")
     cross, _ = calibrate(checkpoint, long)
     assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word that has no room
-    with pytest.raises(ExportError, match="no calibration text begins with a word that the model has room for"):
+    with pytest.raises(ExportError, match="every calibration text begins with a word too long for the model"):
         calibrate(checkpoint, long[:1])
     with pytest.raises(ExportError, match="calibration texts are for what is measured; dedup is exact"):
         export_model(checkpoints("bart"), tmp_path / "out", variant="dedup", calibration=path)

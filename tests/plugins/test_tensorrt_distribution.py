@@ -94,7 +94,7 @@ def test_a_gpu_unsupported_by_tensorrt_rtx(one_gpu: None) -> None:
 
 
 def test_current_excludes_other_capabilities(one_gpu: None) -> None:
-    with pytest.raises(TensorRTError, match="the capability 'current' stands alone; leave the others out"):
+    with pytest.raises(TensorRTError, match="the capability 'current' cannot be combined with others; pass it alone"):
         RTX.settle_capabilities(["80", CURRENT])
 
 

@@ -33,7 +33,7 @@ def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
     source = decoder.add("Shape", [mask], {"start": 2})
     row_shape = decoder.add("Concat", [decoder.constant([-1, 1, 1]), source], {"axis": 0})
     mask = decoder.add("Reshape", [mask, row_shape])  # [R, 1, 1, N]
-    if sizes.streams > 1:  # ONNX Runtime's Attention wants the query axis in full
+    if sizes.streams > 1:  # ONNX Runtime's Attention needs the query axis in full
         mask = decoder.add("Expand", [mask, decoder.constant([1, 1, sizes.streams, 1])])
     for layer, block in blocks.items():
         sources = []

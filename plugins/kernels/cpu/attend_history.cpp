@@ -86,8 +86,8 @@ class Item {
 
   float* cached_scale(int slot, int t) const { return h_.scale_cache + (row(slot) * h_.G + g_) * h_.T_max + t; }
 
-  // Where the beams' histories part: they come from one beam before, as all but their last tokens soon do, and then go
-  // over it together.
+  // The position at which the beams' histories diverge. Before it they are one beam's history, as all but the last
+  // tokens soon are, and the beams read it together.
   int end_of_shared(int t) const {
     for (; t < newest_; ++t)
       for (int m = 1; m < h_.M; ++m)
@@ -99,7 +99,7 @@ class Item {
     for (int k = 0; k < width; k += 64 / sizeof(float)) __builtin_prefetch(row + k, 0, 2);
   }
 
-  // A history's rows lie apart, so nothing but this brings them in ahead. The first head of a sample fetches its own;
+  // A history's rows are scattered, so no hardware prefetch covers them. The first head of a sample fetches its own;
   // every other one was fetched while the head before it was worked on.
   void fetch_first_head(int oldest, int parted) const {
     if (g_ != 0) return;

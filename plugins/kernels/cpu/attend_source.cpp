@@ -133,7 +133,7 @@ class Item {
     return {rows.data() + from, std::min(TILE, positions_ - from), width};
   }
 
-  // Lets the keys of a tile be rotated ones, where there is a rotation.
+  // Replaces the keys of a tile by rotated ones, where there is a rotation.
   void rotate(int start, int count) {
     if (!s_.rotation) return;
     for (int i = 0; i < count; ++i) {
@@ -143,7 +143,7 @@ class Item {
     }
   }
 
-  // Scores of positions from `start` on, times what belongs to their keys.
+  // Scores of positions from `start` on, times the factors of their keys.
   void scale(float* scores, int start, int count) const {
     if (s_.key_scales == nullptr) return;
     const float* const factors = s_.key_scales + (b_ * s_.G + g_) * s_.N;

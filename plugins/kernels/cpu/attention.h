@@ -1,4 +1,4 @@
-// Attention of a few queries over positions that come tile by tile, with the softmax kept up as they come.
+// Attention of a few queries over positions that come tile by tile, with an online softmax.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace tightbeam {
 
 class Attention {
  public:
-  static constexpr int TILE = 32;  // positions that are looked at together; their rows stay in the nearest cache
+  static constexpr int TILE = 32;  // positions that are processed together; their rows stay in the nearest cache
 
   // Q queries of width K; values of width V; `scale`: factor on the scores.
   Attention(int Q, int K, int V, float scale);
@@ -18,7 +18,7 @@ class Attention {
   void set_query(int q, const float* query);
   float* query(int q) { return &queries_[static_cast<size_t>(q) * K_]; }
 
-  // As if other positions had been seen already: their output, and the log of the sum of their exponentials.
+  // Starts from the attention state of other positions: their output, and the log of the sum of their exponentials.
   void set_prefix(int q, const float* output, float lse);
 
   // Scores of queries [first, first + Q) at `count` <= TILE positions; row q begins at scores(q). Meanwhile the rows

@@ -71,7 +71,7 @@ __device__ __forceinline__ const float* history_bias(const Arguments& a, long lo
   return a.distance_bias ? a.distance_bias + row * a.bias_row_stride : nullptr;
 }
 
-// `bias`: what history_bias gives.
+// `bias`: result of history_bias.
 template <class Arguments>
 __device__ __forceinline__ float history_score(const Arguments& a, const Span& span, const float* bias, int head,
                                                int position, float dot) {
@@ -259,7 +259,7 @@ __device__ __forceinline__ float unpack(unsigned two, int which) {
   return to_float(value);
 }
 
-// The b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
+// Loads the b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
 // `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows.
 template <class Half>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {

@@ -1,13 +1,13 @@
-// Attention whose rows are key and value at once: what latent_attention and beam_latent_attention share.
+// Attention whose rows are key and value at once, shared by latent_attention and beam_latent_attention.
 //
-// A `Problem` says what is attended to. Its queries are as wide as a row, D = G K numbers, and zero outside their own
+// A `Problem` gives queries and rows. Its queries are as wide as a row, D = G K numbers, and zero outside their own
 // head, so that one matrix product serves every form; fragments that are all zero are left out.
 //   queries, begin, end, D, aligned     of this block; `aligned`: K is whole packs, and so are the pointers
-//   first_group(j), K                   where query j's numbers stand: K from first_group(j) K on
-//   query(j, column), number(n, column) float; pack(n, column): where 16 bytes of row n lie
-//   key(n, column)                      a row's number as the scores want it: rotated where there is rotation
+//   first_group(j), K                   columns of query j's numbers: K from first_group(j) K on
+//   query(j, column), number(n, column) float; pack(n, column): address of 16 bytes of row n
+//   key(n, column)                      a row's number for the scores: rotated where there is rotation
 //   load_keys(b, corner, stride, n, column)  load_key_fragments, rotated where there is rotation
-//   counts(n), score(j, n, dot)         whether a position counts, and its score
+//   counts(n), score(j, n, dot)         true for a position that counts, and its score
 //   put(j, column, softmax, sum)        takes a result
 #pragma once
 
@@ -16,9 +16,8 @@
 
 namespace tightbeam::device {
 
-// Rotates fragments of load_key_fragments by 8 columns: the numbers that go with them stand half a rotation away in the
-// same row. `column`: of the row, at `corner`; `table_row(i)`: where the angles of position i of the fragments' 16
-// stand.
+// Rotates fragments of load_key_fragments by 8 columns: their partners are half a rotation away in the same row.
+// `column`: of the row, at `corner`; `table_row(i)`: row of the rotation tables for position i of the fragments' 16.
 template <class Half, class Arguments, class TableRow>
 __device__ __forceinline__ void turn_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride,
                                                    const Arguments& a, int column, TableRow table_row) {
@@ -225,7 +224,7 @@ __device__ __forceinline__ void attend_tensor_core(const Problem& problem, const
   for (int begin = problem.begin; begin < problem.end; begin += POSITIONS, stage ^= 1) {
     const unsigned counts = next_counts;
     copy_async_wait<0>();
-    __syncthreads();  // this tile is there, and nobody needs the one before it any more
+    __syncthreads();  // this tile has arrived, and the one before it is free
     next_counts = load(begin + POSITIONS, stage ^ 1);
     if (!counts) continue;
     const Half* tile_rows = rows + stage * POSITIONS * stride + own_column;

@@ -1,5 +1,6 @@
-// The vocabulary that all CUDA kernels share. Compiles with nvcc, with NVRTC, and with a C++ compiler on the host shim
-// of the tests. Shared memory is dynamic only, so that the launch knows its size and the shim can poison and guard it.
+// Types and functions that all CUDA kernels share. Compiles with nvcc, with NVRTC, and with a C++ compiler on the host
+// shim of the tests. Shared memory is dynamic only, so that the launch sets its size and the shim can poison and guard
+// it.
 #pragma once
 
 #ifdef __CUDACC__

@@ -12,7 +12,7 @@ struct LaunchOnStream {
 
   template <auto FUNCTION, class... Arguments>
   void operator()(Kernel<FUNCTION>, const Launch& launch, const Arguments&... arguments) const {
-    // Beyond 48 KB a kernel has to ask.
+    // Above 48 KB a kernel needs an attribute.
     if (launch.shared_bytes > 48 * 1024)
       cudaFuncSetAttribute(reinterpret_cast<const void*>(FUNCTION), cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(launch.shared_bytes));
@@ -35,8 +35,8 @@ inline Gpu current_gpu() {
 
 }  // namespace tightbeam::device
 
-// Defines what onnxruntime/cuda.cpp calls, out of the operator's launch_plan.h. `workspace`: device memory of
-// <op>_workspace bytes. Errors of a launch: cudaGetLastError.
+// Defines the function that onnxruntime/cuda.cpp calls, from the operator's launch_plan.h. `workspace`: device memory
+// of <op>_workspace bytes. Errors of a launch: cudaGetLastError.
 #define TIGHTBEAM_LAUNCH_ON_STREAM(op, Arguments)                                             \
   namespace tightbeam {                                                                       \
   template <class Float>                                                                      \

@@ -26,7 +26,7 @@ struct BeamAttentionArguments {
   const int* lengths;          // [B]: tokens of the sample so far, the new one included
   const float* cosines;        // [rotary_positions, rotary / 2] or null
   const float* sines;          // as cosines
-  const int* first_positions;  // [B]: where position 0 of the cache stands in the rotation tables; null: at 0
+  const int* first_positions;  // [B]: row of the rotation tables for position 0 of the cache; null: 0
   const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
                                // [R, H, bias_distances]; or null
   const Float* prefix_output;  // [R, H V]: attention over other positions, an attention state to be merged; or null

@@ -9,7 +9,7 @@
 
 namespace tightbeam::device {
 
-// A block's part, as attention_rows.cuh wants it: 16 heads of one row over its history.
+// A block's part, the `Problem` of attention_rows.cuh: 16 heads of one row over its history.
 template <class Float>
 struct BeamLatentProblem {
   const BeamLatentAttentionArguments<Float>& a;

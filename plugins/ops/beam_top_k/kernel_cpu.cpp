@@ -1,5 +1,5 @@
 // BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
-// kept aside, skipped while the rest is looked through for the best, and offered last.
+// kept aside, skipped while the rest is searched for the best, and offered last.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -9,8 +9,8 @@
 
 namespace tightbeam::device {
 
-// A block's part, as attention_rows.cuh wants it: some queries of a sample (head by head, so that in the K form those
-// of a tile have few different heads) over a split of the source.
+// A block's part, the `Problem` of attention_rows.cuh: some queries of a sample (head by head, so that in the K form
+// those of a tile have few different heads) over a split of the source.
 template <class Float>
 struct LatentProblem {
   const LatentAttentionArguments<Float>& a;

@@ -51,7 +51,7 @@ template <class Float>
 unsigned long long latent_attention_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   return plan_latent_attention(a, gpu).workspace_bytes;
 }
-// A split needs workspace for its queries, and there are splits only where they are at most the blocks that are wanted.
+// A split needs workspace for its queries, and the work is split only into at most as many blocks as occupy the GPU.
 template <class Float>
 unsigned long long latent_attention_most_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block
