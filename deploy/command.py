@@ -90,7 +90,9 @@ def run_model(
     language: Annotated[
         str | None, typer.Option(help="Language spoken in the audio, by its code (en); Whisper only.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="transcribe, or translate into English; Whisper only.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task: transcribe, or translate (into English); Whisper only.")
+    ] = None,
     early_stopping: Annotated[
         str | None,
         typer.Option(

@@ -96,7 +96,7 @@ def compare_runtimes(
     Parameters
     ----------
     bundle
-        Its sizes, and how a sequence begins.
+        The bundle, for its sizes and the beginning of a sequence.
     runtime, other
         The exact form of the model, and the one to compare with it.
     sources
@@ -110,7 +110,7 @@ def compare_runtimes(
     Returns
     -------
     Comparison
-        Its ``steps`` are B times the steps that ran.
+        The relative error; ``steps`` are B times the steps that ran.
     """
     C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
     P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
@@ -135,7 +135,7 @@ def log_probabilities(
     Parameters
     ----------
     bundle
-        Its sizes, and how a sequence begins.
+        The bundle, for its sizes and the beginning of a sequence.
     runtime
         The form of the model to run.
     sources

@@ -282,7 +282,7 @@ class Runner:
         input_features : float32 [B, mels, frames]
             Log-mel features of whole windows, as `LogMel.features` makes them.
         callback : SearchCallback, optional
-            As in ``generate``.
+            Receiver of results while the search runs, the ``callback`` of ``generate``.
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -477,7 +477,7 @@ class Runner:
             )
         ids = codec.truncate(text, limit) if cut else ids
         if not ids:
-            raise InputError("the tokenizer makes no token of this text; expected at least one word it knows")
+            raise InputError("the tokenizer makes no token of this text; expected at least one word of its vocabulary")
         if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks
             raise InputError(
                 f"the tokenizer makes token {max(ids)} of this text, outside the model's vocabulary of {vocabulary}; "

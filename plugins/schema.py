@@ -38,7 +38,7 @@ class Input:
     scalar
         One number, of shape [] or [1], which stays in CPU memory under every provider of ONNX Runtime.
     gives, at_most
-        Of a scalar int64: the letter whose size its value is, and the letter that bounds it.
+        For a scalar int64, the letter whose size its value is, and the letter that bounds it.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Output:
     Attributes
     ----------
     name, type, shape, meaning, optional
-        As those of :class:`Input`.
+        Like the attributes of :class:`Input`.
     reuses
         The input whose memory it may be given; the kernels serve both ways.
     updates

@@ -82,7 +82,7 @@ class EngineGraph(FileEntry):
     Attributes
     ----------
     inputs, outputs : tuple of TensorEntry
-        As TensorRT has them.
+        Inputs and outputs of the engine, with TensorRT's names, types and shapes.
     on_host : tuple of str
         Inputs that TensorRT reads in host memory, since sizes depend on them.
     plugins : dict of str to int

@@ -236,7 +236,7 @@ class Manifest(Entry):
     Attributes
     ----------
     precision : "fp32" or "fp16"
-        Of products, caches and most weights.
+        Precision of products, caches and most weights.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
     speech : FileEntry or None

@@ -114,9 +114,9 @@ class DeviceRuntime:
     ----------
     device : CudaDevice
     interfaces : (Interface, Interface)
-        Of the encoder and of the decoder.
+        Interfaces of the encoder and of the decoder.
     graphs : (Graph, Graph)
-        Likewise.
+        Graphs of the encoder and of the decoder.
     states : sequence of CacheStateEntry
         The caches.
     encoded_together : int

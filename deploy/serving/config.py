@@ -63,12 +63,12 @@ class ServingSettings:
     device : "cpu" or "gpu"
         Where the model runs.
     engine : str
-        As `Runner.load` takes it.
+        Runtime of the model, an ``engine`` of `Runner.load`.
     batching_delay_us : int
         Microseconds that a request waits for others while the model is idle.
     max_queue_size : int
         The most requests that wait; more are refused. 0: no limit. With a limit, Triton 24.10's batcher sleeps up to
-        half a second when a request comes while the model runs, since nothing wakes it at the end of the run.
+        half a second when a request comes while the model runs, since the end of the run does not end its sleep.
     stream : bool
         Send a response for each row, and for each token of greedy search, rather than one for a request.
     url : str

@@ -40,7 +40,7 @@ class WorkerSettings(BaseModel):
     bundle : str
         The bundle's folder.
     engine : str
-        As `Runner.load` takes it.
+        Runtime of the model, an ``engine`` of `Runner.load`.
     threads : int or None
         Threads on the CPU; None for all cores.
     device : int or None

@@ -39,13 +39,13 @@ class Sample:
     Attributes
     ----------
     request : ParsedRequest
-        The request that it is part of.
+        The request that the sample is part of.
     row : int
-        Its row in the request.
+        The sample's row in the request.
     length : int
-        Its tokens; 0 for audio.
+        Number of tokens; 0 for audio.
     batch_key : tuple of int
-        As `Runner.batch_key` gives it: samples of one batch have equal keys.
+        Result of `Runner.batch_key`: samples of one batch have equal keys.
     tokens : list of int
         Token ids; empty for audio.
     features : float32 [mels, frames] or None
@@ -73,11 +73,11 @@ class ParsedRequest:
     Attributes
     ----------
     number : int
-        Its number in the batch of requests.
+        The request's number in its batch of requests.
     settings : dict
         Settings of ``model.generate``.
     options : GenerationOptions
-        The same, resolved.
+        The settings, resolved.
     rows : list of list of Sample
         The samples of each row: one, or the windows of an audio file.
     closed : bool

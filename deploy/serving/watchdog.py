@@ -36,9 +36,9 @@ class Server(BaseModel):
     Attributes
     ----------
     pid : int
-        Its process.
+        The server's process.
     url : str
-        Its HTTP address, seen from its own machine.
+        The server's HTTP address, as reached from its own machine.
     model : str
         The model's name.
     region : str

@@ -29,9 +29,9 @@ class InputResult:
     number : int
         The line's number, from 1.
     returned : int
-        Sequences asked for.
+        Sequences requested.
     sequences, scores, texts
-        As in `Output`; empty or None where there is an error.
+        Fields of `Output`; empty or None where there is an error.
     truncated : bool
         True where the text was cut to the model's positions.
     error : str or None

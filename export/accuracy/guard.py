@@ -90,7 +90,7 @@ def guard(
     plan
         The wanted kinds, a layer each.
     activations
-        Of each layer's attention over the source, and of its attention over the generated part.
+        Activations of each layer's attention over the source, and of its attention over the generated part.
     precision
         The bundle's: "fp32", "fp16" or "bf16".
 
@@ -175,7 +175,7 @@ class _LayerAttentions:
         original = attention.error(attention.from_keys_and_values(dtype))
         if precision == "fp32" and not np.isfinite(original):
             raise ExportError(
-                f"the attention of decoder layer {layer} gives no finite numbers for the calibration texts; mend its "
+                f"the attention of decoder layer {layer} gives no finite numbers for the calibration texts; fix its "
                 "weights, or the config's numbers (rope_parameters, for one)"
             )
         baseline = attention.baseline_error(precision)

@@ -42,7 +42,7 @@ def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityRep
     folder
         Bundle folder, complete but for the report itself.
     manifest
-        Its manifest. Of a bundle that is not exact (``is_exact``), differences are counted.
+        The bundle's manifest. Of a bundle that is not exact (``is_exact``), differences are counted.
     reference
         Inputs, and what torch generated from them.
 

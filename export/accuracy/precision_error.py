@@ -63,7 +63,7 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
     bundle
         Folder of the bundle in half precision, for the files beside its graphs.
     manifest
-        Its manifest.
+        The bundle's manifest.
     exact, low
         The graphs in float32, and in half precision.
     """

@@ -158,7 +158,7 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
     Parameters
     ----------
     checkpoint
-        Its sizes, tokenizer and feature extractor decide.
+        The checkpoint, for its sizes, tokenizer and feature extractor.
     texts
         Texts to take the longest fitting beginnings of.
 
@@ -249,6 +249,6 @@ def _errors_as_ours() -> Iterator[None]:
         yield
     except (ValueError, IndexError, RuntimeError) as error:
         raise ExportError(
-            f"torch cannot generate with this checkpoint: {first_line(error)}; mend its generation_config.json, "
+            f"torch cannot generate with this checkpoint: {first_line(error)}; fix its generation_config.json, "
             "or export with --no-check"
         ) from error

@@ -48,7 +48,7 @@ class Workload:
         Parameters
         ----------
         checkpoint
-            Its generation defaults and limits.
+            The checkpoint, for its generation defaults and limits.
         itemsize
             Bytes of a number in the caches.
 

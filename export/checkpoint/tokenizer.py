@@ -96,7 +96,7 @@ def write_tokenizer(tokenizer: Any | None, folder: Path) -> TokenizerEntry | Non
     Parameters
     ----------
     tokenizer
-        As :func:`load_tokenizer` returns it.
+        Result of :func:`load_tokenizer`.
     folder
         The bundle's folder; the files go to ``tokenizer/`` in it.
 

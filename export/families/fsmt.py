@@ -131,7 +131,7 @@ class FsmtStep(nn.Module):
             encoder_hidden_states,
             attention_mask,
             None,
-            torch.zeros((R, 1, 1, T + 1)),  # one query at the end sees all positions
+            torch.zeros((R, 1, 1, T + 1)),  # one query at the end attends to all positions
             past_key_values=caches,
             use_cache=True,
         ).last_hidden_state

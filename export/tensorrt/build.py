@@ -209,7 +209,7 @@ def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, 
     Returns
     -------
     ModelGraphs
-        The same graphs, before operators became plugin nodes.
+        The graphs before operators became plugin nodes.
 
     Raises
     ------

@@ -84,7 +84,7 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
     model
         transformers' model, with ``base_model`` and ``lm_head``, in eval mode.
     sizes
-        Its sizes.
+        The model's sizes.
 
     Returns
     -------

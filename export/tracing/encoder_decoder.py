@@ -84,7 +84,7 @@ class DecoderStep(nn.Module):
     ) -> tuple[Tensor, ...]:
         caches = caches_of(past)
         R, T = past[0].shape[0], past[0].shape[2]
-        everything = torch.ones((R, 1, 1, T + 1), dtype=torch.bool)  # one query at the end sees all positions
+        everything = torch.ones((R, 1, 1, T + 1), dtype=torch.bool)  # one query at the end attends to all positions
         self.positions.positions = positions
         states = self.decoder(
             input_ids=tokens,
@@ -126,7 +126,9 @@ class ModelStep(nn.Module):
             encoder_outputs=(encoder_hidden_states,),
             attention_mask=attention_mask[:, None, None, :].bool(),
             decoder_input_ids=tokens,
-            decoder_attention_mask=tokens.new_ones((R, 1, 1, T + 1)).bool(),  # one query at the end sees all positions
+            decoder_attention_mask=tokens.new_ones(
+                (R, 1, 1, T + 1)
+            ).bool(),  # one query at the end attends to all positions
             past_key_values=caches,
             use_cache=True,
         ).logits

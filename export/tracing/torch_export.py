@@ -44,7 +44,7 @@ def trace_module(
         Example inputs: distinct tensors (one object given twice is traced as one input), with dynamic sizes above 1
         (0 and 1 are traced as constants).
     dynamic_shapes
-        As ``torch.onnx.export`` takes them.
+        Dynamic dimensions of ``args``, in the form of ``torch.onnx.export``.
     inputs, outputs
         Names and shapes of the graph's inputs and outputs, in order; a string is a dynamic size.
 

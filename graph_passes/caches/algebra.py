@@ -6,7 +6,7 @@ Symbols
     K, V           width of a key head, of a value head  E = G K     width of all key heads together
     N              positions of the cache                q_i [K]     query of head i; it reads key head i G / H
     x   [N, D]     the rows that keys and values are projected from: the encoder's output S, or a layer's own inputs
-    W_K [D, E]     W_K,i [D, K] are its columns of the key head that query head i reads; W_V [D, G V], W_V,i likewise
+    W_K [D, E]     W_K,i [D, K] are its columns of the key head that query head i reads; W_V [D, G V], W_V,i alike
     k = x W_K [N, E],  v = x W_V [N, G V]
     P_i [N]        attention weights of head i:  P_i = softmax(scale * s_i)
     o_i [V]        output of head i:             o_i = P_i v_i

@@ -40,7 +40,7 @@ class TensorRT:
     trt
         The Python module.
     distribution
-        Its name, ``tensorrt`` or ``tensorrt_rtx``.
+        Name of the distribution, ``tensorrt`` or ``tensorrt_rtx``.
     errors
         The last errors that TensorRT logged, a line each.
     """
@@ -76,7 +76,7 @@ class TensorRT:
         Returns
         -------
         tuple of str
-            The same, with the GPU's own in place of "current".
+            The capabilities, with the GPU's own in place of "current".
 
         Raises
         ------

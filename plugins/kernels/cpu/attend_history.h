@@ -34,7 +34,7 @@ struct History {
   const float* prefix_output;
   const float* prefix_lse;
   const float* row_scales;  // [R, G] factors on the scores of the new keys, or null
-  float* scale_cache;       // [R, G, T_max] likewise of each position, where the new ones are written; or null
+  float* scale_cache;       // [R, G, T_max] factors of each position, with the new ones written; or null
   float* output;            // [R, H, width of the values]
 };
 

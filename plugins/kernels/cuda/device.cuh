@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_16(Float* to, const Pack<Float>& pack) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&pack);
 }
 
-// 16 bytes from global to shared memory, seen by this thread after copy_async_wait, by others after a barrier too.
+// 16 bytes from global to shared memory, visible to this thread after copy_async_wait, to others after a barrier too.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(global) : "memory");

@@ -36,7 +36,8 @@ struct BeamLatentAttentionArguments {
   const float* row_scales;  // [R, G]: factors on the new row's scores; or null
 
   Float* cache;        // [R, G, T_max, K]: read, and written at position lengths-1
-  float* scale_cache;  // [R, G, T_max, 1]: likewise, the factors of each position; null with row_scales
+  float* scale_cache;  // [R, G, T_max, 1]: the factors of each position, read and written as the cache; null with
+                       // row_scales
   Float* output;       // [R, H, G K]: each head's weights over whole rows, unrotated
 };
 
