@@ -6,14 +6,13 @@
 
 Errors, each a ValueError with a one-line message:
 
-    BundleError         a bundle cannot be read, or cannot be run on this machine (deploy/runtimes/errors.py)
+    BundleError         a bundle cannot be read, or cannot be run on this machine (deploy/errors.py)
     GenerationError     a setting is unknown, not supported or impossible
     InputError          a text, ids, a mask or audio cannot be run
 """
 
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult

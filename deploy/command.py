@@ -15,10 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.audio.transcribe import transcribe_files
-from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.console import command_line, console, say
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
 

@@ -17,12 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.runtimes.base import Runtime
-from tightbeam.deploy.runtimes.errors import NonFiniteError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import StepInputs

@@ -1,12 +1,67 @@
-"""Errors that any part of deploy may raise, and the one-line form of a library's own."""
+"""Errors of deploy, each with a one-line message: what was wrong, what was expected, the fix.
+
+ValueError
+  InputError                 an input that cannot be run
+  GenerationError            a setting that is unknown, not supported, or impossible
+  BundleError                a bundle, its files, or what runs it
+    EngineFileError          a TensorRT engine file is missing, damaged, or built for something else
+    RuntimeSetupError        a runtime, or a library that it needs, is missing or cannot be loaded
+    DeviceError              there is no GPU, its memory is exhausted, or a CUDA call failed
+    ExecutionError           a runtime failed to run a graph of the bundle
+      NonFiniteError         the model's scores are NaN or infinite
+"""
 
 from __future__ import annotations
 
-__all__ = ["InputError", "first_line"]
+__all__ = [
+    "BundleError",
+    "DeviceError",
+    "EngineFileError",
+    "ExecutionError",
+    "GenerationError",
+    "InputError",
+    "NonFiniteError",
+    "RuntimeSetupError",
+    "first_line",
+]
 
 
 class InputError(ValueError):
     """An input that cannot be run; the message says what was wrong, what was expected, and the fix."""
+
+
+class GenerationError(ValueError):
+    """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
+
+
+class BundleError(ValueError):
+    """Bundle that cannot be read, written or run. The message names the file, what was expected, and the fix."""
+
+
+class EngineFileError(BundleError):
+    """TensorRT engine that cannot be read or does not fit. The message ends with the command that builds one."""
+
+
+class RuntimeSetupError(BundleError):
+    """Missing or unloadable runtime, or library that it needs."""
+
+
+class DeviceError(BundleError):
+    """Failure of the GPU: there is none, its memory is exhausted, or a CUDA call failed."""
+
+
+class ExecutionError(BundleError):
+    """Failure of a runtime while it runs a graph of the bundle."""
+
+
+class NonFiniteError(ExecutionError):
+    """Scores of the model that are NaN or infinite."""
+
+    def __init__(self, scores: str) -> None:
+        super().__init__(
+            f"{scores}: the model's weights hold NaN or infinity, or its activations overflow; export a sound "
+            "checkpoint, or at a higher precision"
+        )
 
 
 def first_line(error: BaseException) -> str:

@@ -261,7 +261,7 @@ class Runner:
         InputError
             The ids or the mask have a wrong shape, type or value.
         BundleError
-            The runtime failed; see ``deploy/runtimes/errors.py``.
+            The runtime failed; see ``deploy/errors.py``.
         """
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")

@@ -62,7 +62,8 @@ def build_engine(
 ) -> None:
     """Build a TensorRT engine of BUNDLE into the bundle, for run-model --engine tensorrt."""
     # Imported here, so that --help does not wait for onnx.
-    from tightbeam.deploy.bundle.reader import Bundle, BundleError
+    from tightbeam.deploy.bundle.reader import Bundle
+    from tightbeam.deploy.errors import BundleError
     from tightbeam.export.errors import ExportError
 
     try:

@@ -105,7 +105,7 @@ def export_model(
 ) -> None:
     """Export MODEL as a bundle of ONNX graphs, and compare what it generates with torch."""
     # Imported here, so that --help does not wait for torch.
-    from tightbeam.deploy.bundle.reader import BundleError
+    from tightbeam.deploy.errors import BundleError
     from tightbeam.export.errors import ExportError
 
     try:

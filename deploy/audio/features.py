@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.errors import BundleError
 
 __all__ = ["LogMel"]
 

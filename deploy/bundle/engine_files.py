@@ -1,4 +1,4 @@
-"""TensorRT engines of a bundle: reading, checking, choosing the one for this machine, and writing.
+"""TensorRT engines of a bundle: reading, checking, and choosing the one for this machine.
 
 An engine is a folder of its own below ``engines/``, so that building one changes no other file of the bundle:
 
@@ -9,17 +9,13 @@ An engine is a folder of its own below ``engines/``, so that building one change
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tightbeam.deploy.bundle.atomic_dir import write_folder
 from tightbeam.deploy.bundle.manifest import (
     CacheStateEntry,
     EnginePrecision,
@@ -28,8 +24,8 @@ from tightbeam.deploy.bundle.manifest import (
     PrecisionErrorEntry,
     TensorEntry,
 )
-from tightbeam.deploy.bundle.reader import Bundle, BundleError, check_file
-from tightbeam.deploy.bundle.writer import with_entry
+from tightbeam.deploy.bundle.reader import Bundle, check_file
+from tightbeam.deploy.errors import BundleError, EngineFileError
 from tightbeam.plugins.tensorrt.distribution import CURRENT
 
 __all__ = [
@@ -38,26 +34,20 @@ __all__ = [
     "ENGINE_VERSION",
     "BuiltEngine",
     "EngineEntry",
-    "EngineFileError",
     "EngineGraph",
     "EngineLimits",
     "build_command",
     "built_from",
-    "check_engine_target",
     "engine_names",
     "find_engine",
+    "is_engine_name",
     "load_engine",
-    "write_engine",
 ]
 
 ENGINES = "engines"
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 1
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-
-
-class EngineFileError(BundleError):
-    """TensorRT engine that cannot be read or does not fit. The message ends with the command that builds one."""
 
 
 class EngineLimits(Entry):
@@ -169,7 +159,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
         A file is missing, changed, truncated, or of another format, or the engine was built from another bundle.
     """
     folder = bundle.path / ENGINES / name
-    if not _is_name(name) or not _is_folder(folder):
+    if not is_engine_name(name) or not _is_folder(folder):
         there = ", ".join(engine_names(bundle.path)) or "none"
         raise EngineFileError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
@@ -302,54 +292,7 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
         raise EngineFileError(f"{path}: {where}: {first['msg']}; {again}") from error
 
 
-def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Path:
-    """Return the folder of an engine to be written. Raises EngineFileError. Cheap, to be called before a build."""
-    if not _is_name(name):
-        raise EngineFileError(
-            f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot"
-        )
-    target = bundle.path / ENGINES / name
-    try:
-        taken = target.exists()
-    except OSError as error:
-        raise EngineFileError(f"cannot write {target}: {error.strerror}; choose another --name") from error
-    if taken and not force:
-        raise EngineFileError(f"{target} exists; choose another --name, or replace it with --force")
-    if not os.access(bundle.path, os.W_OK | os.X_OK):
-        raise EngineFileError(f"{bundle.path} cannot be written to; check its permissions")
-    return target
-
-
-def write_engine(bundle: Bundle, name: str, fill: Callable[[Path], EngineEntry], *, force: bool = False) -> BuiltEngine:
-    """Add an engine to a bundle atomically.
-
-    Parameters
-    ----------
-    bundle : Bundle
-    name : str
-    fill : callable
-        Writes the files into an empty folder, and returns the entry for ``engine.json``.
-    force : bool
-        Replace an engine of this name.
-
-    Raises
-    ------
-    EngineFileError
-        The name is invalid or taken, or the folder cannot be written.
-    """
-    target = check_engine_target(bundle, name, force=force)
-    try:
-        target.parent.mkdir(exist_ok=True)
-        entry = write_folder(target, lambda folder: with_entry(folder, ENGINE_FILE, fill(folder)), force=force)
-    except OSError as error:
-        raise EngineFileError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
-    finally:
-        with suppress(OSError):  # another engine is there, or is being built
-            target.parent.rmdir()
-    return BuiltEngine(name, target, entry)
-
-
-def _is_name(name: str) -> bool:
+def is_engine_name(name: str) -> bool:
     """Return True for the name of a visible folder."""
     return name.isprintable() and name == Path(name).name and not name.startswith(".") and name != ""
 

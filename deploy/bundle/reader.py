@@ -21,12 +21,9 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest, TokenizerEntry
+from tightbeam.deploy.errors import BundleError
 
-__all__ = ["Bundle", "BundleError", "check_file", "sha256_of"]
-
-
-class BundleError(ValueError):
-    """Bundle that cannot be read, written or run. The message names the file, what was expected, and the fix."""
+__all__ = ["Bundle", "check_file", "sha256_of"]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tightbeam.deploy.errors import GenerationError
+
 __all__ = ["DORMANT", "INERT", "LIMITS", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
 SUPPORTED = frozenset(
@@ -97,10 +99,6 @@ LONG_NAME = 60
 """Characters of an unknown name that an error quotes."""
 CHECKPOINT = "the checkpoint's generation config"
 CALL = "the call"
-
-
-class GenerationError(ValueError):
-    """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
 
 
 class Fields:

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tightbeam.deploy.generation.fields import LIMITS, Fields, GenerationError
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.fields import LIMITS, Fields
 
 __all__ = ["CHOSEN", "GenerationOptions", "resolve_options"]
 

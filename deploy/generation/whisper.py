@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_options
 
 __all__ = ["last_text_token", "speech_options"]

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.errors import DeviceError, RuntimeSetupError
 from tightbeam.deploy.runtimes.base import lay_out
-from tightbeam.deploy.runtimes.errors import DeviceError, RuntimeSetupError
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
 __all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "StagedArrays", "open_device"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
+from tightbeam.deploy.errors import DeviceError, ExecutionError
 from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, StagedArrays
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
@@ -27,7 +28,6 @@ from tightbeam.deploy.runtimes.base import (
     sizes_of,
     small_inputs,
 )
-from tightbeam.deploy.runtimes.errors import DeviceError, ExecutionError
 from tightbeam.deploy.search.compaction import Compaction
 
 __all__ = ["BYTES", "DeviceDecoding", "DeviceRuntime", "DeviceTensor", "Graph", "Interface"]

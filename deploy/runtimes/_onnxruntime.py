@@ -10,10 +10,9 @@ import numpy as np
 import onnxruntime as ort
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.errors import first_line
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError, RuntimeSetupError, first_line
 from tightbeam.deploy.runtimes.base import letters_of, unexpected_names
-from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.library import ENVIRONMENT
 
 __all__ = ["check_names", "dtypes_of", "open_session", "reason_of", "register_library", "session_options"]

@@ -143,7 +143,7 @@ class Runtime(Protocol):
         Raises
         ------
         BundleError
-            See ``deploy/runtimes/errors.py``.
+            See ``deploy/errors.py``.
         """
         ...
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import ExecutionError, NonFiniteError, RuntimeSetupError
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,
@@ -30,7 +31,6 @@ from tightbeam.deploy.runtimes.base import (
     sizes_of,
     small_inputs,
 )
-from tightbeam.deploy.runtimes.errors import ExecutionError, NonFiniteError, RuntimeSetupError
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.plugins.library import cpu_library
 

@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime, Interface
 from tightbeam.deploy.runtimes._onnxruntime import (
@@ -24,7 +25,6 @@ from tightbeam.deploy.runtimes._onnxruntime import (
     register_library,
     session_options,
 )
-from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.library import ENVIRONMENT, cuda_library
 
 __all__ = [

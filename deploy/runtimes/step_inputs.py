@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
 from tightbeam.deploy.runtimes.base import Decoding
-from tightbeam.deploy.runtimes.errors import NonFiniteError
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
 

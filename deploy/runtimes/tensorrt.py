@@ -10,7 +10,6 @@ import numpy as np
 
 from tightbeam.deploy.bundle.engine_files import (
     BuiltEngine,
-    EngineFileError,
     EngineGraph,
     build_command,
     engine_names,
@@ -18,10 +17,10 @@ from tightbeam.deploy.bundle.engine_files import (
     load_engine,
 )
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import EngineFileError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import BYTES, DeviceRuntime, Graph, Interface
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, SMALL_INPUTS, letters_of, unexpected_names
-from tightbeam.deploy.runtimes.errors import RuntimeSetupError
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 __all__ = ["LoadedGraph", "TensorRTRuntime", "load_tensorrt_runtime"]

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.bundle.reader import BundleError
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token

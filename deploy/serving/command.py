@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings, model_name_of
 from tightbeam.deploy.serving.readme import request_line, server_command
 from tightbeam.deploy.serving.repository import settings_there, write_model

@@ -11,8 +11,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.files import audio_fault, windows
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.messages import Request

@@ -15,8 +15,7 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from tightbeam.deploy.bundle.reader import BundleError
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.batches import run_requests
 from tightbeam.deploy.serving.messages import Batch, Cancel, Done, Failed, Ready, Shutdown, WorkerSettings

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.batching import batches

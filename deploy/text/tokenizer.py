@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.errors import InputError, first_line
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError, InputError, first_line
 
 __all__ = ["TextCodec", "load_codec"]
 

@@ -14,8 +14,8 @@ import transformers
 
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import FileEntry
-from tightbeam.deploy.bundle.reader import BundleError
 from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.errors import BundleError
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 

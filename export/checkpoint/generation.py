@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tightbeam.deploy.generation.fields import UNSUPPORTED, GenerationError
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.fields import UNSUPPORTED
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.export.checkpoint.config import settings_file
 from tightbeam.export.checkpoint.load import Checkpoint

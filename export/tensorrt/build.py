@@ -24,12 +24,10 @@ from tightbeam.deploy.bundle.engine_files import (
     EngineGraph,
     EngineLimits,
     built_from,
-    check_engine_target,
-    write_engine,
 )
 from tightbeam.deploy.bundle.manifest import ENGINE_PRECISIONS, Manifest, TensorEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.bundle.writer import check_engine_target, file_entry, write_engine
 from tightbeam.export.accuracy.precision_error import precision_error
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.builder_process import GraphRequest, Request

@@ -13,7 +13,8 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError
 from tightbeam.export.writing.entries import sizes_of, states_of
 from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs

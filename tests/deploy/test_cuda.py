@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from support.cuda_in_memory import Code, CudaInMemory, Work, expect_nothing_left
+from tightbeam.deploy.errors import DeviceError, RuntimeSetupError
 from tightbeam.deploy.runtimes import _cuda as device_module
 from tightbeam.deploy.runtimes._cuda import CudaDevice, StagedArrays, open_device
-from tightbeam.deploy.runtimes.errors import DeviceError, RuntimeSetupError
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
 

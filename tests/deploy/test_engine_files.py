@@ -19,16 +19,9 @@ import pytest
 from support.bundles import BundleCache
 from support.tensorrt_in_memory import engine_entry
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.bundle.engine_files import (
-    BuiltEngine,
-    EngineEntry,
-    EngineFileError,
-    engine_names,
-    find_engine,
-    load_engine,
-    write_engine,
-)
-from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.bundle.engine_files import BuiltEngine, EngineEntry, engine_names, find_engine, load_engine
+from tightbeam.deploy.bundle.writer import file_entry, write_engine
+from tightbeam.deploy.errors import EngineFileError
 from tightbeam.deploy.runtimes import tensorrt as tensorrt_module
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 

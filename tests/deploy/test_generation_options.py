@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 
-from tightbeam.deploy.generation.fields import DORMANT, INERT, SUPPORTED, UNSUPPORTED, GenerationError
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.fields import DORMANT, INERT, SUPPORTED, UNSUPPORTED
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
 
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}

@@ -28,10 +28,10 @@ from support.generate_runs import batch
 from support.runtime_comparison import SOURCES, expect_same, expect_same_result, runs_of
 from support.session_in_memory import ON_HOST, in_memory
 from tightbeam.deploy import Bundle, BundleError, Runner
+from tightbeam.deploy.errors import DeviceError, ExecutionError, RuntimeSetupError
 from tightbeam.deploy.runtimes import onnxruntime_cuda
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.base import Decoding
-from tightbeam.deploy.runtimes.errors import DeviceError, ExecutionError, RuntimeSetupError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.onnxruntime_cuda import (
     OnnxRuntimeCuda,

@@ -18,7 +18,7 @@ from support.generate_runs import SETTINGS, batch
 from support.runtime_comparison import runs_of
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
-from tightbeam.deploy.runtimes.errors import DeviceError, ExecutionError
+from tightbeam.deploy.errors import DeviceError, ExecutionError
 from tightbeam.deploy.runtimes.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda, placement
 from tightbeam.graph_passes import PRESETS
 

@@ -25,8 +25,8 @@ from support.generate_runs import batch
 from support.runtime_comparison import Array, expect_same, expect_same_result, runs_of
 from support.tensorrt_in_memory import LIMITS, InMemory, engine_entry, in_memory
 from tightbeam.deploy import Bundle, BundleError, InputError, Runner
-from tightbeam.deploy.bundle.engine_files import EngineFileError
 from tightbeam.deploy.bundle.manifest import TensorEntry
+from tightbeam.deploy.errors import EngineFileError
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 

@@ -23,9 +23,8 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import read_audio
 from tightbeam.deploy.audio.transcribe import read_features, transcribe
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import GenerationError
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.whisper import speech_options
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import Checkpoint

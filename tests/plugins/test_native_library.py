@@ -10,7 +10,8 @@ import pytest
 
 from support.bundles import BundleCache
 from support.operator_runs import MODULES, model_of, outputs_of
-from tightbeam.deploy.bundle.reader import Bundle, BundleError
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION

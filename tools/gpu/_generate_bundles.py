@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.errors import BundleError
 from tightbeam.export import pipeline as exporter
 from tightbeam.export.accuracy.calibration import calibrate
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint

@@ -19,7 +19,7 @@ from support.checkpoints import SENTENCES, WHISPER_GENERATION
 from support.triton_requests import audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.transcribe import read_features, transcribe
-from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving import requests as reading
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.text.detokenizer import HALF

@@ -24,7 +24,7 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from support.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.bundle.reader import BundleError
+from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving import watchdog
 from tightbeam.deploy.serving.messages import Batch, Cancel, Event, Ready, Request, Row, Stats, Token, WorkerSettings
 from tightbeam.deploy.serving.watchdog import Server, reload_model
