@@ -59,8 +59,8 @@ class NonFiniteError(ExecutionError):
 
     def __init__(self, scores: str) -> None:
         super().__init__(
-            f"{scores}: the model's weights hold NaN or infinity, or its activations overflow; export a sound "
-            "checkpoint, or at a higher precision"
+            f"{scores}: the model's weights hold NaN or infinity, or its activations overflow; export a "
+            "checkpoint with finite weights, or at a higher precision"
         )
 
 
