@@ -1,4 +1,4 @@
-"""What the documentation names exists: links, anchors, paths and commands. The diffs of docs/adding.md apply."""
+"""Links, anchors, paths and commands of the documentation: all of them exist. The diffs of docs/adding.md apply."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def named_paths(text: str) -> Iterator[str]:
 
 
 def is_there(path: str) -> bool:
-    """Whether the repository has a path; a bare file name anywhere; ``<x>`` stands for any name."""
+    """True where the path exists in the repository. A bare file name matches in any folder, ``<x>`` any name."""
     pattern = re.sub(r"<[^>]*>", "*", path).rstrip("/")
     if "/" in pattern:
         return any(ROOT.glob(pattern))

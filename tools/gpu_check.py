@@ -240,7 +240,7 @@ def reason_of(printed: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """End with the parent, even where that was killed (Linux)."""
+    """Arrange that this process ends with its parent, even where that is killed (Linux)."""
     C_LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

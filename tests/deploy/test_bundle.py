@@ -1,4 +1,4 @@
-"""The bundle folder: what it holds, that nothing damaged or hostile is read, that it is written whole or not at all."""
+"""The bundle folder: its contents, refusal of damaged or hostile files, and writing, whole or not at all."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def rechecked(folder: Path, graph: str) -> None:
     edit(folder, lambda data: data[graph].update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
 
 
-# What it holds
+# Contents
 
 
 def test_a_written_bundle_loads(bundle: Path) -> None:
@@ -309,14 +309,14 @@ def test_no_value_in_the_manifest_raises_anything_else(copy: Path) -> None:
     passed = 0
     values = (None, -1, 2**40, 0.5, "x", "../x", [], {}, [[]], True)
     for index, place in enumerate(places(original)):
-        for value in (values[index % 10], values[(index * 7 + 3) % 10]):  # all ten at every place take half a minute
+        for value in (values[index % 10], values[(index * 7 + 3) % 10]):  # all ten at every position take half a minute
             data = json.loads(json.dumps(original))
             put(*place, value=value)(data)
             (copy / "bundle.json").write_text(json.dumps(data), "utf-8")
             try:
                 Bundle.load(copy, verify=False)
                 if place[0] in ("model", "made_by", "family", "layers", "passes", "parity"):
-                    continue  # nobody reads these to run
+                    continue  # a run does not read these
                 passed += 1
                 Runner.load(copy, threads=1, verify=False).generate(np.array([[5, 2]]), max_new_tokens=2)
             except (BundleError, GenerationError, InputError) as error:
@@ -324,7 +324,7 @@ def test_no_value_in_the_manifest_raises_anything_else(copy: Path) -> None:
     assert passed > 20
 
 
-# Paths that leave the folder
+# Paths outside the folder
 
 OUTSIDE = {
     "absolute": lambda out, file: str(out / file),

@@ -16,10 +16,10 @@ MASK = (np.arange(9) < np.array([9, 4, 7, 2, 9, 5])[:, None]).astype(np.int64)
 
 
 class Recorder:
-    """Record all calls; cancel each sample of ``patience`` after that many steps."""
+    """Record all calls; cancel each sample in ``cancel_after`` after its number of steps."""
 
-    def __init__(self, patience: dict[int, int] | None = None) -> None:
-        self.patience = patience or {}
+    def __init__(self, cancel_after: dict[int, int] | None = None) -> None:
+        self.cancel_after = cancel_after or {}
         self.ran: list[list[int]] = []
         self.tokens: dict[int, list[int]] = {}
         self.found: dict[int, SearchResult] = {}
@@ -29,7 +29,7 @@ class Recorder:
         self.ran.append(samples.tolist())
         for sample, token in zip(samples.tolist(), samples if tokens is None else tokens.tolist(), strict=True):
             self.tokens.setdefault(sample, []).append(token)
-        return np.array([len(self.ran) >= self.patience.get(sample, 10**9) for sample in samples.tolist()])
+        return np.array([len(self.ran) >= self.cancel_after.get(sample, 10**9) for sample in samples.tolist()])
 
     def on_finished(self, sample: int, result: SearchResult) -> None:
         assert sample not in self.found

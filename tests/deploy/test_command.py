@@ -46,7 +46,7 @@ class Done:
         return self
 
     def failed(self, *parts: str, code: int = 1) -> Done:
-        """It ended with errors of one line each, one of which holds the parts."""
+        """Assert that it printed errors of one line each, one of which contains ``parts``."""
         assert self.code == code, self.err
         lines = self.err.splitlines()
         assert lines and all(line.startswith("error: ") and line.isprintable() for line in lines), self.err
@@ -104,7 +104,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-# What comes out
+# Output
 
 
 def test_script_and_command_are_one_program(bundle: Path, texts: Path, runner: Runner) -> None:
@@ -338,7 +338,7 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
     assert done.out.startswith("\n") and done.out.count("\n") == 2
 
 
-# Mistakes
+# Wrong arguments
 
 
 @pytest.mark.parametrize(

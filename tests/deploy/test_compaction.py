@@ -139,7 +139,7 @@ def test_synthetic_samples_end_at_different_steps(num_beams: int, early_stopping
     assert removed_rows < 0.95 * staying_rows
 
 
-# The engine
+# The runtime
 
 
 @pytest.fixture
@@ -246,8 +246,8 @@ class MadeUpDecoding:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("fault", ["nan", "token -1"])
-def test_nan_scores_are_an_error_that_names_the_sample(fault: str) -> None:
+@pytest.mark.parametrize("invalid", ["nan", "token -1"])
+def test_nan_scores_are_an_error_that_names_the_sample(invalid: str) -> None:
     options = resolve_options(DEFAULTS, {"num_beams": 2, "max_length": 6}, vocab_size=VOCABULARY, max_positions=20)
     scores = np.zeros((5, options.candidates), np.float32)
     tokens = np.full((5, options.candidates), 4, np.int64)
@@ -257,15 +257,15 @@ def test_nan_scores_are_an_error_that_names_the_sample(fault: str) -> None:
     inputs = StepInputs(
         zeros, stepper.history[:, :, :1], zeros, zeros.astype(np.float32), np.zeros((5, 2, 0), np.int64)
     )
-    scores[:, -1] = -np.inf  # nothing left to say is no fault
+    scores[:, -1] = -np.inf  # no allowed token left is no error
     stepper(inputs)
-    if fault == "nan":
+    if invalid == "nan":
         scores[4, -1] = np.nan
     else:
         tokens[4, 0] = -1
     with pytest.raises(BundleError, match="scores of sample 4 are NaN or infinite after 1 tokens"):
         stepper(inputs)
-    stepper.compact(Compaction.of(np.array([False, True, False, True, False])))  # sample 4 now stands at place 1
+    stepper.compact(Compaction.of(np.array([False, True, False, True, False])))  # sample 4 is now at index 1
     three = StepInputs(zeros[:3], stepper.history[:, :, :2], zeros[:3], zeros[:3].astype(np.float32), banned[:3])
     with pytest.raises(BundleError, match="scores of sample 4 are NaN or infinite after 2 tokens") as caught:
         stepper(three)

@@ -27,7 +27,7 @@ from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ("tensorrt_rtx", "1.7", "89")
-"""Flavour and version of the TensorRT of this machine, and its GPU's capability."""
+"""Distribution and version of the TensorRT of this machine, and its GPU's capability."""
 GRAPHS = ("encoder", "decoder")
 Fill = Callable[[Path], EngineEntry]
 
@@ -75,7 +75,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# Which one
+# Choice
 
 
 def test_no_engine(bundle: Bundle) -> None:
@@ -320,7 +320,7 @@ def test_failure_while_replacing_keeps_the_old_one(
     assert [path.name for path in (bundle.path / "engines").iterdir()] == ["a"]
 
 
-# What loads them
+# Loading
 
 
 class Found:

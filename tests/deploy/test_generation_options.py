@@ -109,7 +109,7 @@ def test_lengths_are_those_of_transformers(defaults: dict[str, Any], overrides: 
 
 
 def transformers_lengths(defaults: dict[str, Any], overrides: dict[str, Any], positions: int) -> tuple[int, int] | None:
-    """The (max_length, min_length) that `generate` arrives at, seen by its generation loop; None when it refuses."""
+    """The (max_length, min_length) that `generate` arrives at, as its generation loop receives them; None where it refuses."""
     model = BartForConditionalGeneration(
         BartConfig(
             vocab_size=VOCABULARY,

@@ -125,7 +125,7 @@ def test_only_candidates_come_back(bundles: BundleCache) -> None:
 
 
 def feed(decodings: Sequence[Decoding], step: int, token: int = 7, normalize: bool = True) -> list[list[Any]]:
-    """A greedy step of each: what comes of it."""
+    """The results of one greedy step of each."""
     results = []
     for decoding in decodings:
         decoding.inputs["candidates"][...] = 4
@@ -287,8 +287,8 @@ def test_a_step_that_cannot_be_captured_yet_is_captured_later(
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     decodings = [engine.begin(ids, mask, 1, 9, 4) for engine in (made.runtime, expected)]
-    answers = iter([False, False])
-    made.decoder.can_be_captured = lambda stream: next(answers, True)
+    capturable = iter([False, False])
+    made.decoder.can_be_captured = lambda stream: next(capturable, True)
     launches = []
     for step in range(5):
         found, wanted = feed(decodings, step)

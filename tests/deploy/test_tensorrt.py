@@ -103,11 +103,11 @@ def test_compaction(bundles: BundleCache, variant: str) -> None:
         assert len(copies) > (4 if variant == "baseline" else 2), "fewer and fewer candidates come back"
 
 
-@pytest.mark.parametrize("room", [12, 13, 50])
+@pytest.mark.parametrize("capacity", [12, 13, 50])
 @pytest.mark.parametrize("variant", ["dedup", "xcache", "baseline"])
-def test_unused_capacity(bundles: BundleCache, variant: str, room: int) -> None:
+def test_unused_capacity(bundles: BundleCache, variant: str, capacity: int) -> None:
     path = bundles(variant, "bart")
-    made, expected = in_memory(path, max_new_tokens=room), Runner.load(path, threads=1)
+    made, expected = in_memory(path, max_new_tokens=capacity), Runner.load(path, threads=1)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 1)
     expect_same(made.runner, expected, [(ids, mask, {"num_beams": 3, "max_new_tokens": 12, "min_new_tokens": 12})])
 
@@ -262,7 +262,7 @@ def test_without_a_cuda_graph(bundles: BundleCache, caplog: pytest.LogCaptureFix
     ]
 
 
-# What goes wrong
+# Errors
 
 
 def one_line_error(made: InMemory, *parts: str, **settings: Any) -> None:
@@ -396,7 +396,7 @@ def test_an_engine_that_cannot_be_loaded(bundles: BundleCache) -> None:
         type(made.runtime)(made.runner.bundle, made.runtime.built, made.runtime.device, load)
 
 
-# Which engine
+# Choice of the engine
 
 
 @pytest.mark.parametrize("engine", ["", "tensor", "tensorrt:", "onnxruntime:a", "TensorRT", None, 3])

@@ -69,9 +69,9 @@ def test_left_and_right_padding_are_equivalent(bundles: BundleCache) -> None:
         )
         assert left.shape == right.shape
         ids, mask = prompts((7, 2, 4), 3, "right")
-        turned = np.stack([np.roll(row, 7 - count) for row, count in zip(ids, mask.sum(axis=1), strict=True)])
-        np.testing.assert_array_equal(right[:, :7], turned)
-        again = runner.generate(turned, np.sort(mask, axis=1), max_new_tokens=9, **settings).sequences
+        left_padded = np.stack([np.roll(row, 7 - count) for row, count in zip(ids, mask.sum(axis=1), strict=True)])
+        np.testing.assert_array_equal(right[:, :7], left_padded)
+        again = runner.generate(left_padded, np.sort(mask, axis=1), max_new_tokens=9, **settings).sequences
         np.testing.assert_array_equal(right, again)
 
 
@@ -89,7 +89,7 @@ def test_without_a_mask_pad_tokens_do_not_count_as_in_transformers(bundles: Bund
 @pytest.mark.parametrize("size", range(5))
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_ngrams_count_padding_and_penalties_do_not(bundles: BundleCache, size: int, num_beams: int) -> None:
-    """The padding is a token that the model likes to generate."""
+    """The padding is a token that the model often generates."""
     model = bundles.trace("llama")[0].model
     runner = Runner.load(bundles("dedup", "llama"), threads=1)
     ids, mask = prompts((3, 9), 5)

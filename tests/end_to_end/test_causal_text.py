@@ -60,7 +60,7 @@ def test_an_export_ends_with_a_comparison(
 
 
 def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """The measurement leaves the model as it was."""
+    """The measurement does not change the model."""
     folder = checkpoints("falcon", multi_query=False, **TEXT)
     bundle = export_model(folder, tmp_path / "out", variant="dedup", generated_cache="k", max_new_tokens=5)
     assert [layer.generated for layer in bundle.manifest.layers] == ["k", "k"]

@@ -1,4 +1,4 @@
-"""Bundles in half precision: half as large, as exact as torch in that precision, and what they are not is counted."""
+"""Bundles in half precision: half as large, as exact as torch in that precision, and with their error measured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folders(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Checkpoints by family; one key weight of BART's undoes what float16 has, and not what float32 has."""
+    """Checkpoints by family; one key weight of BART's is ill-conditioned in float16, and not in float32."""
     spoiled = spoil(checkpoints.copy(tmp_path_factory.mktemp("spoiled") / "bart", tokenizer=True), {OWN_2: 1e3})
     return lambda family: spoiled if family == "bart" else checkpoints(family)
 
@@ -168,7 +168,7 @@ def test_bundle_is_half_as_large(folders: Folders, half: Half, tmp_path: Path) -
 def test_export_reports_its_error_and_differing_tokens(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command, in the current folder; and what it wrote is generated with."""
+    """Run the command in the current folder, and generate with the bundle that it wrote."""
     folder = folders("bart")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["export-model", str(folder), "--variant", "slim", "--precision", "fp16"])
@@ -275,7 +275,7 @@ def test_auto_counts_two_bytes_a_number(folders: Folders, tmp_path: Path) -> Non
 
 
 def test_format_1_has_no_precision_error(half: Half, tmp_path: Path) -> None:
-    """A bundle of before stays readable; one in fp16 whose error was measured comes back as it was written."""
+    """An older bundle stays readable; one in fp16 whose error was measured comes back as it was written."""
     old = Bundle.load(Path(__file__).resolve().parents[1] / "data" / "bundle-format-1").manifest
     assert (old.precision, old.precision_error) == ("fp32", None)
     error = {"error": 0.001, "steps": 64, "differing": 1}

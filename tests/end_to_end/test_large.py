@@ -1,4 +1,4 @@
-"""The sizes of bart-large-cnn, random weights: what an export costs, what each variant keeps. Minutes, gigabytes."""
+"""The sizes of bart-large-cnn, random weights: cost of an export, and cache bytes of each variant. Takes minutes and gigabytes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_large_exports_fit_in_memory_and_el_caches_96_times_less(checkpoint: Path, tmp_path: Path) -> None:
-    kept, tokens = {}, {}
+    cache_bytes, tokens = {}, {}
     ids = np.random.default_rng(0).integers(5, 50000, (2, 64))
     for variant in ("baseline", "dedup", "el"):
         command = [str(Path(sys.executable).parent / "export-model"), str(checkpoint)]
         subprocess.run([*command, "--variant", variant, "--output", str(tmp_path / variant)], check=True)
         runner = Runner.load(tmp_path / variant)
         tokens[variant] = runner.generate(ids, max_new_tokens=6, min_new_tokens=0).sequences.tolist()
-        kept[variant] = runner.cache_bytes[0]
+        cache_bytes[variant] = runner.cache_bytes[0]
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < PEAK_BYTES
     assert tokens["baseline"] == tokens["dedup"] == tokens["el"]
-    assert kept["baseline"] == 96 * kept["el"] == 4 * kept["dedup"]
-    assert kept["el"] == 2 * 64 * 1024 * 4
+    assert cache_bytes["baseline"] == 96 * cache_bytes["el"] == 4 * cache_bytes["dedup"]
+    assert cache_bytes["el"] == 2 * 64 * 1024 * 4
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -1,4 +1,4 @@
-"""Old bundles stay readable: one of each format version is kept in tests/data, and must load and generate as ever.
+"""Old bundles stay readable: tests/data has one of each format version, which must load and generate the same tokens.
 
 Made by exporting a checkpoint of ``make_checkpoint("bart", vocab_size=300, tokenizer=True, d_model=12, ...)`` with
 ``variant="el"``. When the format changes, add a folder; never make an old one again.

@@ -79,10 +79,10 @@ def test_allocated_cache_bytes_match_the_formula(bundles: BundleCache, variant: 
 
 
 def test_el_caches_2LM_times_less_than_the_baseline(bundles: BundleCache) -> None:
-    kept = {}
+    cached = {}
     for variant in ("baseline", "el"):
         runner = Runner.load(bundles(variant, "bart"), threads=1)
         ids, mask = batch(runner.manifest.sizes.source_vocabulary, 0)
         runner.generate(ids, mask, num_beams=4, max_new_tokens=2)
-        kept[variant] = runner.cache_bytes[0]
-    assert kept["baseline"] == 2 * runner.manifest.sizes.L * 4 * kept["el"]
+        cached[variant] = runner.cache_bytes[0]
+    assert cached["baseline"] == 2 * runner.manifest.sizes.L * 4 * cached["el"]

@@ -1,4 +1,4 @@
-"""ProphetNet's own: two streams in a step, biases made of a query, positions that begin at one."""
+"""Features of ProphetNet alone: two-stream self-attention, biases made of a query, positions that begin at one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5's own: relative positions as tables, key heads wider or narrower than the model, long sequences."""
+"""Features of T5 alone: relative positions as tables, key heads wider or narrower than the model, long sequences."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_each_layer_may_have_another_cache(bundles: BundleCache, tmp_path: Path,
 
 
 def test_the_longest_source_and_output(bundles: BundleCache) -> None:
-    """Longer than what the model was trained for, and than the largest distance it tells apart."""
+    """Lengths beyond those of the training, and distances beyond the last bucket of the bias table."""
     model = bundles.trace("t5")[0].model
     for variant in PRESETS:
         runner = Runner.load(bundles(variant, "t5"), threads=1)

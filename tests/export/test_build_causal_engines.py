@@ -1,4 +1,4 @@
-"""As test_build_engine.py, for decoder-only models."""
+"""Decoder-only bundles to TensorRT engines, tested like the others in test_build_engine.py."""
 
 from __future__ import annotations
 

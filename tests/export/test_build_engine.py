@@ -254,7 +254,7 @@ def test_impossible_builds_are_refused_at_once(own_bundle: Path, settings: dict[
     ],
 )
 def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limit: str, value: int) -> None:
-    """Of 101 tokens; 4 beams take 8 candidates at least."""
+    """The model has 101 tokens; 4 beams need at least 8 candidates."""
     manifest = Bundle.load(bundles("dedup")).manifest
     fewest = 8 if limit == "max_candidates" else 1
     with pytest.raises(
@@ -304,7 +304,7 @@ def test_errors_of_the_command_are_one_line(bundles: BundleCache, arguments: lis
 
 
 def test_names_in_any_bytes(own_bundle: Path) -> None:
-    """Of the bundle no UTF-8, of the engine no ASCII."""
+    """A bundle name that is not UTF-8, and an engine name that is not ASCII."""
     bundle = own_bundle.rename(own_bundle.with_name("a b\udcff"))
     options = ["--compute-capability", ",".join(CAPABILITIES), "--name", "é"]
     done = command(bundle, *options, PYTHONIOENCODING="ascii")

@@ -170,14 +170,14 @@ def test_generation_settings_of_an_old_config(checkpoints: CheckpointCache, tmp_
 
 
 def test_unknown_generation_settings_are_kept(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """The runner must see them, so that it can refuse what it does not know."""
+    """The runner must receive them, so that it can refuse unknown ones."""
     folder = checkpoints.copy(tmp_path / "new")
     edit_json(folder / "generation_config.json", num_beam_groups=2, some_new_setting=1)
     assert {"num_beam_groups": 2, "some_new_setting": 1}.items() <= load_checkpoint(folder).generation_config.items()
 
 
 def test_the_mask_token_alone_may_lie_outside_the_vocabulary(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """As in bart-large-cnn, whose <mask> is id 50264 of 50264."""
+    """The tokenizer of bart-large-cnn is such a one: its <mask> has id 50264, its model 50264 tokens."""
     folder = checkpoints.copy(tmp_path / "mask", tokenizer=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     while len(tokenizer) < 101:
@@ -441,7 +441,7 @@ def test_a_broken_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, conten
 def test_a_tokenizer_that_panics(
     checkpoints: CheckpointCache, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The post-processor names a token without an id: Rust panics, which Python sees as a BaseException."""
+    """The post-processor names a token without an id: Rust panics, which is a BaseException in Python."""
     folder = checkpoints.copy(tmp_path / "c", tokenizer=True)
     content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     assert content["post_processor"]["special_tokens"].pop("</s>")
@@ -452,7 +452,7 @@ def test_a_tokenizer_that_panics(
 
 
 def test_a_tokenizer_that_panics_on_another_text_ends_an_export(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """Loading tries one text alone."""
+    """Loading encodes one short text alone, which passes."""
     folder = checkpoints.copy(tmp_path / "c", tokenizer=True)
     content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     content["post_processor"]["special_tokens"].pop("</s>")

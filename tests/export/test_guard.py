@@ -175,7 +175,7 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
             read_calibration(tmp_path / name)
     long = ("q" * 500, "the harbour " * 20_000, "a town")
     cross, _ = calibrate(checkpoint, long)
-    assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word that has no room
+    assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word longer than the source
     with pytest.raises(ExportError, match="every calibration text begins with a word too long for the model"):
         calibrate(checkpoint, long[:1])
     with pytest.raises(ExportError, match="calibration texts are for what is measured; dedup is exact"):

@@ -54,7 +54,7 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
 def test_a_bundle_with_other_tokens_is_not_kept(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One number of one weight is changed on the way, which the comparison must find."""
+    """One number of one weight is changed in the export; the comparison must find it."""
 
     def spoiled(canonical: ModelGraphs, plan: tuple[LayerPlan, ...]) -> tuple[ModelGraphs, list[PassResult]]:
         graphs, results = rewrite(canonical, plan)
@@ -164,7 +164,7 @@ def test_a_panic_after_loading_is_an_error(
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
 def test_a_tokenizer_without_a_tokenizer_json(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """Marian's: two SentencePiece models and a vocabulary, read by transformers' own class on both sides."""
+    """Marian's tokenizer: two SentencePiece models and a vocabulary, read by transformers' own class on both sides."""
     from transformers import MarianTokenizer
 
     folder = checkpoints.copy(tmp_path / "marian", "marian")

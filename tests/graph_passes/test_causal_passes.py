@@ -57,7 +57,7 @@ def exact_logits(model: Any, run: dict[str, Any]) -> Any:
 
 
 def untouched_logits(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
-    """The canonical graphs, whose past holds the prompt: row by row, since they know no padding and no window."""
+    """Logits of the canonical graphs, whose past holds the prompt: row by row, since they mask no padding and no window."""
     encoder, decoder = sessions(graphs, run["folder"])
     found = np.zeros((T, R, graphs.sizes.vocabulary), np.float32)
     for row in range(R):

@@ -257,7 +257,7 @@ def test_a_simulation_rounds_to_the_nearest_and_computes_in_float32(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_mask_hides_and_stays_finite(sizes: Sizes, tmp_path: Path, precision: str) -> None:
-    """float32's lowest number would become -inf, and a row that is hidden as a whole no numbers."""
+    """float32's lowest number would become -inf, and a fully masked row NaN."""
     graphs = ModelGraphs(gs.Graph(), small_graphs(sizes).decoder, sizes)
     rows = graph_input(graphs.encoder, "rows", np.float32, ["B", 1, "N", 4])
     mask = graph_input(graphs.encoder, "mask", np.float32, ["B", 1, "N", "N"])

@@ -1,4 +1,4 @@
-"""Source positions that hardly count, left out: the kernels, the pass, and a bundle that says it is not exact."""
+"""Source positions of small attention weight, skipped: the kernels, the pass, and a bundle marked as inexact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_threshold(case: Case, threshold: float) -> Case:
     return replace(case, attributes={**case.attributes, "weight_threshold": threshold})
 
 
-@pytest.mark.skipif(LIBRARY is None, reason="the functions inside a model leave nothing out")
+@pytest.mark.skipif(LIBRARY is None, reason="the functions inside a model skip nothing")
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases])
 @pytest.mark.parametrize("threshold", [1e-30, 0.003, 0.1])
 def test_weights_below_the_threshold_count_as_nothing(
@@ -57,7 +57,7 @@ def test_weights_below_the_threshold_count_as_nothing(
     assert (max(skipped) > 0) == (threshold > 1e-20)
 
 
-@pytest.mark.skipif(LIBRARY is None, reason="the functions inside a model leave nothing out")
+@pytest.mark.skipif(LIBRARY is None, reason="the functions inside a model skip nothing")
 @pytest.mark.parametrize("threshold", [-0.1, 1.0, float("nan")])
 @pytest.mark.parametrize("name", CASES)
 def test_a_threshold_is_a_share_of_one(name: str, threshold: float) -> None:

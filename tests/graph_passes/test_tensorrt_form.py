@@ -109,7 +109,7 @@ def test_a_cache_that_grows_keeps_growing(bundles: BundleCache) -> None:
     ("family", "variant"), [("bart", "dedup"), ("t5", "el"), ("prophetnet", "slim"), ("llama", "dedup")]
 )
 def test_plugin_nodes_and_back(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
-    """Optional inputs that stand between others are among these."""
+    """Optional inputs between others are among these."""
     write_graphs(read_graphs(Bundle.load(bundles(variant, family))), tmp_path)
     model = onnx.load(tmp_path / "decoder.onnx", load_external_data=False)
     changed = onnx.ModelProto()

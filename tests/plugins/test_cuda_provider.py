@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider takes our graphs and operators, and a step of ours may be captured: seen on a machine
+"""ONNX Runtime's CUDA provider takes our graphs and operators, and a step of ours can be captured: tested on a machine
 without a GPU, over libraries in which kernels do nothing. `make cuda-provider`, minutes.
 """
 

@@ -56,8 +56,8 @@ def test_float16(name: str, case: Case, library: Any) -> None:
             continue
         finite = np.isfinite(exact[tensor])
         np.testing.assert_array_equal(np.isfinite(result), finite, err_msg=tensor)
-        room = allowed(exact[tensor][finite], naive[tensor][finite], np.float16)
-        assert error(result[finite], exact[tensor][finite]) <= room, tensor
+        bound = allowed(exact[tensor][finite], naive[tensor][finite], np.float16)
+        assert error(result[finite], exact[tensor][finite]) <= bound, tensor
 
 
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])

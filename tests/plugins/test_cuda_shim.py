@@ -1,4 +1,4 @@
-"""The host shim of CUDA itself: it runs right kernels in any order of threads, and finds the faults of wrong ones."""
+"""The host shim of CUDA itself: it runs right kernels in any order of threads, and finds the errors of wrong ones."""
 
 from __future__ import annotations
 

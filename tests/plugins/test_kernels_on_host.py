@@ -31,7 +31,7 @@ SMALL_GPU = Gpu(multiprocessors=1, shared_bytes=GPU.shared_bytes)
 
 
 class NoLauncher:
-    """Starts nothing."""
+    """A launcher that launches nothing."""
 
     gpu = GPU
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not
 def run(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the casts as they stand
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # leaves the casts unchanged
     options.register_custom_ops_library(str(LIBRARY))
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs: list[Array] = session.run(None, inputs)
@@ -33,7 +33,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
 
 @pytest.mark.parametrize("version", [1, VERSION])
 def test_kernel_replaces_a_function_of_its_own_version_only(version: int) -> None:
-    """The function of this model is a wrong one, so that what ran can be told."""
+    """The function body of this model is wrong, so that its result differs from the kernel's."""
     text = f"""
       <ir_version: {IR_VERSION}, opset_import: ["": 17, "{DOMAIN}": {version}]>
       g (float[R, voc] scores, int64[R, T] history, int32[R] lengths, int64 n) => (float[R, voc] blocked) {{

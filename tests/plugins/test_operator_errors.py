@@ -1,4 +1,4 @@
-"""Bad input to the CPU kernels: an error that names operator and tensor, no crash, and nothing half done."""
+"""Bad input to the CPU kernels: an error that names operator and tensor, no crash, and no partial output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not
 Spoil = Callable[[dict[str, Any]], None]
 
 
-def sound(name: str) -> Case:
-    """A case with every input there is."""
+def full_case(name: str) -> Case:
+    """A valid case with all optional inputs."""
     options = {"rotary": 4, "shifted": True, "bias": True, "prefix": True}
     sizes: dict[str, dict[str, Any]] = {
         "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
@@ -135,7 +135,7 @@ VALUES: list[tuple[str, Spoil, str]] = [
     ("name", "spoil", "message"), VALUES, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_an_invalid_value_is_reported(name: str, spoil: Spoil, message: str) -> None:
-    case = sound(name)
+    case = full_case(name)
     spoil(case.inputs)
     with pytest.raises(Exception, match=message):
         run(name, case, LIBRARY)
@@ -149,11 +149,11 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {("BeamTopK", "logits", 1), ("BeamTopK", "banned", 1), ("BeamTopK", "history", 1)}
     free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
-    free |= {("BeamLatentAttention", "cache", 2)}  # room for more positions
+    free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
     refused = 0
-    for tensor, array in sound(name).inputs.items():
+    for tensor, array in full_case(name).inputs.items():
         for axis in range(array.ndim):
-            case = sound(name)
+            case = full_case(name)
             shape = list(array.shape)
             shape[axis] += 1
             larger = np.zeros(shape, dtype=array.dtype)
@@ -178,8 +178,8 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_wrong_type_or_rank_is_refused(name: str) -> None:
-    for tensor, array in sound(name).inputs.items():
-        case = sound(name)
+    for tensor, array in full_case(name).inputs.items():
+        case = full_case(name)
         case.inputs[tensor] = array.astype(np.float64 if array.dtype != np.float64 else np.float32)
         with pytest.raises(Exception, match=name):
             session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case), False), LIBRARY)
@@ -206,7 +206,7 @@ def test_query_heads_are_a_multiple_of_key_heads(name: str) -> None:
 def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
     import onnxruntime as ort
 
-    case = sound(name)
+    case = full_case(name)
     case.inputs["lengths"][1] = 99
     session = session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case)), LIBRARY)
     binding = session.io_binding()
@@ -227,7 +227,7 @@ def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
     """In a merge of attention states such a sample has no weight."""
-    case = sound(name)
+    case = full_case(name)
     case.inputs["mask"][1] = False
     found = run(name, case, LIBRARY)
     assert (found["lse"][3:] == -np.inf).all() and np.isfinite(found["lse"][:3]).all()
@@ -235,7 +235,7 @@ def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
 
 
 def test_nan_propagates_through_attention_to_beam_top_k() -> None:
-    case = sound("SourceAttention")
+    case = full_case("SourceAttention")
     case.inputs["query"][0, 0] = np.nan
     found = run("SourceAttention", case, LIBRARY)["output"]
     assert np.isnan(found[0, :5]).all()

@@ -79,7 +79,7 @@ def test_beam_top_k_of_sorted_logits(dtype: str, reverse: bool) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
-    """Seven threads have all 16 of their tokens above the best token of the eighth: the most that can be kept."""
+    """Seven threads have all 16 of their tokens above the best token of the eighth: the largest number that fits."""
     case = beam_top_k.random_case(9, B=1, M=1, vocabulary=4096, C=8, T=2, normalize=False, levels=4)
     numbers = 16 // FLOATS[dtype].itemsize
     thread = np.arange(4096) // numbers % 256
@@ -149,7 +149,7 @@ def test_beam_top_k_isolates_an_invalid_sample(dtype: str, fault: str, normalize
             np.testing.assert_array_equal(result[[0, 2]], expected[output][[0, 2]], err_msg=output)
 
 
-# ---- scalars that only the device knows
+# ---- scalars on the device
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

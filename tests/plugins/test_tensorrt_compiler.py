@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that NVRTC was asked for; it gives what is not code."""
+    """The names that NVRTC compiled; a stand-in for it returns no real code."""
     asked: list[str] = []
 
     def note(nvrtc: Any, headers: Path, operator: str, name: str, capability: str) -> CompiledKernel:
@@ -55,7 +55,7 @@ def all_kernels() -> list[tuple[str, str]]:
 
 
 def one_of_each_template() -> list[tuple[str, str]]:
-    """By turns of each float type."""
+    """Kernels of each float type in turn."""
     by_template: dict[tuple[str, str], list[str]] = {}
     for operator, name in all_kernels():
         by_template.setdefault((operator, name.partition("<")[0]), []).append(name)

@@ -35,7 +35,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """Nothing is remembered of what was loaded, nor of what a test finds."""
+    """Clear the caches of loaded modules before and after each test."""
     caches: list[Any] = [load_tensorrt, native._library, default_launcher]
     for cache in caches:
         cache.cache_clear()

@@ -237,7 +237,7 @@ def test_caches_are_written_in_place(name: str) -> None:
 def test_a_plugin_is_restored_from_its_serialized_fields(tensorrt: TensorRT, name: str, case: Case) -> None:
     plugin = plugin_of(name, case)
     fields = plugin.get_fields_to_serialize()
-    overwritten = [np.full(size, 0x7F, np.int8) for size in range(1, 300)]  # where memory of the fields was given back
+    overwritten = [np.full(size, 0x7F, np.int8) for size in range(1, 300)]  # where memory of the fields was freed
     creator = tensorrt.trt.get_plugin_registry().get_creator(name, VERSION, NAMESPACE)
     again = creator.create_plugin(name, fields, tensorrt.trt.TensorRTPhase.RUNTIME)
     assert not plugin_errors and len(overwritten) == 299

@@ -29,11 +29,11 @@ class Trt(ModuleType):
     DataType = SimpleNamespace(**{name: name for name in ("FLOAT", "HALF", "BF16", "INT32", "INT64", "BOOL")})
     DynamicShapesKernelSpecializationStrategy = SimpleNamespace(NONE="none")
 
-    def __init__(self, **answers: Any) -> None:
+    def __init__(self, **responses: Any) -> None:
         super().__init__("trt")
-        self.answers = {
+        self.responses = {
             **{"engine": self, "context": self, "enqueued": True, "shape": True, "address": True, "missing": []},
-            **answers,
+            **responses,
         }
         self.said = ""
         self.num_io_tensors = 2
@@ -70,9 +70,9 @@ class Trt(ModuleType):
         return self._answer("address")
 
     def infer_shapes(self) -> Any:
-        if self.answers["missing"] is None:
+        if self.responses["missing"] is None:
             raise RuntimeError("no shapes")
-        return self.answers["missing"]
+        return self.responses["missing"]
 
     def get_tensor_shape(self, name: str) -> Any:
         return [3, 4]
@@ -81,18 +81,18 @@ class Trt(ModuleType):
         return self._answer("capturable")
 
     def execute_async_v3(self, stream: int) -> Any:
-        plugin_errors.extend(self.answers.get("plugin_errors", ()))
+        plugin_errors.extend(self.responses.get("plugin_errors", ()))
         return self._answer("enqueued")
 
     def _answer(self, name: str) -> Any:
-        if not self.answers[name]:
+        if not self.responses[name]:
             self.logger.log(1, f"no {name},\n  said TensorRT")
-        return self.answers[name]
+        return self.responses[name]
 
 
-def loaded(path: Path, distribution: str = "tensorrt_rtx", **answers: Any) -> LoadedGraph:
+def loaded(path: Path, distribution: str = "tensorrt_rtx", **responses: Any) -> LoadedGraph:
     path.write_bytes(b"engine")
-    return LoadedGraph(TensorRT(Trt(**answers), distribution), path)
+    return LoadedGraph(TensorRT(Trt(**responses), distribution), path)
 
 
 def test_tensors_of_a_loaded_graph(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_tensors_of_a_loaded_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "call", "said"),
+    ("responses", "call", "said"),
     [
         ({"engine": None}, "", "tensorrt_rtx 1.7 cannot load {path} (no engine, said TensorRT)"),
         ({"context": None}, "", "tensorrt_rtx 1.7 cannot prepare {path} (no context, said TensorRT)"),
@@ -127,14 +127,14 @@ def test_tensors_of_a_loaded_graph(tmp_path: Path) -> None:
         ({"plugin_errors": ["NGramBlock: no"]}, "execute", "NGramBlock: no"),
     ],
 )
-def test_errors_of_tensorrt_are_one_line(tmp_path: Path, answers: dict[str, Any], call: str, said: str) -> None:
+def test_errors_of_tensorrt_are_one_line(tmp_path: Path, responses: dict[str, Any], call: str, said: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "set_input": ("a", (1,), 256),
         "set_output": ("a", (1,), 256),
         "execute": (5,),
     }
     with pytest.raises(TensorRTError) as caught:
-        graph = loaded(tmp_path / "a.engine", **answers)
+        graph = loaded(tmp_path / "a.engine", **responses)
         getattr(graph, call)(*arguments[call])
     assert str(caught.value) == said.format(path=tmp_path / "a.engine")
     plugin_errors.clear()

@@ -44,7 +44,7 @@ class BundleCache:
         return self.traced[key]
 
     def mixed(self, family: str, seed: int, target: Path) -> Path:
-        """A bundle at ``target`` whose layers keep different kinds, drawn at random."""
+        """A bundle at ``target`` whose layers have different kinds of caches, drawn at random."""
         checkpoint, canonical = self.trace(family)
         generator = np.random.default_rng(seed)
         source, generated = (generator.permutation(list(kinds)) for kinds in (SOURCE, GENERATED))

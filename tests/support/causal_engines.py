@@ -1,4 +1,4 @@
-"""The decoder-only families and variants that TensorRT engines are built of."""
+"""Decoder-only families and variants to build TensorRT engines of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and settings that a decoder-only model is compared with ``model.generate`` over, and the variants it has."""
+"""Prompts and settings for the comparison of decoder-only models with ``model.generate``, and their variants."""
 
 from __future__ import annotations
 

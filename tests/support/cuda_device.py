@@ -65,7 +65,7 @@ def provider_library() -> Path:
 
 @contextmanager
 def gpu_launcher(cache: Path) -> Iterator[CudaLauncher]:
-    """Kernels on the first GPU; the tests are skipped where there is none. Compiled ones are kept in the folder
+    """Kernels on the first GPU; the tests are skipped where there is none. Compiled ones are stored in the folder
     ``cache``, or in the one that the environment names."""
     if gpu_capability() is None:
         pytest.skip("no GPU")

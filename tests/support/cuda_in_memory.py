@@ -1,4 +1,4 @@
-"""``cuda.bindings.runtime`` as far as `CudaDevice` uses it, over plain memory, and stricter than a GPU.
+"""A stand-in for ``cuda.bindings.runtime``, as far as `CudaDevice` uses it: over plain memory, and stricter than a GPU.
 
 Whatever is enqueued runs as late as it may: when the stream is waited for, or memory is freed. Every copy is checked:
 its direction, its ends, that the host's end is page-locked. New memory holds NaN. What is not allowed while a stream is

@@ -1,7 +1,7 @@
-"""Libraries by the names of CUDA's runtime, driver and math libraries, in which kernels do nothing.
+"""Stand-ins for CUDA's runtime, driver and math libraries, in which kernels do nothing.
 
-With them ONNX Runtime's CUDA provider opens sessions and runs them on a machine without a GPU: where it places each
-node, what it wants on the host, and which calls a step makes are what they are on one. The numbers are not.
+With them ONNX Runtime's CUDA provider opens sessions and runs them on a machine without a GPU. The placement of nodes,
+the inputs on the host and the calls of a step are those on a GPU. The numbers are not.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["make_stand_in"]
 
 RUNTIME = Path(__file__).parent / "cuda_stand_in" / "runtime.c"
 HANDLES = re.compile(r"(cublas|cublasLt|curand)Create(Generator)?(_v2)?$")
-"""What gives a handle, whose address is all that counts."""
+"""Functions that create a handle; only the address of a handle is used."""
 
 
 def make_stand_in(folder: Path, users: Iterable[Path], include: Path) -> None:
-    """Write into ``folder`` what the libraries ``users`` need of CUDA; ``include``: of CUDA's headers.
+    """Write into ``folder`` the CUDA libraries that ``users`` link to; ``include``: the folder of CUDA's headers.
 
-    Each undefined symbol says of which library it is, such as cudaFree@libcudart.so.13.
+    The name of each undefined symbol ends with its library, such as cudaFree@libcudart.so.13.
     """
     wanted: dict[str, set[str]] = {}
     for user in users:
-        for library in re.findall(r"\[(libcu\w+\.so\.\d+)\]", _told_by("readelf", "-d", str(user))):
+        for library in re.findall(r"\[(libcu\w+\.so\.\d+)\]", _output_of("readelf", "-d", str(user))):
             wanted.setdefault(library, set())
-        undefined = _told_by("nm", "-D", "--undefined-only", str(user))
+        undefined = _output_of("nm", "-D", "--undefined-only", str(user))
         for symbol, library in re.findall(r"(\w+)@(libcu\w+\.so\.\d+)", undefined):
             wanted.setdefault(library, set()).add(symbol)
         for symbol in re.findall(r" (cu[A-Z]\w+)$", undefined, re.MULTILINE):  # the driver's have no version
@@ -41,7 +41,7 @@ def make_stand_in(folder: Path, users: Iterable[Path], include: Path) -> None:
         _compile(folder, library, rest, [RUNTIME] if is_runtime else [], include)
 
 
-def _told_by(*command: str) -> str:
+def _output_of(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -43,7 +43,7 @@ def generate(model: Any, ids: Array, mask: Array, settings: dict[str, Any]) -> A
 
 
 def expected_of(model: Any, ids: Array, mask: Array, settings: dict[str, Any]) -> Expected:
-    """Asserts that float64 gives the same sequences."""
+    """Assert that float64 gives the same sequences."""
     made = _MADE.setdefault(model, {})
     defaults = model.generation_config.to_json_string(ignore_metadata=True)
     key = json.dumps([ids.tolist(), mask.tolist(), settings, defaults])

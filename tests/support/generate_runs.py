@@ -1,4 +1,4 @@
-"""Settings and batches that a model is compared with ``model.generate`` over."""
+"""Settings and batches for the comparison of a model with ``model.generate``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ OWN_2 = "model.decoder.layers.2.self_attn.k_proj.weight"
 
 
 def with_condition(weight: torch.Tensor, condition: float) -> torch.Tensor:
-    """The same matrix, but for its singular values, which go down to 1 / condition of the largest."""
+    """The same matrix with other singular values: the smallest is the largest / ``condition``."""
     u, s, v = torch.linalg.svd(weight.double())
     return (u * s[0] * torch.logspace(0, -np.log10(condition), len(s), dtype=torch.float64)) @ v
 

@@ -42,12 +42,12 @@ class Memory(Protocol):
     address: int
 
     def check(self, op: str, writable: bool) -> None:
-        """Copy it back if it is ``writable``. Raises RuntimeError where what may not be written was."""
+        """Copy it back if it is ``writable``. Raises RuntimeError where the guards or a read-only array have changed."""
         ...
 
 
 class Call(Protocol):
-    """Starts the kernels of a call; tensors by name, ``workspace`` an address."""
+    """A function that starts the kernels of a call; tensors by name, ``workspace`` an address."""
 
     def __call__(
         self, name: str, case: Case, dtype: str, inputs: Tensors, outputs: Tensors, workspace: int, launcher: Launcher
@@ -55,7 +55,7 @@ class Call(Protocol):
 
 
 class Ints:
-    """Sizes that are numbers."""
+    """Sizes as plain integers, in place of TensorRT's expressions."""
 
     def constant(self, value: int) -> int:
         return value

@@ -68,7 +68,7 @@ def with_inputs(case: Case, **inputs: Any) -> Case:
 
 
 def outputs_of(name: str, case: Case) -> tuple[str, ...]:
-    """Outputs that a node with the case's inputs can have: no cache goes out that did not come in."""
+    """Outputs that a node with the case's inputs can have: a cache is an output only where it is an input."""
     caches = {f"{tensor}_out" for tensor in case.inputs}
     return tuple(tensor for tensor in OPERATORS[name].output_names if not tensor.endswith("_out") or tensor in caches)
 

@@ -1,4 +1,4 @@
-"""One node of an operator on ONNX Runtime, as its function or as the kernel of our library; and whether it is right."""
+"""One node of an operator on ONNX Runtime, as its function or as the kernel of our library; and the check of its result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def session_of(
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
-    options.enable_cpu_mem_arena = False  # outputs of their own, so that a sanitizer sees writes past them
+    options.enable_cpu_mem_arena = False  # outputs of their own, so that a sanitizer reports writes past them
     if library is not None:
         options.register_custom_ops_library(str(library))
     return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))

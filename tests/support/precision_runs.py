@@ -65,7 +65,7 @@ def _run(session: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Ar
 def torch_logits(model: Any, run: dict[str, Any], dtype: torch.dtype) -> Array:
     """Logits [T, R, vocabulary] of torch in ``dtype``, row by row without padding; in steps with a cache where there is
     an encoder, since ProphetNet is another model without one."""
-    own = copy.deepcopy(model).to(dtype)  # the model is shared, and would keep what it is rounded to
+    own = copy.deepcopy(model).to(dtype)  # the model is shared, and rounding changes it in place
     with torch.no_grad():
         found = [[_row(own, run, row, history[row]) for row in range(R)] for history in run["histories"]]
     return np.array(found)

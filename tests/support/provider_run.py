@@ -1,6 +1,6 @@
-"""A bundle on ONNX Runtime's CUDA provider over the stand-in for CUDA: where its nodes run, and what a step calls.
+"""A bundle on ONNX Runtime's CUDA provider over the stand-in for CUDA: placement of its nodes, and calls of a step.
 
-python tests/support/provider_run.py BUNDLE: prints JSON. The environment says where the stand-in is
+python tests/support/provider_run.py BUNDLE: prints JSON. The environment names the stand-in
 (LD_LIBRARY_PATH), its log (CUDA_STAND_IN_LOG), onnxruntime-gpu (PYTHONPATH) and our library,
 linked to a shared runtime (TIGHTBEAM_LIBRARY).
 """
@@ -123,7 +123,7 @@ def steps(cuda: StandIn, decoding: DeviceDecoding) -> None:
 
 
 def calls_of(log: Path) -> dict[str, list[str]]:
-    """What was called while what, without launches: "name bytes ends"."""
+    """The calls under each mark of the log, as "name bytes ends"; kernel launches are left out."""
     calls: dict[str, list[str]] = {}
     now = ""
     for line in log.read_text().splitlines():

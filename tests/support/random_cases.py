@@ -23,7 +23,7 @@ FEWEST = 64
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """A failure says how to repeat it."""
+    """Add a note to an exception: the environment variable that repeats the run."""
     try:
         yield
     except Exception as error:
@@ -150,4 +150,4 @@ LONG: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "top-k-512": ("BeamTopK", dict(B=128, M=4, vocabulary=50265, C=8, T=4000, n=3, penalty=1.1, ids=60), (0, 77, 127)),
     "top-k-1280": ("BeamTopK", dict(B=320, M=4, vocabulary=50265, C=8, T=60), (0, 1, 160, 319)),
 }
-"""Name -> operator, sizes, the samples (NGramBlock: rows) that the definition is asked for; of all where none stand."""
+"""Name -> operator, sizes, and the samples (NGramBlock: rows) to compute by the definition: all where none are named."""

@@ -1,4 +1,4 @@
-"""``OnnxRuntimeCuda`` over plain memory and ONNX Runtime's CPU provider."""
+"""A runner on ``OnnxRuntimeCuda`` over plain memory and ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 

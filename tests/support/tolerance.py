@@ -1,4 +1,4 @@
-"""The one place that says how far a float32 result may be from the truth.
+"""Tolerances of all tests: the distance that a float32 result may have from the truth.
 
 At most twice as far as a naive version of the same computation in the same precision; and a few units in the last place
 where the naive version happens to be exact.
@@ -29,15 +29,16 @@ def allowed(exact: Any, naive: Any, dtype: Any = np.float32) -> float:
 
 
 def assert_close(found: Any, exact: Any, naive: Any, luck: float = 1) -> None:
-    """One result of many numbers. Of few, where the ratio of two errors is a matter of luck: ``luck=LUCK``."""
+    """Assert that one result of many numbers is within the bound. For few numbers, where chance decides the ratio of two
+    errors, pass ``luck=LUCK``."""
     assert np.shape(found) == np.shape(exact)
-    room = luck * allowed(exact, naive)
-    assert error(found, exact) <= room, f"{error(found, exact):.3g} > {room:.3g}"
+    bound = luck * allowed(exact, naive)
+    assert error(found, exact) <= bound, f"{error(found, exact):.3g} > {bound:.3g}"
 
 
 def assert_runs_close(runs: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Many results (found, exact, naive) of a few numbers each, where one ratio of two errors is a matter of luck: the
-    median keeps the bound, and no single one is beyond it by more than ``LUCK``."""
+    """Assert that many results (found, exact, naive) of a few numbers each are within the bound, chance set aside: their
+    median is within it, and no single one exceeds it by more than ``LUCK``."""
     ratios = [error(found, exact) / allowed(exact, naive) for found, exact, naive in runs]
     assert np.median(ratios) <= 1, f"error over allowed error: {ratios}"
     assert max(ratios) <= LUCK, f"error over allowed error: {ratios}"

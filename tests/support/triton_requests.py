@@ -23,14 +23,14 @@ def text_request(number: int, *rows: str | bytes, **parameters: Any) -> Request:
 
 
 def ids_request(number: int, *rows: Sequence[int], **parameters: Any) -> Request:
-    """A request of token ids. Rows of several lengths are padded with no token's number, with LENGTHS."""
+    """A request of token ids. Rows of several lengths are padded with an invalid id, and have LENGTHS."""
     padded, lengths = _padded([np.array(row, np.int64) for row in rows], -7)
     inputs = {INPUT_IDS: padded} if len(set(map(len, rows))) == 1 else {INPUT_IDS: padded, LENGTHS: lengths}
     return Request(number, inputs, json.dumps(parameters))
 
 
-def audio_request(number: int, *sounds: Any, **parameters: Any) -> Request:
-    padded, lengths = _padded(list(sounds), np.nan)
+def audio_request(number: int, *waveforms: Any, **parameters: Any) -> Request:
+    padded, lengths = _padded(list(waveforms), np.nan)
     return Request(number, {AUDIO: padded, LENGTHS: lengths}, json.dumps(parameters))
 
 

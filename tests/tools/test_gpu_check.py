@@ -132,7 +132,7 @@ def test_a_section_is_skipped_where_one_that_it_needs_failed(
     monkeypatch.setitem(tool.SECTIONS, "sanitizer", tool.Kind("needs one that fails", 1, ("tests",)))
     assert check(tool, tmp_path, "sanitizer", "tests") == 1
     assert report(tmp_path)["sanitizer"]["reason"] == "tests did not pass"
-    assert check(tool, tmp_path, "sanitizer") == 0  # what ran in an earlier call is for whoever calls to judge
+    assert check(tool, tmp_path, "sanitizer") == 0  # the exit code does not count sections of an earlier call
 
 
 def test_later_section_receives_earlier_results(tool: Any, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def measure(folder: Path, reports: list[Report]) -> Score:
 
 
 def check_held_out(reports: list[Report], recipe: Recipe) -> None:
-    """Raise ValueError if training sees one of the reports."""
+    """Raise ValueError if one of the reports is in the training text."""
     batches = math.ceil(recipe.steps / BUCKET_BATCHES) * BUCKET_BATCHES
     texts = {report.text for report in reports}
     seen = [report.text for report in islice(stream(recipe.seed), batches * recipe.batch) if report.text in texts]

@@ -83,18 +83,18 @@ def serve_case(work: Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], 
     try:
         work(json.loads(asked.read_text(encoding="utf-8")), report)
         report({"how": DONE})
-    except Exception as error:  # whatever a peer or a runtime raises is this case's answer
+    except Exception as error:  # any error of a peer or a runtime is the result of this case
         report({"how": _how(error), "detail": _first_lines(error)})
         raise SystemExit(1) from error
 
 
 def _how(error: BaseException) -> str:
-    told: BaseException | None = error
-    while told is not None:
-        text = f"{type(told).__name__}: {told}".lower()
+    cause: BaseException | None = error
+    while cause is not None:
+        text = f"{type(cause).__name__}: {cause}".lower()
         if any(words in text for words in NO_MEMORY):
             return OUT_OF_MEMORY
-        told = told.__cause__ or told.__context__
+        cause = cause.__cause__ or cause.__context__
     return FAILED
 
 

@@ -41,7 +41,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """Its sizes, for a table."""
+        """Sizes of the work, for a table."""
 
     @abstractmethod
     def inputs(self, seed: int, *, odd: bool = False) -> Tensors:
@@ -49,7 +49,7 @@ class Work(ABC):
 
     @abstractmethod
     def outputs(self, inputs: Tensors) -> Tensors:
-        """Memory for them, NaN or -1 in it; a cache has its input's."""
+        """Memory for the outputs, filled with NaN or -1; a cache has its input's."""
 
     @abstractmethod
     def result(self, inputs: Tensors, outputs: Tensors) -> torch.Tensor:

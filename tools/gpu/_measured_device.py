@@ -1,4 +1,4 @@
-"""The device of a measurement: memory taken on it, whoever took it, and waiting for it."""
+"""The device of a measurement: memory taken on it by all processes, and synchronization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NGramBlock and BeamTopK at one size each, and what transformers and PyTorch have for the same."""
+"""NGramBlock and BeamTopK at one size each, next to their counterparts in transformers and PyTorch."""
 
 from __future__ import annotations
 

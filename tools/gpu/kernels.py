@@ -1,4 +1,4 @@
-"""Our CUDA kernels on this GPU: how near they come to what it can do, and PyTorch's way to the same next to them.
+"""Our CUDA kernels on this GPU: their share of its measured rates, next to PyTorch's operators for the same work.
 
     python -m tools.gpu.kernels --output build/gpu/kernels.json
 
@@ -50,9 +50,9 @@ L2_TIMES = 4
 TIMES_NAIVE, UNITS, LUCK = 2, 4, 5
 """The error may be twice the obvious way's, or four units of float32's last place; the largest one is a matter of luck,
 and may be five times that."""
-SOUND = 0.05
-"""The error of the obvious PyTorch that is let through, against the root mean square of the exact numbers: beyond it
-the comparison itself is wrong."""
+LARGEST_ERROR = 0.05
+"""Largest accepted error of the obvious PyTorch, relative to the root mean square of the exact numbers: beyond it the
+comparison itself is wrong."""
 TARGET = {"LatentAttention": 70}
 """Percent of the roofline."""
 PREDICTION = (
@@ -137,7 +137,7 @@ def compare(found: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> Fo
     finite = exact.isfinite()
     truth = exact[finite]
     difference, size = naive[finite] - truth, _rms(truth)
-    if not torch.equal(naive[~finite], exact[~finite]) or not _rms(difference) <= SOUND * size:
+    if not torch.equal(naive[~finite], exact[~finite]) or not _rms(difference) <= LARGEST_ERROR * size:
         raise RuntimeError(f"PyTorch itself is off by {_rms(difference):.3g} of numbers of size {size:.3g}")
     least = UNITS * torch.finfo(torch.float32).eps * max(1.0, float(truth.abs().max()))
     allowed = max(TIMES_NAIVE * _rms(difference), least)

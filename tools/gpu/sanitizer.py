@@ -47,14 +47,14 @@ def main(
     if found is None:
         skip("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
     if rehearse:
-        skip("compute-sanitizer needs a GPU; on the host shim AddressSanitizer stands for it (CUDA_SHIM_FLAGS)")
+        skip("compute-sanitizer needs a GPU; on the host shim AddressSanitizer takes its place (CUDA_SHIM_FLAGS)")
     faults = [fault for tool in TOOLS if (fault := run_tool(results, found, tool))]
     if faults:
         raise SystemExit(f"error: {'; '.join(faults)}")
 
 
 def run_tool(results: Results, sanitizer: str, tool: str) -> str:
-    """Add a row; the fault, or an empty string."""
+    """Add a row; return the error, or an empty string."""
     # Without conftest.py, and so without torch, whose kernels would be checked too.
     tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
@@ -83,7 +83,7 @@ def read_output(printed: str) -> tuple[int, str, str]:
 
 
 def fault_of(code: int | None, cases: int, errors: str) -> str:
-    """The fault of a run, or an empty string. ``code``: None where the process had to be killed."""
+    """The error of a run, or an empty string. ``code``: None where the process had to be killed."""
     if errors not in ("-", "0") or code == FOUND_ERRORS:
         return f"{errors} errors"
     if code is None:

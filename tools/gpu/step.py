@@ -59,7 +59,7 @@ Subject = tuple[OnnxRuntimeCuda, Bundle, Profiler]
 
 
 def profile(work: Callable[[], object]) -> list[Event]:
-    """Profile with torch's profiler, through CUPTI, which sees the whole process."""
+    """Profile with torch's profiler, through CUPTI, which covers the whole process."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -116,7 +116,7 @@ def main(
 
 
 def tried(results: Results, name: str, work: Callable[[], list[str]]) -> list[str]:
-    """The faults that ``work`` finds; an exception is a fault, and later work goes on."""
+    """The errors that ``work`` finds; an exception is one of them, and later work goes on."""
     try:
         return work()
     except Exception as error:  # a runtime's own classes among them
@@ -191,7 +191,7 @@ def _measure(
     *,
     captured: bool,
 ) -> list[str]:
-    """Add one row; the list of faults."""
+    """Add one row; return the list of errors."""
     own, engine.makes_cuda_graphs = engine.makes_cuda_graphs, captured
     try:
         C = 2 * BEAMS

@@ -24,7 +24,7 @@ REHEARSED = ("tests/deploy/test_cuda.py",)
 """Without a GPU every test of the GPU is skipped, so that another file must show that tests run."""
 MOST_NOTES = 5
 SECONDS = 200
-"""Time limit of one file, in seconds, so that a hanging test leaves time for the others."""
+"""Time limit of one file, in seconds, so that a hanging test does not take the time of the others."""
 
 
 def main(

@@ -65,7 +65,7 @@ class LocalServer:
                 stdin=subprocess.DEVNULL,
                 stdout=None if log is None else stream,
                 stderr=None if log is None else stream,
-                start_new_session=True,  # Ctrl-C is for us, who then stop the server
+                start_new_session=True,  # Ctrl-C reaches this process, which then stops the server
             )
         try:
             self._wait()
@@ -74,10 +74,10 @@ class LocalServer:
             raise
 
     def _options(self, repository: Path) -> list[str]:
-        listening = (("http", self.http), ("grpc", self.grpc), ("metrics", self.metrics))
+        endpoints = (("http", self.http), ("grpc", self.grpc), ("metrics", self.metrics))
         addresses = [
             option
-            for name, address in listening
+            for name, address in endpoints
             for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={address.rpartition(':')[2]}")
         ]
         return [
@@ -220,7 +220,7 @@ def serve(
                 action = "generate_stream" if "decoupled: true" in config.read_text() else "generate"
                 print(f"curl http://{server.http}/v2/models/{config.parent.name}/{action} -d {body}", flush=True)
             code = server.process.wait()
-            say(f"error: the server ended by itself, with code {code}; its last lines stand above")
+            say(f"error: the server ended by itself, with code {code}; its last lines are above")
             raise typer.Exit(1)
     except ServerError as error:
         say(f"error: {error}")

@@ -27,16 +27,16 @@ async def ask_http(client: Any, model: str, text: str, parameters: dict[str, Any
     """Over HTTP. ``client``: a tritonclient.http.aio.InferenceServerClient."""
     source = triton_http.InferInput("TEXT", [1, 1], "BYTES")  # one row of one text
     source.set_data_from_numpy(np.array([[text.encode()]], np.object_))
-    answer = await client.infer(model, [source], parameters=parameters)
-    yield "\n".join(text.decode() for text in answer.as_numpy("TEXT")[0])  # one, or num_return_sequences
+    response = await client.infer(model, [source], parameters=parameters)
+    yield "\n".join(text.decode() for text in response.as_numpy("TEXT")[0])  # one, or num_return_sequences
 
 
 async def ask_grpc(client: Any, model: str, text: str, parameters: dict[str, Any]) -> AsyncIterator[str]:
     """Over gRPC. ``client``: a tritonclient.grpc.aio.InferenceServerClient."""
     source = triton_grpc.InferInput("TEXT", [1, 1], "BYTES")
     source.set_data_from_numpy(np.array([[text.encode()]], np.object_))
-    answer = await client.infer(model, [source], parameters=parameters)
-    yield "\n".join(text.decode() for text in answer.as_numpy("TEXT")[0])
+    response = await client.infer(model, [source], parameters=parameters)
+    yield "\n".join(text.decode() for text in response.as_numpy("TEXT")[0])
 
 
 async def ask_stream(client: Any, model: str, text: str, parameters: dict[str, Any]) -> AsyncIterator[str]:
@@ -49,11 +49,11 @@ async def ask_stream(client: Any, model: str, text: str, parameters: dict[str, A
         yield {"model_name": model, "inputs": [source], "outputs": wanted, "parameters": parameters}
 
     said = ""
-    async for answer, error in client.stream_infer(requests(), stream_timeout=TIMEOUT_SECONDS):
+    async for response, error in client.stream_infer(requests(), stream_timeout=TIMEOUT_SECONDS):
         if error is not None:
             raise error
-        piece = "\n".join(text.decode() for text in answer.as_numpy("TEXT")[0])
-        if answer.as_numpy("FINISHED")[0, 0]:  # the whole text, which is the one that counts
+        piece = "\n".join(text.decode() for text in response.as_numpy("TEXT")[0])
+        if response.as_numpy("FINISHED")[0, 0]:  # the whole text, which is the one that counts
             piece = piece[len(said) :] if piece.startswith(said) else "\n" + piece
         said += piece
         yield piece
@@ -76,7 +76,7 @@ def read_parameter(argument: str) -> tuple[str, Any]:
 
 
 async def ask_all(protocol: str, address: str, model: str, texts: list[str], parameters: Any, concurrency: int) -> int:
-    """Print what comes of each text, in their order; the number of those that failed."""
+    """Print the result of each text, in their order; return the number of failed ones."""
     pieces: list[asyncio.Queue[str | None]] = [asyncio.Queue() for _ in texts]  # None ends a line
     turns = asyncio.Semaphore(concurrency)
     if protocol == "http":
@@ -90,7 +90,7 @@ async def ask_all(protocol: str, address: str, model: str, texts: list[str], par
                 async for piece in ASK[protocol](client, model, texts[number], parameters):
                     pieces[number].put_nowait(piece)
             return 0
-        except Exception as error:  # each protocol has its own; no line harms another
+        except Exception as error:  # each protocol has its own; a failed line does not affect others
             print(f"error: line {number + 1}: {str(error) or type(error).__name__}", file=sys.stderr)
             return 1
         finally:
@@ -117,7 +117,7 @@ def main(
     parameter: Annotated[list[str], typer.Option(help="Setting of model.generate as NAME=VALUE; repeatable.")] = [],  # noqa: B006
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = 8,
 ) -> None:
-    """Ask MODEL about each line of FILE, and print a line for each, empty where it failed."""
+    """Send each line of FILE to MODEL, and print a line for each, empty where it failed."""
     parameters = dict(map(read_parameter, parameter))
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()

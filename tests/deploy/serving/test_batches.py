@@ -1,4 +1,4 @@
-"""Batches of requests: each request gets the same as alone, whatever the others of its batch ask for or do wrong."""
+"""Batches of requests: each request gets the result that it gets alone, whatever the others of its batch are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 
 CAUSAL_TEXT = {"tokenizer": True, "vocab_size": 300}
-HEARING = {"generation": WHISPER_GENERATION, "tokenizer": True}
+SPEECH = {"generation": WHISPER_GENERATION, "tokenizer": True}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def gpt2(bundles: BundleCache) -> Runner:
 
 @pytest.fixture(scope="module")
 def whisper(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", "whisper", **HEARING), threads=1)
+    return Runner.load(bundles("dedup", "whisper", **SPEECH), threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def with_lengths(*lengths: int) -> Request:
 
 
 DEEP = "[" * 5000
-FAULTS: list[tuple[Request, str]] = [
+REFUSED: list[tuple[Request, str]] = [
     (text_request(1, ""), "empty text; expected at least one word"),
     (text_request(1, " \t\n"), "empty text; expected at least one word"),
     (text_request(1, "a town", ""), "row 1: empty text"),
@@ -321,7 +321,7 @@ def neighbours(bart: Runner) -> list[Output]:
     return [alone(bart, bart.encode(text)[0], {}) for text in ("a small town", "the tram line")]
 
 
-@pytest.mark.parametrize(("faulty", "expected"), FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else "")
+@pytest.mark.parametrize(("faulty", "expected"), REFUSED, ids=lambda value: value[:50] if isinstance(value, str) else "")
 def test_client_error_refuses_only_its_request(
     bart: Runner, neighbours: list[Output], faulty: Request, expected: str
 ) -> None:
@@ -355,20 +355,20 @@ def test_prompts_that_leave_no_room(gpt2: Runner, faulty: Request, expected: str
     assert_same(log.outputs(0)[0], alone(gpt2, [5] * 3, {"max_new_tokens": 5}))
 
 
-SOUND = chirp(0.5)
+AUDIO_ROW = chirp(0.5)
 SOUND_FAULTS: list[tuple[Request, str]] = [
     (audio_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds NaN or infinity; expected finite samples"),
-    (audio_request(1, SOUND, np.append(SOUND, np.float32(np.inf))), "row 1: AUDIO holds NaN or infinity"),
-    (audio_request(1, SOUND * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
+    (audio_request(1, AUDIO_ROW, np.append(AUDIO_ROW, np.float32(np.inf))), "row 1: AUDIO holds NaN or infinity"),
+    (audio_request(1, AUDIO_ROW * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
     (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO is empty; expected at least one sample"),
     (audio_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
     (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
     (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
-    (audio_request(1, SOUND, language="english"), "language='english' is no language code of this model; it has de"),
-    (audio_request(1, SOUND, language="5"), "language='5' is no language code of this model"),
-    (audio_request(1, SOUND, task="[1]"), r"task='\[1\]' is no task of this model"),
-    (audio_request(1, SOUND, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
-    (audio_request(1, SOUND, truncate=True), "truncate=True is for TEXT; leave it out"),
+    (audio_request(1, AUDIO_ROW, language="english"), "language='english' is no language code of this model; it has de"),
+    (audio_request(1, AUDIO_ROW, language="5"), "language='5' is no language code of this model"),
+    (audio_request(1, AUDIO_ROW, task="[1]"), r"task='\[1\]' is no task of this model"),
+    (audio_request(1, AUDIO_ROW, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
+    (audio_request(1, AUDIO_ROW, truncate=True), "truncate=True is for TEXT; leave it out"),
 ]
 
 
@@ -376,7 +376,7 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
     ("faulty", "expected"), SOUND_FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else ""
 )
 def test_invalid_audio(whisper: Runner, faulty: Request, expected: str) -> None:
-    log = run(whisper, [audio_request(0, SOUND, max_new_tokens=3), faulty])
+    log = run(whisper, [audio_request(0, AUDIO_ROW, max_new_tokens=3), faulty])
     message = log.refusals()[1].message
     assert re.search(expected, message) and len(message.splitlines()) == 1, message
     assert len(log.outputs(0)) == 1 and log.outputs(1) == []
@@ -390,7 +390,7 @@ def test_no_text_without_a_tokenizer(wordless: Runner) -> None:
 
 
 class Failing:
-    """A model that breaks down after ``steps`` steps of a batch that holds the token ``poison``."""
+    """A model that raises after ``steps`` steps of a batch that holds the token ``poison``."""
 
     def __init__(self, runner: Runner, poison: int, steps: int) -> None:
         self.generate, self.poison, self.steps = runner.generate, poison, steps
@@ -537,7 +537,7 @@ def test_streamed_characters_of_several_tokens_are_whole(bart: Runner, tmp_path:
     assert whole > 3
 
 
-# ---- recordings ----
+# ---- audio ----
 
 
 def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) -> None:
@@ -546,16 +546,16 @@ def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) ->
         {"max_new_tokens": 8},
         {"max_new_tokens": 8, "num_beams": 3, "language": "de", "task": "translate"},
     )
-    sounds = [chirp(2.5), chirp(0.4, high_hz=900), chirp(1.0, low_hz=2000, high_hz=100)]
-    sounds = [np.round(sound * 32768).astype(np.int16) for sound in sounds]  # as a file has them
-    waves = [sound.astype(np.float32) / 32768 for sound in sounds]
+    waveforms = [chirp(2.5), chirp(0.4, high_hz=900), chirp(1.0, low_hz=2000, high_hz=100)]
+    waveforms = [np.round(waveform * 32768).astype(np.int16) for waveform in waveforms]  # int16, as in a WAV file
+    waves = [waveform.astype(np.float32) / 32768 for waveform in waveforms]
     for own in settings:
         requests = [audio_request(0, *waves[:2], **own), audio_request(1, waves[2], **own)]
         log = run(whisper, requests, stream=True)
         outputs = [*log.outputs(0), *log.outputs(1)]
-        for place, sound in enumerate(sounds):
+        for place, waveform in enumerate(waveforms):
             path = str(tmp_path / f"{place}.wav")
-            soundfile.write(path, sound, RATE_HZ)
+            soundfile.write(path, waveform, RATE_HZ)
             assert_same(outputs[place], transcribe(whisper, read_features(whisper, path), **own))
             assert outputs[place].texts == whisper.transcribe([path], **own)
         assert (log.stats.batches, log.stats.samples) == (1, 3 + 1 + 1)
@@ -564,7 +564,7 @@ def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) ->
         for found, expected in zip([*split.outputs(0), *split.outputs(1)], outputs, strict=True):
             assert_same(found, expected)
         assert outputs[0].scores is None
-        # windows that run side by side have no order in which their tokens could come
+        # windows of one batch have no common order of tokens
         assert log.tokens(0, 0) == []
         said = log.tokens(0, 1)
         if "num_beams" not in own:
@@ -573,12 +573,12 @@ def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) ->
 
 
 def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens above the one that turns timestamps off are not text."""
+    """Tokens above <|notimestamps|> are not text."""
     manifest = whisper.manifest.model_copy(
         update={"generation": {**whisper.manifest.generation, "no_timestamps_token_id": 40}}
     )
     monkeypatch.setattr(whisper, "bundle", dataclasses.replace(whisper.bundle, manifest=manifest))
-    log = run(whisper, [audio_request(0, SOUND, max_new_tokens=20)], stream=True)
+    log = run(whisper, [audio_request(0, AUDIO_ROW, max_new_tokens=20)], stream=True)
     said = log.tokens(0)
     assert any(token.token > 40 for token in said)
     (output,) = log.outputs(0)

@@ -45,7 +45,7 @@ class Done:
         return Path(self.out.removeprefix("wrote ").partition("; start the server with")[0])
 
     def refused(self, *parts: str) -> None:
-        """In one line."""
+        """Assert that the command ended with one error line that contains ``parts``."""
         assert self.code == 1 and self.out == ""
         (line,) = self.err.splitlines()
         assert line.startswith("error: ")
@@ -471,7 +471,7 @@ def test_force_replaces_all_versions(triton_repo: Command, text: Path, ids_only:
 
 
 def failing_at(count: int, error: BaseException, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which fails in its call number ``count``."""
+    """A wrapper of ``function`` that fails at its call number ``count``."""
     calls = iter(range(1, 10**6))
 
     def call(*arguments: Any, **settings: Any) -> Any:
@@ -575,7 +575,7 @@ main()
 
 
 def test_files_too_large_for_the_system(text: Path, tmp_path: Path) -> None:
-    """By a limit of its size, which a disk that is full looks like."""
+    """A limit on the size of a file simulates a full disk."""
     assert (text / "weights.safetensors").stat().st_size > 9000
     command = [sys.executable, "-c", LIMITED, str(text), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

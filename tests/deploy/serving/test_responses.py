@@ -191,7 +191,7 @@ def test_response_that_triton_refuses_becomes_an_error(
         assert request.over and request.error is not None
         assert "the response cannot be sent (No space left on device)" in request.error.message
         assert request.error.code == "UNAVAILABLE"
-    else:  # not even that can be sent
+    else:  # sending the error fails too
         assert "No space left on device" in capsys.readouterr().err
 
 
@@ -346,7 +346,7 @@ def test_failed_restart_is_retried_once_a_call(
     backend, worker = scripted
 
     def dying(_: Any) -> Iterator[Event]:
-        raise WorkerError("it died")
+        raise WorkerError("it ended")
         yield
 
     worker.events = dying

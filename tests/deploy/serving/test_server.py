@@ -65,7 +65,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         started = processes(server, "stub") + processes(server, "worker")
         shared = [served.region(stub) for stub in processes(server, "stub")]
         assert len(started) == 16 and all(path.exists() for path in shared)
-    # Of a model whose stub was killed under load Triton may keep requests for ever: it ends by its exit timeout then.
+    # Triton may never finish requests of a model whose stub was killed under load: its exit timeout then ends it.
     assert server.process.returncode in ((0, 1) if killed_under_load else (0,))
     until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 5)
     assert not [path for path in shared if path.exists()]
@@ -76,7 +76,7 @@ def alone(world: SimpleNamespace, text: str = SENTENCES[0], **settings: Any) -> 
 
 
 def still_right(world: SimpleNamespace, model: str = "text") -> None:
-    """The model serves, and what it says is right."""
+    """Assert that the model serves and that its response is right."""
     response = served.run(world.server, lambda http, grpc: http(model, {"TEXT": texts(SENTENCES[0])}, max_new_tokens=5))
     assert response.get("error") is None
     assert response.texts == [served.expected(world.runners[model], SENTENCES[0], max_new_tokens=5)[1]]
@@ -185,7 +185,7 @@ def test_audio(world: SimpleNamespace) -> None:
         assert response.ids[row] == log.sequences
 
 
-FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "empty": ({"TEXT": texts("")}, {}, ("empty text", "at least one word")),
     "not UTF-8": ({"TEXT": texts(b"a \xff town")}, {}, ("not UTF-8", "byte 2 is 0xff")),
     "too long": ({"TEXT": texts("a town " * 200)}, {}, ("longer than the model's 64 positions", "truncate")),
@@ -221,7 +221,7 @@ def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
 
     async def send_all(http: Send, grpc: Send) -> list[Response]:
         sending = []
-        for index, (arrays, given, _) in enumerate(FAULTS.values()):
+        for index, (arrays, given, _) in enumerate(REFUSED.values()):
             for send in (http, grpc):
                 sending.append(send("text", arrays, **given))
                 sending.append(send("text", {"TEXT": texts(SENTENCES[index % len(SENTENCES)])}, **settings))
@@ -230,7 +230,7 @@ def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
     before = metrics(world.server, "text").get("tightbeam_refused_total", 0)
     responses = served.run(world.server, send_all)
     assert metrics(world.server, "text")["tightbeam_refused_total"] - before >= 2 * 14  # Triton refuses the others
-    for index, (name, (_, _, words)) in enumerate(FAULTS.items()):
+    for index, (name, (_, _, words)) in enumerate(REFUSED.items()):
         wanted = alone(world, SENTENCES[index % len(SENTENCES)], **settings)
         for at in (4 * index, 4 * index + 2):
             refused, neighbour = responses[at], responses[at + 1]
@@ -267,7 +267,7 @@ def tensor(shape: str, data: str, name: str = "TEXT", kind: str = "BYTES", param
     ],
 )
 def test_broken_requests(world: SimpleNamespace, body: str) -> None:
-    """Most are refused by the server, which calls some of them its own fault (500)."""
+    """Most are refused by the server, which reports some of them as its own error (500)."""
     connection = http.client.HTTPConnection(world.server.http, timeout=20)
     connection.request("POST", "/v2/models/text/infer", body.encode())
     response = connection.getresponse()
@@ -304,7 +304,7 @@ def cancel_after(world: SimpleNamespace, model: str, seconds: float, *sentences:
 
 
 def test_cancelled_request_stops_early(world: SimpleNamespace) -> None:
-    """The work stops long before its end. (test_batches.py has the test that a row leaves at its next step.)"""
+    """The work stops long before its end. (test_batches.py has the test that a cancelled row is removed at its next step.)"""
     cancel_after(world, "slow", 1.0, *SENTENCES[:8])
     until(lambda: metrics(world.server, "slow").get("tightbeam_cancelled_total") == 1, 5)
     steps = metrics(world.server, "slow")["tightbeam_steps_total"]
@@ -382,7 +382,7 @@ def test_each_row_is_streamed_when_finished(world: SimpleNamespace) -> None:
 
 
 def test_error_ends_a_stream(world: SimpleNamespace) -> None:
-    for arrays, given, words in (FAULTS["empty"], FAULTS["unknown"], FAULTS["one bad row"]):
+    for arrays, given, words in (REFUSED["empty"], REFUSED["unknown"], REFUSED["one bad row"]):
         parts = stream(world, "live", arrays, **given)
         assert all(word in parts[-1]["error"] for word in words)
     assert stream(world, "live", {"TEXT": texts("a town")}, max_new_tokens=3)[-1].get("error") is None
@@ -525,7 +525,7 @@ def test_new_version_loses_no_request(world: SimpleNamespace) -> None:
 
 
 def test_worker_killed_under_load(world: SimpleNamespace) -> None:
-    """Only what it was working on is lost: a batch."""
+    """Only the batch that was running is lost."""
 
     def kill() -> None:
         time.sleep(0.5)
@@ -547,7 +547,7 @@ def test_worker_killed_under_load(world: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("model", ["live", "text"])
 def test_stub_killed(world: SimpleNamespace, model: str) -> None:
-    """Triton does not start it again: the worker has the server do so. One of the two models is under load."""
+    """Triton does not restart it: the worker makes the server reload the model. One of the two models is under load."""
     (stub,) = processes(world.server, "stub", model)
     (worker,) = processes(world.server, "worker", model)
     region = served.region(stub)

@@ -38,7 +38,7 @@ enum Order {
 
 constexpr int MAX_THREADS = 1024, WARP_SIZE = 32;
 constexpr unsigned MAX_SHARED_BYTES = 227 * 1024;  // what a block of sm_90 can have
-// Of address space: a page counts once it is touched. Below each stack lies a gap that no write passes.
+// Bytes of address space: a page takes memory once it is touched. Below each stack is a gap that no write passes.
 constexpr size_t STACK_BYTES = 256 * 1024, GAP_BYTES = 64 * 1024;
 
 class Block {
@@ -94,7 +94,7 @@ class Block {
     return fibers_[current_].barrier_sum;
   }
 
-  // What a lane brings to an operation of its warp, and where it wants the result.
+  // What a lane brings to an operation of its warp, and where the result goes.
   struct Part {
     const void* input;
     void* output;
@@ -290,7 +290,7 @@ class Block {
   void finish_switch() {}
 #endif
 
-  // A fiber that has not begun; its stack is kept once it has one.
+  // A fiber that has not begun; its stack is allocated once and reused.
   void create(int thread) {
     Fiber& fiber = fibers_[thread];
     if (!fiber.stack) {
@@ -318,7 +318,7 @@ class Block {
     shared_ = nullptr;
     shared_bytes_ = bytes;
 #if defined(__SANITIZE_ADDRESS__)
-    const size_t guard = 0;  // the sanitizer sees the first byte beyond
+    const size_t guard = 0;  // the sanitizer reports the first byte beyond
 #else
     const size_t guard = GUARD_BYTES;
 #endif

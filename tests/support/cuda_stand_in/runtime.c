@@ -1,6 +1,6 @@
 // CUDA's runtime as far as ONNX Runtime's CUDA provider calls it, on a machine without a GPU. Memory of the device is
-// plain memory, copies copy, kernels do nothing, and every call that a captured stream could mind is told, a line each:
-// name, bytes, and for a copy its ends (H or D). What is not here, `cuda_stand_in.py` adds: functions that return 0.
+// plain memory, copies copy, kernels do nothing, and every call that could break the capture of a stream is logged, a line each:
+// name, bytes, and for a copy its ends (H or D). `cuda_stand_in.py` adds all other functions, which return 0.
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static FILE* log_file;
 
-static void tell(const char* name, size_t bytes, const char* more) {
+static void record(const char* name, size_t bytes, const char* more) {
   pthread_mutex_lock(&lock);
   if (log_file == NULL) log_file = fopen(getenv("CUDA_STAND_IN_LOG"), "a");
   fprintf(log_file, "%s %zu %s\n", name, bytes, more);
@@ -18,14 +18,14 @@ static void tell(const char* name, size_t bytes, const char* more) {
   pthread_mutex_unlock(&lock);
 }
 
-void stand_in_mark(const char* what) { tell("mark", 0, what); }
+void stand_in_mark(const char* what) { record("mark", 0, what); }
 
 struct Allocation {
   char* begin;
   size_t bytes;
   struct Allocation* next;
 };
-static struct Allocation* allocations;  // never given back, so that an address says for good where it is
+static struct Allocation* allocations;  // never freed, so that an address determines its device
 
 static int on_device(const void* address) {
   for (const struct Allocation* a = allocations; a != NULL; a = a->next)
@@ -34,7 +34,7 @@ static int on_device(const void* address) {
 }
 
 static cudaError_t allocate(const char* name, void** to, size_t bytes, int device) {
-  tell(name, bytes, "");
+  record(name, bytes, "");
   if (posix_memalign(to, 512, bytes + 512) != 0) return cudaErrorMemoryAllocation;
   memset(*to, 0, bytes + 512);
   if (!device) return cudaSuccess;
@@ -52,20 +52,20 @@ cudaError_t cudaMalloc(void** to, size_t bytes) { return allocate("cudaMalloc", 
 cudaError_t cudaHostAlloc(void** to, size_t bytes, unsigned flags) { return allocate("cudaHostAlloc", to, bytes, 0); }
 cudaError_t cudaMallocHost(void** to, size_t bytes) { return allocate("cudaMallocHost", to, bytes, 0); }
 
-#define TELL(name, parameters)  \
+#define RECORD(name, parameters)  \
   cudaError_t name parameters { \
-    tell(#name, 0, "");         \
+    record(#name, 0, "");         \
     return cudaSuccess;         \
   }
-TELL(cudaFree, (void* address))
-TELL(cudaFreeHost, (void* address))
-TELL(cudaStreamSynchronize, (cudaStream_t stream))
-TELL(cudaDeviceSynchronize, (void))
-TELL(cudaEventSynchronize, (cudaEvent_t event))
+RECORD(cudaFree, (void* address))
+RECORD(cudaFreeHost, (void* address))
+RECORD(cudaStreamSynchronize, (cudaStream_t stream))
+RECORD(cudaDeviceSynchronize, (void))
+RECORD(cudaEventSynchronize, (cudaEvent_t event))
 
 static cudaError_t copy(const char* name, void* to, const void* from, size_t bytes) {
   const char ends[] = {on_device(from) ? 'D' : 'H', on_device(to) ? 'D' : 'H', 0};
-  tell(name, bytes, ends);
+  record(name, bytes, ends);
   memmove(to, from, bytes);
   return cudaSuccess;
 }
@@ -81,13 +81,13 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  tell("cudaLaunchHostFunc", 0, "");
+  record("cudaLaunchHostFunc", 0, "");
   function(data);
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** arguments, size_t shared,
                              cudaStream_t stream) {
-  tell("cudaLaunchKernel", 0, "");
+  record("cudaLaunchKernel", 0, "");
   return cudaSuccess;
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t f, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t s) {
