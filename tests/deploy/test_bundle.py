@@ -179,7 +179,7 @@ def test_truncated_file(copy: Path, file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
-def test_one_changed_byte(copy: Path, file: str, place: float) -> None:
+def test_one_changed_byte_is_refused(copy: Path, file: str, place: float) -> None:
     content = bytearray((copy / file).read_bytes())
     content[int(place * (len(content) - 1))] ^= 1
     (copy / file).write_bytes(content)
@@ -374,7 +374,7 @@ def test_link_inside_the_folder_is_fine(copy: Path) -> None:
     assert Bundle.load(copy)
 
 
-def test_links_in_a_circle(copy: Path) -> None:
+def test_circular_links(copy: Path) -> None:
     (copy / "encoder.onnx").unlink()
     (copy / "encoder.onnx").symlink_to("encoder.onnx")
     refused(copy, "encoder.onnx")

@@ -372,7 +372,7 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
-def test_mistake(
+def test_wrong_arguments_are_one_line_errors(
     bundle: Path, texts: Path, tmp_path: Path, call: Command, arguments: list[str], parts: list[str], code: int
 ) -> None:
     names = {"bundle": bundle, "texts": texts, "missing": tmp_path / "missing"}
@@ -417,7 +417,7 @@ def test_damaged_bundle(bundle: Path, call: Command, tmp_path: Path) -> None:
 # The process
 
 
-def test_closed_pipe(bundle: Path) -> None:
+def test_closed_output_pipe(bundle: Path) -> None:
     command = [*MODULE, str(bundle), "-", "--batch-size", "1", *SHORT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdin and running.stdout and running.stderr
@@ -461,7 +461,7 @@ def test_full_disk(bundle: Path, texts: Path) -> None:
 @pytest.mark.parametrize(
     ("closed", "part"), [("<&-", "standard input is closed"), (">&-", "standard output is closed")]
 )
-def test_closed_streams(bundle: Path, texts: Path, closed: str, part: str) -> None:
+def test_closed_standard_streams(bundle: Path, texts: Path, closed: str, part: str) -> None:
     source = "-" if closed == "<&-" else str(texts)
     done = process(*MODULE, bundle, source, command=["sh", "-c", f'exec "$@" {closed}', "sh"])
     done.failed(part)

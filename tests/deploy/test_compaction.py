@@ -127,7 +127,7 @@ def test_compaction_changes_no_result(size: int, seed: int, num_beams: int, aske
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_synthetic_samples_end_at_different_steps(num_beams: int, early_stopping: bool | str) -> None:
-    """Otherwise the comparison above would compare two equal runs."""
+    """Compaction removes rows in these runs; without that the comparison above would prove nothing."""
     asked = {"num_beams": num_beams, "early_stopping": early_stopping, "max_length": 14}
     options = resolve_options(DEFAULTS, asked, vocab_size=VOCABULARY, max_positions=20)
     removed_rows = staying_rows = 0

@@ -37,7 +37,7 @@ def changed(source: Path, target: Path, change: Any) -> Bundle:
 
 
 @pytest.mark.parametrize("family", ["bart", "whisper", "gpt2", "prophetnet"])
-def test_a_bundle_is_no_way_from_itself(bundles: BundleCache, family: str) -> None:
+def test_bundle_does_not_differ_from_itself(bundles: BundleCache, family: str) -> None:
     bundle = Bundle.load(bundles("dedup", family))
     engine = OnnxRuntimeCpu(bundle, 1)
     found = compare_runtimes(bundle, engine, engine, sources_of(bundle), steps=5)
@@ -71,14 +71,14 @@ def test_the_error_is_that_of_torch_s_log_probabilities(bundles: BundleCache) ->
     assert few.error == pytest.approx(np.sqrt(np.nanmean(np.square(both)) / np.nanmean(np.square(spread))), rel=1e-4)
 
 
-def test_no_numbers_are_an_infinite_error(bundles: BundleCache, tmp_path: Path) -> None:
+def test_nan_is_an_infinite_error(bundles: BundleCache, tmp_path: Path) -> None:
     bundle = Bundle.load(bundles("dedup"))
     other = changed(bundle.path, tmp_path / "other", lambda numbers: numbers.fill(np.nan))
     engines = OnnxRuntimeCpu(bundle, 1), OnnxRuntimeCpu(other, 1)
     assert compare_runtimes(bundle, *engines, sources_of(bundle), steps=3).error == math.inf
 
 
-def test_as_a_program(bundles: BundleCache) -> None:
+def test_comparison_as_a_program(bundles: BundleCache) -> None:
     folder = str(bundles("el"))
     command = [sys.executable, "-m", "tightbeam.deploy.compare", folder, folder, "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

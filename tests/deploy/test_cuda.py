@@ -61,7 +61,7 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         CudaDevice(cuda)
 
 
-def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the kind of memory, and the bytes that were requested."""
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
@@ -81,7 +81,7 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         device.capture(lambda: None)  # type: ignore[arg-type]
 
 
-def test_host_arrays_outlive_everything_but_their_users() -> None:
+def test_host_arrays_are_freed_after_their_last_use() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
     array = device.host_array((2, 3), np.int64)[1:]

@@ -83,14 +83,14 @@ def test_no_engine(bundle: Bundle) -> None:
     assert engine_names(bundle.path) == []
 
 
-def test_the_engine_that_fits(bundle: Bundle) -> None:
+def test_one_matching_engine(bundle: Bundle) -> None:
     written = add(bundle)
     assert engine_names(bundle.path) == ["a"]
     assert find_engine(bundle, None, *HERE) == find_engine(bundle, "a", *HERE) == written
     assert written.file(written.entry.decoder).read_bytes().startswith(b"a decoder")
 
 
-def test_the_one_of_several_that_fits(bundle: Bundle) -> None:
+def test_one_match_among_several_engines(bundle: Bundle) -> None:
     add(bundle, "a", capabilities=("80", "86"))
     fitting = add(bundle, "b", capabilities=("89", "120"))
     add(bundle, "c", tensorrt_version="1.6")
@@ -99,7 +99,7 @@ def test_the_one_of_several_that_fits(bundle: Bundle) -> None:
     assert find_engine(bundle, None, "tensorrt", "1.7", "89").name == "d"
 
 
-def test_several_that_fit(bundle: Bundle) -> None:
+def test_several_matching_engines(bundle: Bundle) -> None:
     add(bundle, "a")
     add(bundle, "b", precision="fp16")
     with pytest.raises(EngineFileError, match=r"has several engines that fit: a, b; name one, tensorrt:NAME"):
@@ -156,7 +156,7 @@ def test_the_command_of_an_error_replaces_the_engine(bundle: Bundle) -> None:
     ] * 3
 
 
-def test_an_engine_of_another_gpu_stays(bundle: Bundle) -> None:
+def test_error_does_not_suggest_replacing_an_engine_of_another_gpu(bundle: Bundle) -> None:
     add(bundle, capabilities=("120",))
     assert "--force" not in refused(bundle, "--compute-capability 89")
 
@@ -164,7 +164,7 @@ def test_an_engine_of_another_gpu_stays(bundle: Bundle) -> None:
 # Damage
 
 
-def test_an_engine_of_another_state(bundle: Bundle) -> None:
+def test_engine_built_from_an_older_bundle(bundle: Bundle) -> None:
     add(bundle, built_from={**engine_entry(bundle).built_from, "decoder.onnx": hashlib.sha256(b"older").hexdigest()})
     refused(bundle, "engines/a was built from another state of this bundle", "--max-new-tokens 50")
 
@@ -291,7 +291,7 @@ def test_failure_while_writing(bundle: Bundle, failing: Fill, expected: type[Bas
     assert load_engine(bundle, "a") == written
 
 
-def test_a_name_that_is_taken(bundle: Bundle) -> None:
+def test_model_name_that_is_taken(bundle: Bundle) -> None:
     add(bundle)
     with pytest.raises(EngineFileError, match=r"engines/a exists; choose another --name, or replace it with --force"):
         add(bundle, precision="fp16")

@@ -109,7 +109,7 @@ def test_lengths_are_those_of_transformers(defaults: dict[str, Any], overrides: 
 
 
 def transformers_lengths(defaults: dict[str, Any], overrides: dict[str, Any], positions: int) -> tuple[int, int] | None:
-    """The (max_length, min_length) that `generate` arrives at, as its generation loop receives them; None where it refuses."""
+    """The (max_length, min_length) that the loop of `generate` receives; None where it refuses."""
     model = BartForConditionalGeneration(
         BartConfig(
             vocab_size=VOCABULARY,
@@ -153,7 +153,7 @@ def test_fill_token() -> None:
     assert resolve(eos_token_id=[7, 2], pad_token_id=0).fill_token_id == 7
 
 
-def test_candidates() -> None:
+def test_number_of_candidates() -> None:
     assert [resolve(num_beams=4, eos_token_id=eos).candidates for eos in (2, [2, 3], [2, 3, 4])] == [8, 12, 16]
     assert resolve({"eos_token_id": None}, num_beams=4).candidates == 8
     assert resolve(num_beams=25).candidates == VOCABULARY
@@ -324,7 +324,7 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_refusals(overrides: dict[str, Any], message: str) -> None:
+def test_refused_settings(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(GenerationError) as caught:
         resolve(**overrides)
     assert str(caught.value) == message

@@ -90,7 +90,7 @@ def test_compaction(bundles: BundleCache, variant: str) -> None:
 
 
 @pytest.mark.parametrize("together", [1, 40, 200])
-def test_samples_are_encoded_some_at_a_time(bundles: BundleCache, together: int) -> None:
+def test_encoder_runs_in_parts(bundles: BundleCache, together: int) -> None:
     """The smallest parts that are aligned."""
     path = bundles("baseline", "bart")
     made, expected = in_memory(path, together), Runner.load(path, threads=1)
@@ -100,7 +100,7 @@ def test_samples_are_encoded_some_at_a_time(bundles: BundleCache, together: int)
     assert made.encoder.runs == {1: 9, 40: 9, 200: 2}[together]
 
 
-def test_parts_are_aligned(bundles: BundleCache) -> None:
+def test_encoder_inputs_of_each_part_are_aligned(bundles: BundleCache) -> None:
     """5 token ids are 40 bytes: the 32nd sample is the next one that is aligned."""
     path = bundles("dedup", "bart")
     made, expected = in_memory(path, 1), Runner.load(path, threads=1)
@@ -109,7 +109,7 @@ def test_parts_are_aligned(bundles: BundleCache) -> None:
     assert made.encoder.runs == 2
 
 
-def test_only_candidates_come_back(bundles: BundleCache) -> None:
+def test_only_candidates_are_copied_to_the_host(bundles: BundleCache) -> None:
     """A step's copies: the small inputs in two pieces, and three arrays [B, C]."""
     path = bundles("el", "bart")
     made = in_memory(path)
@@ -141,7 +141,7 @@ def feed(decodings: Sequence[Decoding], step: int, token: int = 7, normalize: bo
 
 
 def test_a_setting_changed_during_a_run_takes_effect(bundles: BundleCache) -> None:
-    """It is in host memory; a captured step would use the old value."""
+    """The setting is in host memory; a captured step would use the old value."""
     made = in_memory(bundles("dedup", "bart"))
     expected = OnnxRuntimeCpu(made.runner.bundle, threads=1)
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
@@ -227,7 +227,7 @@ def test_caches_of_another_size_are_freed_before_the_encoder_runs(bundles: Bundl
     assert taken[0] < held
 
 
-def test_content_of_new_memory(bundles: BundleCache) -> None:
+def test_new_memory_is_cleared(bundles: BundleCache) -> None:
     """Caches are read past the written positions, under a mask; banned tokens are written where there are some."""
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
@@ -428,7 +428,7 @@ def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("provider")
 def test_options_of_the_sessions(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the runtime's stream, with the library, and such that a captured step allocates no memory."""
+    """Sessions run on the runtime's stream, with the library, and allocate no memory in a captured step."""
     bundle = Bundle.load(bundles("dedup", "bart"))
     engine = OnnxRuntimeCpu(bundle, threads=1)
     library = Path(__file__)
@@ -469,7 +469,7 @@ def test_options_of_the_sessions(bundles: BundleCache, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("provider")
-def test_with_a_provider_that_does_not_load(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_provider_that_does_not_load(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime takes the CPU in its place, without an error."""
     bundle = Bundle.load(bundles("dedup", "bart"))
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "none")

@@ -118,7 +118,7 @@ def test_compaction(bundles: BundleCache, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", PRESETS)
-def test_all_but_sizes_runs_on_the_gpu(bundles: BundleCache, variant: str) -> None:
+def test_all_nodes_but_sizes_run_on_the_gpu(bundles: BundleCache, variant: str) -> None:
     engine = engine_of(Runner.load(bundles(variant, "bart"), device="cuda"))
     for session in engine.sessions:
         found = placement(session)

@@ -65,7 +65,7 @@ def same(one: SearchResult, other: SearchResult) -> None:
         ([[5] * 65], "65 positions, more than the model's 64"),
     ],
 )
-def test_ids_that_cannot_be_run(runner: Runner, ids: Any, part: str) -> None:
+def test_invalid_ids_are_refused(runner: Runner, ids: Any, part: str) -> None:
     with pytest.raises(InputError) as caught:
         runner.generate(ids, max_new_tokens=2)
     assert part in str(caught.value)
@@ -87,13 +87,13 @@ def test_ids_that_cannot_be_run(runner: Runner, ids: Any, part: str) -> None:
         (np.array([[1, 1, 1, 1], [0, 0, 0, 0]]), "sample 1 has no token"),
     ],
 )
-def test_masks_that_cannot_be_run(runner: Runner, mask: Any, part: str) -> None:
+def test_invalid_masks_are_refused(runner: Runner, mask: Any, part: str) -> None:
     with pytest.raises(InputError) as caught:
         runner.generate(IDS, mask, max_new_tokens=2)
     assert part in str(caught.value)
 
 
-def test_any_integers_and_any_layout(runner: Runner) -> None:
+def test_ids_of_any_integer_type_and_layout(runner: Runner) -> None:
     expected = runner.generate(IDS, MASK, num_beams=3, max_new_tokens=6)
     assert expected.sequences.dtype == np.int64
     assert expected.scores is not None and expected.scores.dtype == np.float32
@@ -199,7 +199,7 @@ def test_sizes_that_the_graphs_do_not_have(bundle: Path, tmp_path: Path, change:
     ],
     ids=range(10),
 )
-def test_texts_that_cannot_be_run(runner: Runner, texts: Any, part: str) -> None:
+def test_invalid_texts_are_refused(runner: Runner, texts: Any, part: str) -> None:
     with pytest.raises(InputError) as caught:
         runner.generate_text(texts, max_new_tokens=2)
     assert part in str(caught.value)

@@ -253,7 +253,7 @@ def test_length_penalty_and_early_stopping(eos: str, length_penalty: float, earl
     ],
     ids=repr,
 )
-def test_one_feature(asked: dict[str, Any], num_beams: int) -> None:
+def test_each_setting_alone(asked: dict[str, Any], num_beams: int) -> None:
     for eos in MODELS:
         check(eos, 3, {**asked, "num_beams": num_beams})
     check("often", 2, {"num_beams": num_beams, "num_return_sequences": num_beams}, defaults=asked)
@@ -275,7 +275,7 @@ def test_one_feature(asked: dict[str, Any], num_beams: int) -> None:
     ],
     ids=repr,
 )
-def test_a_prompt(asked: dict[str, Any], num_beams: int) -> None:
+def test_search_with_a_decoder_prompt(asked: dict[str, Any], num_beams: int) -> None:
     for eos in MODELS:
         check(eos, 3, {**asked, "num_beams": num_beams}, after_start=(9,))
         check(eos, 2, {**asked, "num_beams": num_beams, "num_return_sequences": num_beams}, after_start=(5, 12, 9))

@@ -183,7 +183,7 @@ def test_caches_are_reused_by_the_next_batch_of_this_shape(bundles: BundleCache)
 
 
 def test_interleaved_decodings(bundles: BundleCache) -> None:
-    """Both use one context, so each binds it again."""
+    """The two decodings share one context, so each binds it again."""
     made = in_memory(bundles("dedup", "bart"))
     expected = Runner.load(made.runner.bundle.path, threads=1)
 
@@ -285,7 +285,7 @@ def test_errors_of_tensorrt(bundles: BundleCache) -> None:
     expect_nothing_left(cuda)
 
 
-def test_a_graph_that_makes_another_shape(bundles: BundleCache) -> None:
+def test_output_of_another_shape_is_an_error(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     shape = made.decoder.output_shape
     made.decoder.output_shape = lambda name: (*shape(name), 1)  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ def test_truncation_to_many_lengths_keeps_one_copy(bundle: Path) -> None:
 
 
 def test_truncation_and_padding_in_tokenizer_json_are_ignored(bundle: Path, tmp_path: Path) -> None:
-    """Checkpoints ship what their last user had set; transformers overrides it at each call."""
+    """Checkpoints carry the last settings of their author; transformers overrides them at each call."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer" / "tokenizer.json"))
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=200)

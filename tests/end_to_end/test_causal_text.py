@@ -87,7 +87,7 @@ def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointC
 def test_variants_ruled_out_by_sizes_are_refused_before_tracing(
     checkpoints: CheckpointCache, tmp_path: Path, family: str, choice: dict[str, str], reason: str
 ) -> None:
-    """Before the model generates and is traced, which takes long, and nothing is left of it."""
+    """The refusal comes before the slow generation and tracing, and leaves no files."""
     steps: list[str] = []
     with pytest.raises(PassError, match=reason):
         export_model(checkpoints(family, **TEXT), tmp_path / "out", **choice, on_step=steps.append)
@@ -150,7 +150,7 @@ def test_a_prompt_too_long_is_isolated(runner: Runner) -> None:
 
 
 def test_a_long_prompt_does_not_shorten_others(runner: Runner) -> None:
-    """Without a setting 20 tokens are made, as far as the positions go, of each line of its own."""
+    """The default is 20 new tokens, as far as the positions of each line by itself allow."""
     lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
     settings: dict[str, Any] = {"num_beams": 1, "eos_token_id": None}
     results = list(run_text_input(runner, lines, ids=True, **settings))

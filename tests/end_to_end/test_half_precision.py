@@ -119,7 +119,7 @@ Known = Callable[[str], tuple[Sources, Array, Array, Array]]
 
 
 def assert_as_exact_as_torch(bundle: Bundle, known: tuple[Sources, Array, Array, Array]) -> None:
-    """In float16; and no more exact than float16 can be, which would be another precision."""
+    """Assert float16's error: no larger than torch's, and not so small that another precision must have been used."""
     sources, tokens, exact, naive = known
     vocabulary = bundle.manifest.sizes.vocabulary
     found, _ = log_probabilities(bundle, OnnxRuntimeCpu(bundle, 1), sources, STEPS, vocabulary, tokens)

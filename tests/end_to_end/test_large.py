@@ -1,4 +1,4 @@
-"""The sizes of bart-large-cnn, random weights: cost of an export, and cache bytes of each variant. Takes minutes and gigabytes."""
+"""The sizes of bart-large-cnn, random weights: cost of an export, cache bytes of variants. Minutes, gigabytes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_bucket_table_matches_transformers(bundles: BundleCache) -> None:
     assert table[-1] == config.num_buckets - 1 > table[config.num_buckets // 2] > table[0] == 0
 
 
-def test_streams_without_a_past_match_the_steps(bundles: BundleCache) -> None:
+def test_two_streams_without_a_cache_match_the_steps(bundles: BundleCache) -> None:
     """The guard measures what the steps compute, which `use_cache=False` of transformers does not give. In float64, but
     for the softmax of transformers' steps."""
     checkpoint = load_checkpoint(bundles.checkpoints("prophetnet", ngram=3))
@@ -96,7 +96,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 3)])
 
 
-def test_the_predicting_stream_is_not_cached(bundles: BundleCache) -> None:
+def test_only_the_main_stream_is_cached(bundles: BundleCache) -> None:
     """A bundle allocates what the formula gives for the main stream alone."""
     for variant, preset in PRESETS.items():
         runner = Runner.load(bundles(variant, "prophetnet"), threads=1)

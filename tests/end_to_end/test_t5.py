@@ -84,7 +84,7 @@ def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_each_layer_may_have_another_cache(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
-    """Also beside ``kv-reordered``, whose layers alone still read the length of a past."""
+    """Mixtures include ``kv-reordered``, whose layers alone still read the length of a past."""
     family = FAMILIES[seed % 3]
     runner = Runner.load(bundles.mixed(family, seed, tmp_path / "mixed"), threads=1)
     expect_equal(runner, bundles.trace(family)[0].model, runs_of(runner, SETTINGS[3:9]))

@@ -118,7 +118,13 @@ def test_features_match_transformers(checkpoints: CheckpointCache, tmp_path: Pat
         log_mel = LogMel.read(tmp_path / "preprocessor_config.json")
         np.testing.assert_allclose(log_mel.filters, extractor.mel_filters, rtol=1e-9, atol=1e-12)
         noise = np.random.default_rng(0).standard_normal(7 * RATE_HZ).astype(np.float32) / 9
-        for waveform in (chirp(30.0), chirp(3.3) + noise[: int(3.3 * RATE_HZ)], noise, np.zeros(5, np.float32), chirp(40)):
+        for waveform in (
+            chirp(30.0),
+            chirp(3.3) + noise[: int(3.3 * RATE_HZ)],
+            noise,
+            np.zeros(5, np.float32),
+            chirp(40),
+        ):
             cut = waveform[: log_mel.samples]
             (naive,) = extractor(waveform, sampling_rate=RATE_HZ, return_tensors="np").input_features
             padded = np.pad(cut.astype(np.float64), (0, log_mel.samples - len(cut)))

@@ -55,7 +55,7 @@ def test_weights_are_counted_as_the_graphs_have_them(canonical: ModelGraphs, var
     assert products_of(graphs.decoder) == in_decoder
 
 
-def test_a_machine_of_memory_prefers_what_reads_least_and_one_of_arithmetic_what_multiplies_least() -> None:
+def test_memory_bound_machine_prefers_fewest_bytes_and_compute_bound_fewest_flops() -> None:
     counts = count_weights_of_large()
     run_size = RunSize(B=32, M=4, N=1024, T=100)
 

@@ -1,5 +1,5 @@
-"""Bundles to TensorRT engines, on a machine without a GPU: every variant and family parses and builds, what TensorRT is
-given gives the bundle's own tokens, and nothing that a plugin or TensorRT does ends the process."""
+"""Bundles to TensorRT engines, on a machine without a GPU: every variant and family parses and builds, the
+graphs for TensorRT give the tokens of the bundle, and no failure of a plugin or of TensorRT ends the process."""
 
 from __future__ import annotations
 
@@ -325,7 +325,9 @@ def with_renamed_input(model: onnx.ModelProto) -> None:
     ("change", "message"),
     [(with_unknown_operator, "it has unknown operators: Nonsense"), (with_renamed_input, "is not output of any prev")],
 )
-def test_graphs_that_are_none(own_bundle: Path, change: Callable[[onnx.ModelProto], None], message: str) -> None:
+def test_graphs_that_tensorrt_cannot_parse(
+    own_bundle: Path, change: Callable[[onnx.ModelProto], None], message: str
+) -> None:
     bundle = Bundle.load(own_bundle)
     model = onnx.load(own_bundle / "decoder.onnx", load_external_data=False)
     change(model)

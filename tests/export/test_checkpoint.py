@@ -274,7 +274,7 @@ def test_an_unreachable_hub_fails_at_once(name: str) -> None:
     assert "bart-large-cnn" in message
 
 
-def test_a_file_or_an_empty_folder(tmp_path: Path) -> None:
+def test_file_or_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert "no config.json" in refusal(tmp_path)
     (tmp_path / "a.txt").write_text("x")
     assert "expected a checkpoint folder" in refusal(tmp_path / "a.txt")
@@ -405,7 +405,7 @@ def test_weights_that_do_not_fit(
     assert expected in refusal(folder)
 
 
-def test_all_errors_at_once(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c")
 
     def change(weights: dict[str, torch.Tensor]) -> None:

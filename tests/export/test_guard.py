@@ -119,7 +119,7 @@ def test_keys_without_an_inverse_are_no_error(checkpoints: CheckpointCache, tmp_
 
 @pytest.mark.parametrize("factor", [0.0, 3e5])
 @pytest.mark.parametrize("variant", ["el", "kcache"])
-def test_numbers_beyond_half_precision_and_none_at_all_are_no_error(
+def test_values_beyond_float16_and_a_pruned_layer_are_no_error(
     checkpoints: CheckpointCache, tmp_path: Path, variant: str, factor: float
 ) -> None:
     """A pruned layer, and activations that float16 does not have."""

@@ -57,7 +57,7 @@ def exact_logits(model: Any, run: dict[str, Any]) -> Any:
 
 
 def untouched_logits(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
-    """Logits of the canonical graphs, whose past holds the prompt: row by row, since they mask no padding and no window."""
+    """Logits of the canonical graphs, the prompt in their past: row by row, for they mask no padding and no windows."""
     encoder, decoder = sessions(graphs, run["folder"])
     found = np.zeros((T, R, graphs.sizes.vocabulary), np.float32)
     for row in range(R):
@@ -139,7 +139,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize(("family", "kinds"), PLANS, ids=lambda value: value if isinstance(value, str) else str(value))
-def test_a_plan_changes_nothing_but_the_form(
+def test_plan_preserves_logits(
     family: str, kinds: list[tuple[str, str]], known: dict[str, Any], run_: dict[str, Any]
 ) -> None:
     canonical, untouched, exact = known[family]
@@ -157,7 +157,7 @@ def test_the_trace_holds_standard_operators_and_no_cache(known: dict[str, Any]) 
             assert not any(node.op in ("Split", "Slice") and "Attention" in node.name for node in graph.nodes)
 
 
-def test_the_prompt_graph_ends_with_what_is_kept(known: dict[str, Any]) -> None:
+def test_prompt_graph_ends_with_its_caches(known: dict[str, Any]) -> None:
     """Nothing behind the last layer's projections is run; both graphs read one weight for each layer's projections."""
     graphs = rewritten(known["gpt2"][0], list(same_for_all(PRESETS["dedup"], 3, "")))
     assert [tensor.name for tensor in graphs.encoder.outputs] == [

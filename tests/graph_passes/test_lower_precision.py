@@ -75,7 +75,7 @@ def typed_inputs(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[
 
 
 def assert_typed(graph: onnx.GraphProto, low: int) -> None:
-    """No node mixes types, and each has that which it should."""
+    """Assert that no node mixes types, and that each node has its expected type."""
     types = types_of(graph)
     assert {types[name] for node in graph.node for name in node.output if name} & set(LOW.values()) == {low}
     casts = [(node.input[0], node.attribute[0].i) for node in graph.node if node.op_type == "Cast"]
@@ -103,7 +103,7 @@ def assert_typed(graph: onnx.GraphProto, low: int) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_types(bundles: BundleCache, tmp_path: Path, family: str, variant: str, precision: str) -> None:
+def test_types_of_all_tensors(bundles: BundleCache, tmp_path: Path, family: str, variant: str, precision: str) -> None:
     graphs = lowered(bundles, family, variant, precision)
     found = models(graphs, tmp_path)
     low = LOW[precision]
@@ -306,7 +306,7 @@ def test_types_that_do_not_agree_are_named(sizes: Sizes) -> None:
         lower_precision(graphs, "fp16")
 
 
-def test_weights_are_shared_as_before_and_the_original_keeps_its_own(
+def test_weights_stay_shared_and_the_original_graphs_unchanged(
     bundles: BundleCache, known: Known, tmp_path: Path
 ) -> None:
     canonical = bundles.trace("bart")[1]

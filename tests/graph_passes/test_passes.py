@@ -116,7 +116,7 @@ def untouched(canonical: ModelGraphs, run_: dict[str, Any]) -> Array:
     return decode(canonical, run_)
 
 
-def test_the_untouched_export_is_the_model(untouched: Array, exact: Array) -> None:
+def test_unmodified_export_matches_torch(untouched: Array, exact: Array) -> None:
     np.testing.assert_allclose(untouched, exact, rtol=1e-4, atol=1e-4)
 
 
@@ -149,7 +149,7 @@ def test_the_trace_holds_standard_attention_and_no_cache(canonical: ModelGraphs)
     ],
     ids=lambda passes: "-".join(apply.__name__ for apply in passes),
 )
-def test_a_pass_changes_nothing_but_the_form(
+def test_passes_preserve_logits(
     passes: tuple[Pass, ...], canonical: ModelGraphs, run_: dict[str, Any], untouched: Array, exact: Array
 ) -> None:
     graphs = canonical.copy()
@@ -283,7 +283,7 @@ def test_every_layer_may_have_other_caches(
     assert_close(decode(graphs, run_), exact, untouched, LUCK)
 
 
-def test_an_attention_of_another_form_is_an_error_that_names_the_node(canonical: ModelGraphs) -> None:
+def test_attention_of_unknown_form_is_an_error_that_names_the_node(canonical: ModelGraphs) -> None:
     graphs = canonical.copy()
     node = next(node for node in graphs.decoder.nodes if node.name == "cross.0")
     key = gs.Variable("negated")

@@ -60,12 +60,12 @@ def test_weights_below_the_threshold_count_as_nothing(
 @pytest.mark.skipif(LIBRARY is None, reason="the functions inside a model skip nothing")
 @pytest.mark.parametrize("threshold", [-0.1, 1.0, float("nan")])
 @pytest.mark.parametrize("name", CASES)
-def test_a_threshold_is_a_share_of_one(name: str, threshold: float) -> None:
+def test_threshold_outside_0_to_1_is_refused(name: str, threshold: float) -> None:
     with pytest.raises(Exception, match=f"{name}: attribute weight_threshold is"):
         run(name, with_threshold(CASES[name][0], threshold), LIBRARY)
 
 
-def test_the_pass_needs_an_attention_of_ours(bundles: BundleCache) -> None:
+def test_pass_needs_attention_operators(bundles: BundleCache) -> None:
     canonical = bundles.trace("bart")[1]
     for variant in ("dedup", "el"):
         graphs, _ = rewrite(canonical, same_for_all(PRESETS[variant], canonical.sizes.L, ""))

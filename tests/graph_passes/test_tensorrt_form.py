@@ -28,7 +28,7 @@ Array = Any
 
 
 def variant_of(bundles: BundleCache, family: str, variant: str) -> ModelGraphs:
-    """Without the search head, which gives no logits."""
+    """The graphs of a variant without the search head, so that they give logits."""
     graphs = bundles.trace(family)[1].copy()
     plan = same_for_all(PRESETS[variant], graphs.sizes.L, "")
     for apply in passes_of(plan, decoder_only=graphs.sizes.decoder_only):
@@ -40,7 +40,7 @@ def variant_of(bundles: BundleCache, family: str, variant: str) -> ModelGraphs:
 @pytest.mark.parametrize("variant", ["baseline", "dedup"])
 @pytest.mark.parametrize("family", ["bart", "t5", "whisper", "prophetnet", "gpt2", "llama", "mistral", "gpt_bigcode"])
 def test_attention_decomposed_is_as_exact(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
-    """Heads that share keys, windows, biases by distance and causal prompts are among these."""
+    """The families cover heads that share keys, windows, biases by distance and causal prompts."""
     model = bundles.trace(family)[0].model
     run = source_run(model, tmp_path)
     before = variant_of(bundles, family, variant)
@@ -51,7 +51,7 @@ def test_attention_decomposed_is_as_exact(bundles: BundleCache, family: str, var
     assert_close(logits_of(after, run), torch_logits(model, run, torch.float64), logits_of(before, run))
 
 
-def test_a_row_from_which_a_mask_hides_all_gives_numbers(bundles: BundleCache) -> None:
+def test_fully_masked_row_is_finite(bundles: BundleCache) -> None:
     sizes = bundles.trace("bart")[1].sizes
     shapes = {"query": (1, 2, 3, 4), "key": (1, 2, 5, 4), "value": (1, 2, 5, 6), "mask": (1, 1, 3, 5)}
     kinds = {name: np.dtype(np.bool_ if name == "mask" else np.float32) for name in shapes}
@@ -78,7 +78,7 @@ def test_a_row_from_which_a_mask_hides_all_gives_numbers(bundles: BundleCache) -
     np.testing.assert_allclose(after[:, :, 1], feeds["value"].mean(axis=2), rtol=1e-5, atol=1e-6)
 
 
-def test_an_attention_of_another_form_is_refused(bundles: BundleCache) -> None:
+def test_attention_of_unknown_form_is_refused(bundles: BundleCache) -> None:
     graphs = variant_of(bundles, "bart", "dedup")
     node = next(node for node in graphs.encoder.nodes if node.op == "Attention")
     node.attrs["softcap"] = 30.0
@@ -108,7 +108,7 @@ def test_a_cache_that_grows_keeps_growing(bundles: BundleCache) -> None:
 @pytest.mark.parametrize(
     ("family", "variant"), [("bart", "dedup"), ("t5", "el"), ("prophetnet", "slim"), ("llama", "dedup")]
 )
-def test_plugin_nodes_and_back(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
+def test_plugin_nodes_round_trip(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
     """Optional inputs between others are among these."""
     write_graphs(read_graphs(Bundle.load(bundles(variant, family))), tmp_path)
     model = onnx.load(tmp_path / "decoder.onnx", load_external_data=False)

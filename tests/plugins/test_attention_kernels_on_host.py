@@ -68,7 +68,7 @@ def test_a_sample_without_source_positions(name: str, dtype: str, multiprocessor
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", SOURCE_OPERATORS)
-def test_without_lse(name: str, dtype: str) -> None:
+def test_outputs_without_lse(name: str, dtype: str) -> None:
     case = rounded(MODULES[name].cases()[1], dtype)
     without = run_on_host(name, case, dtype, without=("lse",))
     assert without.keys() == {"output"}

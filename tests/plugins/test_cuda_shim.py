@@ -78,7 +78,7 @@ def test_shim_rounds_as_numpy_does(host: HostKernels, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_shim_multiplies_as_a_tensor_core(host: HostKernels, dtype: str) -> None:
+def test_shim_multiplies_like_a_tensor_core(host: HostKernels, dtype: str) -> None:
     generator = np.random.default_rng(0)
     a, b = (generator.integers(-8, 8, shape).astype(FLOATS[dtype]) for shape in ((16, 16), (16, 8)))
     d = generator.integers(-8, 8, (16, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""One library, several versions of ONNX Runtime: it runs in the version that it was built for, in the oldest and in later ones."""
+"""One library, several versions of ONNX Runtime: it runs in the oldest version and in later ones."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def drop(*tensors: str) -> Spoil:
 
 
 def row_bias(*shape: int, beside: bool = False) -> Spoil:
-    """In place of the bias that all rows share, or beside it."""
+    """A change to the inputs: a bias of each row, in place of the bias that all rows share or beside it."""
 
     def spoil(inputs: dict[str, Any]) -> None:
         if not beside:
@@ -226,7 +226,7 @@ def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
-    """In a merge of attention states such a sample has no weight."""
+    """Zeros with lse -inf: in a merge of attention states such a sample has no weight."""
     case = full_case(name)
     case.inputs["mask"][1] = False
     found = run(name, case, LIBRARY)

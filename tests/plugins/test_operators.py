@@ -137,7 +137,17 @@ OPTIONS = {
 
 
 def history_case(
-    name: str, seed: int, *, G: int, shared: int, half: int, T: int, unused: int, rotated: float, bias: str, **sizes: Any
+    name: str,
+    seed: int,
+    *,
+    G: int,
+    shared: int,
+    half: int,
+    T: int,
+    unused: int,
+    rotated: float,
+    bias: str,
+    **sizes: Any,
 ) -> Case:
     sizes |= {bias: True} if bias else {}
     case: Case = MODULES[name].random_case(

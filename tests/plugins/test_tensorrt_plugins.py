@@ -163,7 +163,7 @@ def first_and_fullest(name: str) -> list[Case]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
+def test_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
     """TensorRT finds the plugin and its output shapes and types, and keeps all attributes of the node."""
     if not tensorrt.is_rtx:
         pytest.skip("tensorrt builds no engine without a GPU")

@@ -50,8 +50,10 @@ class NodeKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Work:
-    """``kind``: that of a copy, "clear", or what runs. ``nbytes``: copied or cleared. ``source``, ``target``: of a
-    copy."""
+    """One operation on a stream.
+
+    ``kind``: that of a copy, "clear", or what runs. ``nbytes``: copied or cleared. ``source``, ``target``: of a copy.
+    """
 
     kind: str
     nbytes: int
@@ -61,7 +63,10 @@ class Work:
 
 
 class CudaInMemory:
-    """``done``: what ran so far, in order; ``launches``: of graphs. ``capacity``: bytes that may be allocated."""
+    """The stand-in for the module.
+
+    ``done``: operations that ran so far, in order; ``launches``: of graphs. ``capacity``: bytes that may be allocated.
+    """
 
     cudaError_t = Code
     cudaMemcpyKind = Kind
@@ -94,7 +99,7 @@ class CudaInMemory:
         self.capacity = 1 << 40
         self.broken = False
 
-    # ---- what a test asks
+    # ---- for tests
 
     def kinds(self) -> list[str]:
         return [work.kind for work in self.done]

@@ -29,7 +29,7 @@ def rounded(case: Case, dtype: str) -> Case:
 
 @contextmanager
 def rounding(name: str, dtype: str) -> Iterator[None]:
-    """The definitions round where the kernels with matrix units have to: weights, and rotated keys."""
+    """Round in the definitions where tensor-core kernels have to round: weights, and rotated keys."""
     if name == "BeamAttention" or dtype == "float32":
         yield
         return

@@ -42,7 +42,7 @@ class Memory(Protocol):
     address: int
 
     def check(self, op: str, writable: bool) -> None:
-        """Copy it back if it is ``writable``. Raises RuntimeError where the guards or a read-only array have changed."""
+        """Copy it back if it is ``writable``. Raises RuntimeError where guards or a read-only array changed."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""One node of an operator on ONNX Runtime, as its function or as the kernel of our library; and the check of its result."""
+"""One node of an operator on ONNX Runtime, as its function or as our kernel; and the check of its result."""
 
 from __future__ import annotations
 

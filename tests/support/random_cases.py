@@ -150,4 +150,4 @@ LONG: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "top-k-512": ("BeamTopK", dict(B=128, M=4, vocabulary=50265, C=8, T=4000, n=3, penalty=1.1, ids=60), (0, 77, 127)),
     "top-k-1280": ("BeamTopK", dict(B=320, M=4, vocabulary=50265, C=8, T=60), (0, 1, 160, 319)),
 }
-"""Name -> operator, sizes, and the samples (NGramBlock: rows) to compute by the definition: all where none are named."""
+"""Name -> operator, sizes, and the samples (NGramBlock: rows) to compute by the definition; without them, all."""

@@ -28,8 +28,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def serve_local() -> ModuleType:
     """tools/serve/serve_local.py; skips where there is no server for this machine."""
-    if fault := local_server.installation_fault():
-        pytest.skip(fault)
+    if reason := local_server.installation_error():
+        pytest.skip(reason)
     return local_server
 
 

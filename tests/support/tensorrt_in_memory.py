@@ -1,4 +1,4 @@
-"""A runner on ``TensorRTRuntime`` over plain memory: ONNX Runtime runs the bundle's graphs at the addresses that are set."""
+"""A runner on ``TensorRTRuntime`` over plain memory: ONNX Runtime runs the graphs at the addresses that are set."""
 
 from __future__ import annotations
 

@@ -29,16 +29,20 @@ def allowed(exact: Any, naive: Any, dtype: Any = np.float32) -> float:
 
 
 def assert_close(found: Any, exact: Any, naive: Any, luck: float = 1) -> None:
-    """Assert that one result of many numbers is within the bound. For few numbers, where chance decides the ratio of two
-    errors, pass ``luck=LUCK``."""
+    """Assert that one result of many numbers is within the bound.
+
+    The ratio of two errors of few numbers is a matter of luck: pass ``luck=LUCK``.
+    """
     assert np.shape(found) == np.shape(exact)
     bound = luck * allowed(exact, naive)
     assert error(found, exact) <= bound, f"{error(found, exact):.3g} > {bound:.3g}"
 
 
 def assert_runs_close(runs: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Assert that many results (found, exact, naive) of a few numbers each are within the bound, chance set aside: their
-    median is within it, and no single one exceeds it by more than ``LUCK``."""
+    """Assert that many results (found, exact, naive) of few numbers each are within the bound.
+
+    One ratio of two errors is a matter of luck, so the median is within it, and each within ``LUCK`` times it.
+    """
     ratios = [error(found, exact) / allowed(exact, naive) for found, exact, naive in runs]
     assert np.median(ratios) <= 1, f"error over allowed error: {ratios}"
     assert max(ratios) <= LUCK, f"error over allowed error: {ratios}"

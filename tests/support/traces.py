@@ -1,6 +1,6 @@
 """Traces of the tests' checkpoints: each is made once, for all processes of a test run and for later runs.
 
-They are stored in ``build/test-cache/<key>``, the key made of the sources of ``export``, ``graph_passes`` and ``plugins``
+They are in ``build/test-cache/<key>``, the key made of the sources of ``export``, ``graph_passes`` and ``plugins``
 and of the versions of what traces. Folders of other keys are removed.
 """
 

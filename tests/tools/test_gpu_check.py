@@ -308,7 +308,7 @@ def test_documents_with_any_line_ends(tool: Any, tmp_path: Path) -> None:
     assert hardware.read_text().count("## Some GPU (20") == 1
 
 
-def test_a_gpu_has_one_line(tool: Any, tmp_path: Path) -> None:
+def test_hardware_document_has_one_section_for_each_gpu(tool: Any, tmp_path: Path) -> None:
     body = "results.figure('gpu', 'A | GPU\\n## of two'); results.figure('driver', 'a\\nb')"
     write_section(tmp_path, "machine", body)
     check(tool, tmp_path, "machine")
@@ -345,7 +345,7 @@ SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n===
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "row", "fault"),
+    ("said", "code", "row", "failure"),
     [
         ("ERROR SUMMARY: 0 errors", 0, (12, "0"), ""),
         ("ERROR SUMMARY: 0 errors", 2, (12, "0"), ""),
@@ -359,12 +359,12 @@ SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n===
     ],
 )
 def test_output_of_compute_sanitizer(
-    monkeypatch: pytest.MonkeyPatch, said: str, code: int | None, row: tuple[int, str], fault: str
+    monkeypatch: pytest.MonkeyPatch, said: str, code: int | None, row: tuple[int, str], failure: str
 ) -> None:
     cases, errors, last = sanitizer.read_output(SANITIZED.format(said))
     assert ((cases, errors), last) == (row, said)
-    assert sanitizer.fault_of(code, cases, errors) == fault
-    assert sanitizer.fault_of(0, 0, "0") == "no case was looked at"
+    assert sanitizer.error_of(code, cases, errors) == failure
+    assert sanitizer.error_of(0, 0, "0") == "no case was looked at"
 
 
 def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch,
         tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
 
 
-def test_a_step_is_rehearsed(tmp_path: Path) -> None:
+def test_section_step_in_a_rehearsal(tmp_path: Path) -> None:
     output = tmp_path / "step.json"
     command = [sys.executable, "-m", "tools.gpu.step", "--rehearse", "--output", str(output)]
     subprocess.run(command, check=True, timeout=200, cwd=ROOT)

@@ -139,7 +139,7 @@ def test_a_wrong_token_is_found_and_its_side_not_timed(rehearsed: Rehearsed, tmp
 
 
 def shift_largest_weight(path: Path) -> None:
-    """Its rows, by one."""
+    """Shift the rows of the largest weight by one."""
     content = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     entries = json.loads(content[8:start])
@@ -329,7 +329,7 @@ def test_no_case_begins_when_time_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [(99.0, "missed"), (100.0, "met")])
-def test_the_target_is_of_ours_over_transformers_at_its_best_batch(tmp_path: Path, speed: float, verdict: str) -> None:
+def test_target_compares_best_batches_of_ours_and_transformers(tmp_path: Path, speed: float, verdict: str) -> None:
     tables, output = _generate_tables, tmp_path / "results.json"
     results = _results.Results(output)
 

@@ -36,7 +36,7 @@ def rehearse(section: str, folder: Path) -> dict[str, Any]:
     return {**found, "tables": {table["title"]: table for table in found["tables"]}}
 
 
-def test_rates(tmp_path: Path) -> None:
+def test_section_rates_in_a_rehearsal(tmp_path: Path) -> None:
     found = rehearse("rates", tmp_path)
     assert {title: len(table["rows"]) for title, table in found["tables"].items()} == {
         "Memory": 4,
@@ -49,7 +49,7 @@ def test_rates(tmp_path: Path) -> None:
     assert found["notes"] == ["A rehearsal on the host: no figure means anything."]
 
 
-def test_kernels(tmp_path: Path) -> None:
+def test_section_kernels_in_a_rehearsal(tmp_path: Path) -> None:
     cuda_host.kernels("attention"), cuda_host.kernels("search")  # compiled here, or the test is skipped
     found = rehearse("kernels", tmp_path)
     tables = found["tables"]

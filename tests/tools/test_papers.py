@@ -48,7 +48,7 @@ def test_the_papers_figures_are_those_of_our_formulas(module: ModuleType, table:
     figures.rich_table(made)
 
 
-def test_el_keeps_one_ninety_sixth_to_the_byte() -> None:
+def test_el_caches_exactly_one_ninety_sixth() -> None:
     one, two, layer = (figure.ours for figure in el.el_saving().figures)
     assert (one, two, layer) == (96, 48, 24)
     by_cell = {(f.row, f.column): f.ours for f in el.el_memory().figures}
@@ -107,7 +107,7 @@ def test_quotients_of_rounded_cells() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_all_forms_of_attention_are_one(beams: int) -> None:
+def test_all_forms_of_attention_agree(beams: int) -> None:
     """Forms are compared with the definition before they are timed; a wrong one is refused by name."""
     times = attention_times
     sizes = Sizes(D=40, H=5, G=5, K=8, V=8, L=1, vocabulary=1, source_vocabulary=1, max_source=1, max_target=1)

@@ -40,7 +40,7 @@ from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.resolve import resolve
 from tightbeam.export.errors import ExportError
 from tools.bench.closed_loop import ClosedLoop, Load
-from tools.serve.serve_local import LocalServer, ServerError, installation_fault
+from tools.serve.serve_local import LocalServer, ServerError, installation_error
 from tools.serve.serving_client import read_parameter
 
 BARE, SERVED, NAIVE = "bare", "served", "naive"
@@ -94,8 +94,8 @@ def main(
     )
     try:
         serving.check()
-        if fault := installation_fault():
-            raise ServerError(fault)
+        if reason := installation_error():
+            raise ServerError(reason)
         bench = _Bench(bundle, checkpoint, serving, parameters, sources, (source_count, source_tokens))
         console.print(f"parity: {bench.check()}")
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Short made-up news reports with one-line headlines: the training text of the demo model in `export/demo`.
 
-A report describes one event in two neighbouring sentences (what, where and how many; then who and when) and pads it with
+A report gives one event in two neighbouring sentences (what, where and how many; then who and when) and pads it with
 sentences about other people, towns and numbers. Its headline must copy the event's facts and nothing else, so anyone
 can judge a model by looking. Each event has several admissible headlines of different length, drawn at random for
 training: the wording is ambiguous on purpose, so that search strategies differ.

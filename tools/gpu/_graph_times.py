@@ -105,7 +105,7 @@ def begin(output: Path, rehearse: bool) -> tuple[Place, Results]:
 
 
 def place_of(rehearse: bool) -> Place:
-    """Raises RuntimeError where there is no GPU and no rehearsal is wanted."""
+    """The GPU, or the host in a rehearsal. Raises RuntimeError without a GPU outside a rehearsal."""
     if rehearse:
         return OnHost()
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The report of `gpu_check.py`: the outcomes of the sections, as JSON, as Markdown, and as a part of docs/hardware.md."""
+"""The report of `gpu_check.py`: outcomes of the sections, as JSON, as Markdown, and as a part of docs/hardware.md."""
 
 from __future__ import annotations
 

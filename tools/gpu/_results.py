@@ -56,7 +56,7 @@ class Results:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader finds the old content or all of ``text``, wherever the writing is stopped."""
+    """Replace a file in one step: a reader finds the old content or all of ``text``, wherever the write is stopped."""
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         written.write_text(text, encoding="utf-8")

@@ -266,7 +266,7 @@ def report_checks(results: Results, checks: Sequence[Notes], variants: Iterable[
 
 class Cases:
     """Cases as they are measured: a row and a figure each. ``run``: measures a side at a batch. ``tokens``: the file
-    to which that writes the generated tokens. ``known``: figures of cases that were measured before, or had no memory."""
+    for the generated tokens. ``known``: figures of cases that were measured before, or had no memory."""
 
     def __init__(
         self,

@@ -48,9 +48,9 @@ def main(
         skip("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
     if rehearse:
         skip("compute-sanitizer needs a GPU; on the host shim AddressSanitizer takes its place (CUDA_SHIM_FLAGS)")
-    faults = [fault for tool in TOOLS if (fault := run_tool(results, found, tool))]
-    if faults:
-        raise SystemExit(f"error: {'; '.join(faults)}")
+    failures = [failure for tool in TOOLS if (failure := run_tool(results, found, tool))]
+    if failures:
+        raise SystemExit(f"error: {'; '.join(failures)}")
 
 
 def run_tool(results: Results, sanitizer: str, tool: str) -> str:
@@ -70,8 +70,8 @@ def run_tool(results: Results, sanitizer: str, tool: str) -> str:
     print(text, flush=True)
     cases, errors, last = read_output(text)
     results.row("compute-sanitizer", COLUMNS, (tool, cases, errors, last, f"{time.monotonic() - start:.0f}"))
-    fault = fault_of(code, cases, errors)
-    return f"{tool}: {fault}" if fault else ""
+    failure = error_of(code, cases, errors)
+    return f"{tool}: {failure}" if failure else ""
 
 
 def read_output(printed: str) -> tuple[int, str, str]:
@@ -82,7 +82,7 @@ def read_output(printed: str) -> tuple[int, str, str]:
     return cases, str(sum(map(int, sums))) if sums else "-", lines[-1] if lines else ""
 
 
-def fault_of(code: int | None, cases: int, errors: str) -> str:
+def error_of(code: int | None, cases: int, errors: str) -> str:
     """The error of a run, or an empty string. ``code``: None where the process had to be killed."""
     if errors not in ("-", "0") or code == FOUND_ERRORS:
         return f"{errors} errors"

@@ -50,9 +50,9 @@ class LocalServer:
     """
 
     def __init__(self, repository: Path, *, ports: tuple[int, int, int] | None = None, log: Path | None = None) -> None:
-        fault = installation_fault()
-        if fault:
-            raise ServerError(fault)
+        reason = installation_error()
+        if reason:
+            raise ServerError(reason)
         for port in ports or ():
             if not _is_free(port):
                 raise ServerError(f"port {port} is in use; pass others, such as --http-port 8010")
@@ -154,7 +154,7 @@ class LocalServer:
             self.process.wait()
 
 
-def installation_fault() -> str:
+def installation_error() -> str:
     """Reason why the server cannot be started; empty where it can."""
     package = _package()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -321,7 +321,9 @@ def neighbours(bart: Runner) -> list[Output]:
     return [alone(bart, bart.encode(text)[0], {}) for text in ("a small town", "the tram line")]
 
 
-@pytest.mark.parametrize(("faulty", "expected"), REFUSED, ids=lambda value: value[:50] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("faulty", "expected"), REFUSED, ids=lambda value: value[:50] if isinstance(value, str) else ""
+)
 def test_client_error_refuses_only_its_request(
     bart: Runner, neighbours: list[Output], faulty: Request, expected: str
 ) -> None:
@@ -348,7 +350,7 @@ PROMPT_FAULTS: list[tuple[Request, str]] = [
 @pytest.mark.parametrize(
     ("faulty", "expected"), PROMPT_FAULTS, ids=lambda value: "" if value is None else str(value)[:9]
 )
-def test_prompts_that_leave_no_room(gpt2: Runner, faulty: Request, expected: str) -> None:
+def test_prompts_too_long_for_a_new_token(gpt2: Runner, faulty: Request, expected: str) -> None:
     log = run(gpt2, [ids_request(0, [5] * 3, max_new_tokens=5), faulty])
     message = log.refusals()[1].message
     assert re.search(expected, message), message
@@ -364,10 +366,16 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
     (audio_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
     (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
     (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
-    (audio_request(1, AUDIO_ROW, language="english"), "language='english' is no language code of this model; it has de"),
+    (
+        audio_request(1, AUDIO_ROW, language="english"),
+        "language='english' is no language code of this model; it has de",
+    ),
     (audio_request(1, AUDIO_ROW, language="5"), "language='5' is no language code of this model"),
     (audio_request(1, AUDIO_ROW, task="[1]"), r"task='\[1\]' is no task of this model"),
-    (audio_request(1, AUDIO_ROW, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
+    (
+        audio_request(1, AUDIO_ROW, num_beams=2, num_return_sequences=2),
+        "num_return_sequences=2 is not supported for spe",
+    ),
     (audio_request(1, AUDIO_ROW, truncate=True), "truncate=True is for TEXT; leave it out"),
 ]
 

@@ -270,7 +270,7 @@ def test_readme_names_the_server_and_a_request(
     assert f"{repository}:/models" in shlex.split(docker)
 
 
-def test_a_name_is_made_of_the_folders() -> None:
+def test_model_name_is_derived_from_the_folders() -> None:
     made = {name: model_name_of(name) for name in ("bart-el", "a b", "..x", "-f", "\u00fcber", "a/b", "\u96ea")}
     assert made == {
         "bart-el": "bart-el",
@@ -355,7 +355,7 @@ def test_without_tritonclient(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_foreign_folders_are_kept(triton_repo: Command, text: Path, tmp_path: Path) -> None:
+def test_folders_of_others_are_not_changed(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "other" / "1").mkdir(parents=True)
     (tmp_path / "other" / "config.pbtxt").write_text('name: "other" backend: "onnxruntime"')

@@ -304,7 +304,7 @@ def cancel_after(world: SimpleNamespace, model: str, seconds: float, *sentences:
 
 
 def test_cancelled_request_stops_early(world: SimpleNamespace) -> None:
-    """The work stops long before its end. (test_batches.py has the test that a cancelled row is removed at its next step.)"""
+    """The work stops long before its end. (test_batches.py tests that a cancelled row is removed at its next step.)"""
     cancel_after(world, "slow", 1.0, *SENTENCES[:8])
     until(lambda: metrics(world.server, "slow").get("tightbeam_cancelled_total") == 1, 5)
     steps = metrics(world.server, "slow")["tightbeam_steps_total"]
@@ -546,7 +546,7 @@ def test_worker_killed_under_load(world: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("model", ["live", "text"])
-def test_stub_killed(world: SimpleNamespace, model: str) -> None:
+def test_killed_stub_is_reloaded(world: SimpleNamespace, model: str) -> None:
     """Triton does not restart it: the worker makes the server reload the model. One of the two models is under load."""
     (stub,) = processes(world.server, "stub", model)
     (worker,) = processes(world.server, "worker", model)

@@ -1,4 +1,4 @@
-// Kernels that show how faithful the host shim is: right ones, and ones with faults that it has to find.
+// Kernels that show how faithful the host shim is: right ones, and ones with errors that it has to find.
 #include "entry.h"
 #include "kernels/cuda/device.cuh"
 
