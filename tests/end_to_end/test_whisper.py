@@ -59,7 +59,7 @@ def expect_equal(runner: Runner, checkpoint: Checkpoint, settings: tuple[dict[st
     scores = []
     for index, own in enumerate(settings):
         waveforms = [chirp(1.0), chirp(0.4, high_hz=900), chirp(0.7, low_hz=2000 - 300 * index, high_hz=100)]
-        features = extract(checkpoint, [waveform * (1 - 0.1 * index) for waveform in waveforms])
+        features = extract(checkpoint, [wave * (1 - 0.1 * index) for wave in waveforms])
         expected = generate(checkpoint.model, features, own)
         found = runner.generate_from_features(features.numpy(), **own)
         np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
@@ -118,15 +118,9 @@ def test_features_match_transformers(checkpoints: CheckpointCache, tmp_path: Pat
         log_mel = LogMel.read(tmp_path / "preprocessor_config.json")
         np.testing.assert_allclose(log_mel.filters, extractor.mel_filters, rtol=1e-9, atol=1e-12)
         noise = np.random.default_rng(0).standard_normal(7 * RATE_HZ).astype(np.float32) / 9
-        for waveform in (
-            chirp(30.0),
-            chirp(3.3) + noise[: int(3.3 * RATE_HZ)],
-            noise,
-            np.zeros(5, np.float32),
-            chirp(40),
-        ):
-            cut = waveform[: log_mel.samples]
-            (naive,) = extractor(waveform, sampling_rate=RATE_HZ, return_tensors="np").input_features
+        for wave in (chirp(30.0), chirp(3.3) + noise[: int(3.3 * RATE_HZ)], noise, np.zeros(5, np.float32), chirp(40)):
+            cut = wave[: log_mel.samples]
+            (naive,) = extractor(wave, sampling_rate=RATE_HZ, return_tensors="np").input_features
             padded = np.pad(cut.astype(np.float64), (0, log_mel.samples - len(cut)))
             exact = extractor._np_extract_fbank_features([padded], "cpu")[0]
             found = log_mel.features(cut)
@@ -140,7 +134,7 @@ def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> N
     folder = bundles("dedup", "whisper", **arguments)
     runner = Runner.load(folder, threads=1)
     steps = np.round(chirp(2.5) * 32768).astype(np.int16)
-    waveform = steps.astype(np.float32) / 32768
+    wave = steps.astype(np.float32) / 32768
     soundfile.write(tmp_path / "a.wav", steps, RATE_HZ)
     soundfile.write(tmp_path / "a.flac", np.stack([steps, steps], axis=1), RATE_HZ)
     features = read_features(runner, str(tmp_path / "a.wav"))
@@ -149,7 +143,7 @@ def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> N
     checkpoint = bundles.trace("whisper", **arguments)[0]
     transcription = transcribe(runner, features, max_new_tokens=10)
     texts, tokens = [], []
-    for window in (waveform[:RATE_HZ], waveform[RATE_HZ : 2 * RATE_HZ], waveform[2 * RATE_HZ :]):
+    for window in (wave[:RATE_HZ], wave[RATE_HZ : 2 * RATE_HZ], wave[2 * RATE_HZ :]):
         row = generate(checkpoint.model, extract(checkpoint, [window]), {"max_new_tokens": 10}).sequences[0].tolist()
         tokens += row
         texts.append(checkpoint.tokenizer.decode([t for t in row if t <= 106], skip_special_tokens=True).strip())
@@ -172,7 +166,7 @@ def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> N
     done = subprocess.run([*command, str(tmp_path / "short.wav"), *options], capture_output=True, text=True, check=True)
     record = json.loads(done.stdout)
     settings = {"language": "de", "task": "translate", "num_beams": 2, "max_new_tokens": 5}
-    expected = generate(checkpoint.model, extract(checkpoint, [waveform[:9000]]), settings)
+    expected = generate(checkpoint.model, extract(checkpoint, [wave[:9000]]), settings)
     assert record["tokens"][:4] == [3, 91, 94, 106]
     assert record["tokens"] == expected.sequences[0].tolist()
     assert record["score"] == pytest.approx(float(expected.sequences_scores[0]), rel=1e-4)

@@ -125,7 +125,7 @@ OPTIONS = {
     "shared": st.integers(1, 3),
     "half": st.integers(1, 12),
     "T": st.integers(1, 40),
-    "unused": st.integers(0, 5),
+    "free": st.integers(0, 5),
     "window": st.sampled_from([0, 0, 1, 5]),
     "rotated": st.sampled_from([0.0, 0.5, 1.0]),
     "shifted": st.booleans(),
@@ -137,21 +137,11 @@ OPTIONS = {
 
 
 def history_case(
-    name: str,
-    seed: int,
-    *,
-    G: int,
-    shared: int,
-    half: int,
-    T: int,
-    unused: int,
-    rotated: float,
-    bias: str,
-    **sizes: Any,
+    name: str, seed: int, *, G: int, shared: int, half: int, T: int, free: int, rotated: float, bias: str, **sizes: Any
 ) -> Case:
     sizes |= {bias: True} if bias else {}
     case: Case = MODULES[name].random_case(
-        seed, G=G, H=G * shared, K=2 * half, T=T, T_max=T + unused, rotary=2 * int(half * rotated), **sizes
+        seed, G=G, H=G * shared, K=2 * half, T=T, T_max=T + free, rotary=2 * int(half * rotated), **sizes
     )
     return case
 

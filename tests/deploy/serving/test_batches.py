@@ -261,7 +261,7 @@ def with_lengths(*lengths: int) -> Request:
 
 
 DEEP = "[" * 5000
-REFUSED: list[tuple[Request, str]] = [
+ERRORS: list[tuple[Request, str]] = [
     (text_request(1, ""), "empty text; expected at least one word"),
     (text_request(1, " \t\n"), "empty text; expected at least one word"),
     (text_request(1, "a town", ""), "row 1: empty text"),
@@ -321,9 +321,7 @@ def neighbours(bart: Runner) -> list[Output]:
     return [alone(bart, bart.encode(text)[0], {}) for text in ("a small town", "the tram line")]
 
 
-@pytest.mark.parametrize(
-    ("faulty", "expected"), REFUSED, ids=lambda value: value[:50] if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("faulty", "expected"), ERRORS, ids=lambda value: value[:50] if isinstance(value, str) else "")
 def test_client_error_refuses_only_its_request(
     bart: Runner, neighbours: list[Output], faulty: Request, expected: str
 ) -> None:
@@ -357,26 +355,20 @@ def test_prompts_too_long_for_a_new_token(gpt2: Runner, faulty: Request, expecte
     assert_same(log.outputs(0)[0], alone(gpt2, [5] * 3, {"max_new_tokens": 5}))
 
 
-AUDIO_ROW = chirp(0.5)
+CHIRP = chirp(0.5)
 SOUND_FAULTS: list[tuple[Request, str]] = [
     (audio_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds NaN or infinity; expected finite samples"),
-    (audio_request(1, AUDIO_ROW, np.append(AUDIO_ROW, np.float32(np.inf))), "row 1: AUDIO holds NaN or infinity"),
-    (audio_request(1, AUDIO_ROW * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
+    (audio_request(1, CHIRP, np.append(CHIRP, np.float32(np.inf))), "row 1: AUDIO holds NaN or infinity"),
+    (audio_request(1, CHIRP * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
     (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO is empty; expected at least one sample"),
     (audio_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
     (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
     (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
-    (
-        audio_request(1, AUDIO_ROW, language="english"),
-        "language='english' is no language code of this model; it has de",
-    ),
-    (audio_request(1, AUDIO_ROW, language="5"), "language='5' is no language code of this model"),
-    (audio_request(1, AUDIO_ROW, task="[1]"), r"task='\[1\]' is no task of this model"),
-    (
-        audio_request(1, AUDIO_ROW, num_beams=2, num_return_sequences=2),
-        "num_return_sequences=2 is not supported for spe",
-    ),
-    (audio_request(1, AUDIO_ROW, truncate=True), "truncate=True is for TEXT; leave it out"),
+    (audio_request(1, CHIRP, language="english"), "language='english' is no language code of this model; it has de"),
+    (audio_request(1, CHIRP, language="5"), "language='5' is no language code of this model"),
+    (audio_request(1, CHIRP, task="[1]"), r"task='\[1\]' is no task of this model"),
+    (audio_request(1, CHIRP, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
+    (audio_request(1, CHIRP, truncate=True), "truncate=True is for TEXT; leave it out"),
 ]
 
 
@@ -384,7 +376,7 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
     ("faulty", "expected"), SOUND_FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else ""
 )
 def test_invalid_audio(whisper: Runner, faulty: Request, expected: str) -> None:
-    log = run(whisper, [audio_request(0, AUDIO_ROW, max_new_tokens=3), faulty])
+    log = run(whisper, [audio_request(0, CHIRP, max_new_tokens=3), faulty])
     message = log.refusals()[1].message
     assert re.search(expected, message) and len(message.splitlines()) == 1, message
     assert len(log.outputs(0)) == 1 and log.outputs(1) == []
@@ -586,7 +578,7 @@ def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytes
         update={"generation": {**whisper.manifest.generation, "no_timestamps_token_id": 40}}
     )
     monkeypatch.setattr(whisper, "bundle", dataclasses.replace(whisper.bundle, manifest=manifest))
-    log = run(whisper, [audio_request(0, AUDIO_ROW, max_new_tokens=20)], stream=True)
+    log = run(whisper, [audio_request(0, CHIRP, max_new_tokens=20)], stream=True)
     said = log.tokens(0)
     assert any(token.token > 40 for token in said)
     (output,) = log.outputs(0)

@@ -185,7 +185,7 @@ def test_audio(world: SimpleNamespace) -> None:
         assert response.ids[row] == log.sequences
 
 
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "empty": ({"TEXT": texts("")}, {}, ("empty text", "at least one word")),
     "not UTF-8": ({"TEXT": texts(b"a \xff town")}, {}, ("not UTF-8", "byte 2 is 0xff")),
     "too long": ({"TEXT": texts("a town " * 200)}, {}, ("longer than the model's 64 positions", "truncate")),
@@ -221,7 +221,7 @@ def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
 
     async def send_all(http: Send, grpc: Send) -> list[Response]:
         sending = []
-        for index, (arrays, given, _) in enumerate(REFUSED.values()):
+        for index, (arrays, given, _) in enumerate(ERRORS.values()):
             for send in (http, grpc):
                 sending.append(send("text", arrays, **given))
                 sending.append(send("text", {"TEXT": texts(SENTENCES[index % len(SENTENCES)])}, **settings))
@@ -230,7 +230,7 @@ def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
     before = metrics(world.server, "text").get("tightbeam_refused_total", 0)
     responses = served.run(world.server, send_all)
     assert metrics(world.server, "text")["tightbeam_refused_total"] - before >= 2 * 14  # Triton refuses the others
-    for index, (name, (_, _, words)) in enumerate(REFUSED.items()):
+    for index, (name, (_, _, words)) in enumerate(ERRORS.items()):
         wanted = alone(world, SENTENCES[index % len(SENTENCES)], **settings)
         for at in (4 * index, 4 * index + 2):
             refused, neighbour = responses[at], responses[at + 1]
@@ -382,7 +382,7 @@ def test_each_row_is_streamed_when_finished(world: SimpleNamespace) -> None:
 
 
 def test_error_ends_a_stream(world: SimpleNamespace) -> None:
-    for arrays, given, words in (REFUSED["empty"], REFUSED["unknown"], REFUSED["one bad row"]):
+    for arrays, given, words in (ERRORS["empty"], ERRORS["unknown"], ERRORS["one bad row"]):
         parts = stream(world, "live", arrays, **given)
         assert all(word in parts[-1]["error"] for word in words)
     assert stream(world, "live", {"TEXT": texts("a town")}, max_new_tokens=3)[-1].get("error") is None
