@@ -1,6 +1,7 @@
 // CUDA's runtime as far as ONNX Runtime's CUDA provider calls it, on a machine without a GPU. Memory of the device is
-// plain memory, copies copy, kernels do nothing, and every call that could break the capture of a stream is logged, a line each:
-// name, bytes, and for a copy its ends (H or D). `cuda_stand_in.py` adds all other functions, which return 0.
+// plain memory, copies copy, kernels do nothing, and every call that could break the capture of a stream is logged, a
+// line each: name, bytes, and for a copy its ends (H or D). `cuda_stand_in.py` adds all other functions, which return
+// 0.
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -52,10 +53,10 @@ cudaError_t cudaMalloc(void** to, size_t bytes) { return allocate("cudaMalloc", 
 cudaError_t cudaHostAlloc(void** to, size_t bytes, unsigned flags) { return allocate("cudaHostAlloc", to, bytes, 0); }
 cudaError_t cudaMallocHost(void** to, size_t bytes) { return allocate("cudaMallocHost", to, bytes, 0); }
 
-#define RECORD(name, parameters)  \
-  cudaError_t name parameters { \
-    record(#name, 0, "");         \
-    return cudaSuccess;         \
+#define RECORD(name, parameters) \
+  cudaError_t name parameters {  \
+    record(#name, 0, "");        \
+    return cudaSuccess;          \
   }
 RECORD(cudaFree, (void* address))
 RECORD(cudaFreeHost, (void* address))
