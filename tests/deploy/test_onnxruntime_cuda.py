@@ -301,11 +301,11 @@ def test_a_step_that_cannot_be_captured_yet_is_captured_later(
 
 def test_errors_of_the_session(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
-    made.decoder.fault = onnxruntime_cuda.SessionError("out of memory")
+    made.decoder.failure = onnxruntime_cuda.SessionError("out of memory")
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     with pytest.raises(BundleError, match=r"cannot run the decoder on the GPU: out of memory; run fewer rows together"):
         made.runner.generate(ids, mask)
-    made.decoder.fault = onnxruntime_cuda.SessionError("cuDNN is unavailable for CUDA Execution Provider")
+    made.decoder.failure = onnxruntime_cuda.SessionError("cuDNN is unavailable for CUDA Execution Provider")
     with pytest.raises(
         BundleError, match=r"cuDNN is unavailable .*; pip install 'onnxruntime-gpu\[cuda,cudnn\]'; or run"
     ):

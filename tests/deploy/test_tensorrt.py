@@ -239,12 +239,12 @@ def test_runs_beyond_a_limit(
     made.runner.generate(ids[:1, :4], max_new_tokens=4)
 
 
-@pytest.mark.parametrize("fault", ["TensorRT says no", "it fails while it is captured"])
-def test_without_a_cuda_graph(bundles: BundleCache, caplog: pytest.LogCaptureFixture, fault: str) -> None:
+@pytest.mark.parametrize("failure", ["TensorRT says no", "it fails while it is captured"])
+def test_without_a_cuda_graph(bundles: BundleCache, caplog: pytest.LogCaptureFixture, failure: str) -> None:
     """The tokens are the same, and one warning is logged."""
     path = bundles("el", "bart")
     made, expected = in_memory(path), Runner.load(path, threads=1)
-    if fault == "TensorRT says no":
+    if failure == "TensorRT says no":
         made.decoder.capturable = False
     else:
         execute = made.decoder.execute
@@ -276,9 +276,9 @@ def one_line_error(made: InMemory, *parts: str, **settings: Any) -> None:
 def test_errors_of_tensorrt(bundles: BundleCache) -> None:
     made = in_memory(bundles("dedup", "bart"))
     for name, graph in (("encoder", made.encoder), ("decoder", made.decoder)):
-        graph.fault = "BeamTopK: something is wrong"
-        one_line_error(made, f"TensorRT cannot run the {name} of", graph.fault, "build-engine", "fewer rows")
-        graph.fault = ""
+        graph.failure = "BeamTopK: something is wrong"
+        one_line_error(made, f"TensorRT cannot run the {name} of", graph.failure, "build-engine", "fewer rows")
+        graph.failure = ""
     made.runner.generate(np.full((1, 4), 7), max_new_tokens=3)
     cuda = made.cuda
     del made, graph

@@ -28,7 +28,7 @@ class Late:
     on_host: frozenset[str]
     bound: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     runs: int = 0
-    fault: Exception | None = None
+    failure: Exception | None = None
 
     def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
         self._set(name, shape, address)
@@ -49,8 +49,8 @@ class Late:
         return self.graph.can_be_captured(stream)
 
     def execute(self, stream: int) -> None:
-        if self.fault:
-            raise self.fault
+        if self.failure:
+            raise self.failure
         bound = dict(self.bound)
         # Inputs on the host are read now; repeated launches get the same values.
         held = {

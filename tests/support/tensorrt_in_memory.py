@@ -85,7 +85,7 @@ class GraphInMemory:
     on_host: frozenset[str]
     max_source: int
     capturable: bool = True
-    fault: str = ""
+    failure: str = ""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
     capacity: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -133,8 +133,8 @@ class GraphInMemory:
         return self.capturable
 
     def execute(self, stream: int) -> None:
-        if self.fault:
-            raise TensorRTError(self.fault)
+        if self.failure:
+            raise TensorRTError(self.failure)
         shapes, addresses = dict(self.shapes), dict(self.addresses)
         values = {
             tensor.name: self._host_value(tensor).copy() for tensor in self.entry.inputs if tensor.name in self.on_host

@@ -188,9 +188,9 @@ SCRIPT = """
 import os, signal, sys, time
 from tools.gpu._case_process import serve_case
 
-def work(request, tell):
+def work(request, report):
     ending = request["side"]
-    tell({"started": True})
+    report({"started": True})
     if ending == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if ending == "slow":
@@ -202,9 +202,9 @@ def work(request, tell):
             raise ValueError("cannot run the decoder") from error
     if ending == "broken":
         raise KeyError("past_key_values")
-    tell({"seconds": [0.5, 0.25, 0.3], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []})
+    report({"seconds": [0.5, 0.25, 0.3], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []})
     if ending == "crashes at the end":
-        tell({"how": "done"})
+        report({"how": "done"})
         os.abort()
 
 serve_case(work)

@@ -29,8 +29,8 @@ COUNTERS = {
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to one source: its outputs, and when it was sent and received, in seconds."""
+class Response:
+    """The response to one source: its outputs, and when it was sent and received, in seconds."""
 
     source: int
     client: int
@@ -41,11 +41,11 @@ class Answer:
 
 @dataclass
 class Load:
-    """Answers of all clients and counters of the server, in so many seconds after the warm-up."""
+    """Responses of all clients and counters of the server, in so many seconds after the warm-up."""
 
     clients: int
     seconds: float
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
     """after a third of the time, and in the end"""
@@ -53,17 +53,20 @@ class Load:
 
     @property
     def requests_per_second(self) -> float:
-        """Answers a second, summed over clients: each between its first answer and its last, so that the moment of the
-        time limit within a batch does not matter. All answers by seconds where a client has fewer than two.
+        """Responses a second, summed over clients: each between its first response and its last, so that the moment of
+        the time limit within a batch does not matter. All responses by seconds where a client has fewer than two.
         """
-        times = [[answer.came for answer in self.answers if answer.client == client] for client in range(self.clients)]
+        times = [
+            [response.came for response in self.responses if response.client == client]
+            for client in range(self.clients)
+        ]
         if min(map(len, times)) < 2:
-            return len(self.answers) / self.seconds
+            return len(self.responses) / self.seconds
         return sum((len(came) - 1) / (max(came) - min(came)) for came in times)
 
     def latency_ms(self, percent: float) -> float:
         """Latency percentile, in milliseconds."""
-        latencies = [answer.came - answer.sent for answer in self.answers]
+        latencies = [response.came - response.sent for response in self.responses]
         return 1e3 * float(np.percentile(latencies, percent)) if latencies else float("nan")
 
     @property
@@ -78,7 +81,7 @@ class Load:
 
 
 class ClosedLoop:
-    """Clients that send the next request as soon as the answer to the last one is there.
+    """Clients that send the next request as soon as the response to the last one is there.
 
     ``sources``: token ids int64 [1, N]. ``outputs``: the requested ones. ``parameters``: of every request.
     """
@@ -134,15 +137,15 @@ class ClosedLoop:
             source %= len(self._inputs)
             sent = time.perf_counter()
             try:
-                answer = await self._infer(client, source)
+                response = await self._infer(client, source)
             except Exception as error:
                 if self._open:
                     self._load.errors.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(0.1)  # no thousand requests a second to a server that is gone
             else:
                 if self._open:
-                    arrays = {name: answer.as_numpy(name) for name in self._outputs}
-                    self._load.answers.append(Answer(source, number, sent, time.perf_counter(), arrays))
+                    arrays = {name: response.as_numpy(name) for name in self._outputs}
+                    self._load.responses.append(Response(source, number, sent, time.perf_counter(), arrays))
             source += self._load.clients
 
     async def _infer(self, client: Any, source: int) -> Any:

@@ -1,4 +1,4 @@
-"""Throughput of a served bundle next to its bare runner and to a naive deployment; every answer is checked.
+"""Throughput of a served bundle next to its bare runner and to a naive deployment; every response is checked.
 
     python -m tools.bench.serving build/demo demo --sources export/demo/examples.txt
     python -m tools.bench.serving build/bench/bart-large-random-dedup build/bart-large-random --source-tokens 512
@@ -87,7 +87,9 @@ def main(
         if min(numbers) < 1:
             raise ValueError
     except ValueError:
-        raise typer.BadParameter(f"--clients {clients} are no numbers of clients; pass for instance 1,8,32") from None
+        raise typer.BadParameter(
+            f"--clients {clients} is no list of positive numbers; pass for instance 1,8,32"
+        ) from None
     parameters = dict(map(read_parameter, parameter))
     serving = ServingSettings(
         name=SERVED, max_batch_size=max_batch_size, instances=instances, batching_delay_us=batching_delay_us
@@ -113,7 +115,7 @@ def main(
     if output is not None:
         output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if any(figure["lost"] or figure["wrong"] for figure in figures):
-        say("error: answers were lost or wrong, see the table")
+        say("error: responses were lost or wrong, see the table")
         raise typer.Exit(1)
 
 
@@ -166,7 +168,7 @@ class _Bench:
         ]
 
     def _tokens(self, source: int, sequences: Array) -> Tokens:
-        """The answer that the sequences of `generate` make for a source."""
+        """The response that the sequences of `generate` make for a source."""
         prompt = len(self._sources[source]) if self._runner.decoder_only else 0
         return output_of(self._runner, SearchResult(sequences, None), self._options, prompt).sequences
 
@@ -208,7 +210,7 @@ class _Bench:
     def time(
         self, server: LocalServer, clients: int, seconds: float, warm_up_seconds: float, rounds: int, *, naive: bool
     ) -> list[dict[str, Any]]:
-        """Figures of each case: medians of the rounds, and sums of errors and wrong answers."""
+        """Figures of each case: medians of the rounds, and sums of errors and wrong responses."""
         models = [SERVED, NAIVE] if naive else [SERVED]
         bare: list[float] = []
         found: dict[str, list[dict[str, Any]]] = {model: [] for model in models}
@@ -261,9 +263,9 @@ class _Bench:
             "p95_ms": load.latency_ms(95),
             "batch_fill": load.batch_fill,
             "queue_ms": load.queue_ms,
-            "answers": len(load.answers),
+            "answers": len(load.responses),
             "lost": len(load.errors),
-            "wrong": sum(self._is_wrong(answer.source, answer.outputs) for answer in load.answers),
+            "wrong": sum(self._is_wrong(response.source, response.outputs) for response in load.responses),
             "memory_third_bytes": load.memory_bytes[0],
             "memory_end_bytes": load.memory_bytes[1],
         }

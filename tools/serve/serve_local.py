@@ -108,7 +108,7 @@ class LocalServer:
             time.sleep(0.05)
 
     def status(self, path: str) -> int:
-        """HTTP status of a page; 0 without an answer."""
+        """HTTP status of a page; 0 without an response."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as response:
                 return int(response.status)
@@ -118,7 +118,7 @@ class LocalServer:
             return 0
 
     def post(self, path: str, body: Any) -> tuple[int, str]:
-        """HTTP status and text of the answer to a JSON body."""
+        """HTTP status and text of the response to a JSON body."""
         request = urllib.request.Request(f"http://{self.http}{path}", data=json.dumps(body).encode())
         try:
             with urllib.request.urlopen(request, timeout=120) as response:

@@ -43,7 +43,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "text": bundles("dedup", tokenizer=True),
         "prompt": bundles("dedup", "gpt2", tokenizer=True, vocab_size=300),
         "ids": bundles("el"),
-        "sound": bundles("dedup", "whisper", tokenizer=True),
+        "speech": bundles("dedup", "whisper", tokenizer=True),
         "slow": bundles("dedup", tokenizer=True, max_position_embeddings=2048),
     }
     for name, bundle in made.items():
@@ -92,7 +92,7 @@ def test_health_and_metadata(world: SimpleNamespace) -> None:
     assert [tensor["name"] for tensor in found["inputs"]] == ["TEXT", "INPUT_IDS", "LENGTHS"]
     assert [tensor["name"] for tensor in found["outputs"]] == list(served.OUTPUTS)
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
-        assert client.is_model_ready("sound")
+        assert client.is_model_ready("speech")
         config = client.get_model_config("live").config
     assert metrics(world.server, "narrow")["tightbeam_steps_total"] == 2, "expected it to be warm, by two tokens"
     assert config.model_transaction_policy.decoupled
@@ -169,17 +169,17 @@ def test_token_ids_with_lengths(world: SimpleNamespace) -> None:
 
 
 def test_audio(world: SimpleNamespace) -> None:
-    runner = world.runners["sound"]
+    runner = world.runners["speech"]
     rng = np.random.default_rng(2)
     samples = runner.log_mel.samples
-    sound = (0.3 * rng.standard_normal((2, 2 * samples + 100))).astype(np.float32)
+    waveforms = (0.3 * rng.standard_normal((2, 2 * samples + 100))).astype(np.float32)
     lengths = np.array([[2 * samples + 100], [samples // 2]], np.int32)
     response = served.run(
         world.server,
-        lambda http, grpc: grpc("sound", {"AUDIO": sound, "LENGTHS": lengths}, max_new_tokens=6),
+        lambda http, grpc: grpc("speech", {"AUDIO": waveforms, "LENGTHS": lengths}, max_new_tokens=6),
     )
     for row in range(2):
-        features = [runner.log_mel.features(window) for window in windows(sound[row, : lengths[row, 0]], samples)]
+        features = [runner.log_mel.features(window) for window in windows(waveforms[row, : lengths[row, 0]], samples)]
         log = transcribe(runner, np.stack(features), max_new_tokens=6)
         assert response.texts[row] == log.texts
         assert response.ids[row] == log.sequences
