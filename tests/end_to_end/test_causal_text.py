@@ -77,8 +77,12 @@ def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointC
 @pytest.mark.parametrize(
     ("family", "choice", "reason"),
     [
-        ("llama", {"variant": "el"}, r"prompt_inputs: .* stands RotaryEmbedding .* \(--variant dedup\)"),
-        ("llama", {"variant": "dedup", "generated_cache": "x"}, "self_inputs: .* stands RotaryEmbedding"),
+        ("llama", {"variant": "el"}, r"prompt_inputs: .* rotary positions \(RoPE\) .* \(--variant dedup\)"),
+        (
+            "llama",
+            {"variant": "dedup", "generated_cache": "x"},
+            "source cache kv and generated cache x do not go together",
+        ),
         ("llama", {"variant": "kcache"}, "prompt_keys: the keys of layer 0 have 12 numbers and are made of 36"),
         ("gpt_bigcode", {"variant": "slim"}, "self_keys: the keys of layer 0 have 12 numbers and are made of 36"),
         ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),

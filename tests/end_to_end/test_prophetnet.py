@@ -197,7 +197,9 @@ def test_contradictory_configs_are_refused(
 def test_generation_without_a_cache_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c", "prophetnet")
     edit_json(folder / "generation_config.json", use_cache=False)
-    assert "generation_config.json: use_cache is false, with which transformers mixes the heads" in refusal(folder)
+    assert "generation_config.json: use_cache is false, with which transformers mixes up the predicting" in refusal(
+        folder
+    )
 
 
 def test_the_published_sizes(checkpoints: CheckpointCache) -> None:

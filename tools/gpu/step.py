@@ -168,7 +168,7 @@ def _rehearsed() -> Iterator[tuple[str, Callable[[], Subject]]]:
             found = enumerate(tests.events_in_memory(made.cuda, work))
             return [Event(kind, float(at), 1.0, nbytes) for at, (kind, nbytes) in found]
 
-        yield "dedup", lambda: (made.engine, bundle, profiled)
+        yield "dedup", lambda: (made.runtime, bundle, profiled)
 
 
 def _report_placement(results: Results, variant: str, graph: str, found: Counter[tuple[str, str]]) -> None:

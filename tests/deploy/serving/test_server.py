@@ -560,7 +560,7 @@ def test_killed_stub_is_reloaded(world: SimpleNamespace, model: str) -> None:
     def kill() -> None:
         time.sleep(0.3)
         os.kill(stub, signal.SIGKILL)
-        until(works, 30)
+        until(works, 90)
         time.sleep(0.5)
 
     if model == "live":
