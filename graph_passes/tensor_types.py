@@ -9,7 +9,7 @@ from tightbeam.graph_passes.model import PassError
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
 INLINE_BYTES = 256
-"""Bytes up to which the inference gets constants with their values."""
+"""Bytes up to which constants stay in a graph, where inference of shapes and types can read them."""
 
 
 def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TRACE_OPSET = 23
-INLINE_BYTES = 1024
+PROTOBUF_BYTES = 1024
 """Bytes up to which an initialiser passes through the protobuf message."""
 REPORT = "please report this with the checkpoint's config.json"
 
@@ -102,7 +102,7 @@ def _to_graphsurgeon(model: ir.Model) -> gs.Graph:
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         assert tensor is not None
-        if tensor.nbytes > INLINE_BYTES:
+        if tensor.nbytes > PROTOBUF_BYTES:
             arrays[name] = tensor.numpy()
             value.const_value = ir.ExternalTensor(
                 "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(list(tensor.shape.numpy())), name=name

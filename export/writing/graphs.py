@@ -19,11 +19,10 @@ from tightbeam.export.writing.entries import sizes_of, states_of
 from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.tensor_types import INLINE_BYTES
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
 G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
-INLINE_BYTES = 256
-"""Bytes up to which constants stay in the graph, where shape inference can read them."""
 
 
 def write_graphs(graphs: ModelGraphs, folder: Path) -> None:

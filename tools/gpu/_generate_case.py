@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.tokenizer import TextCodec
 from tools.bench.timed_runtime import TimedRuntime
@@ -26,8 +26,6 @@ from tools.gpu._case_process import serve_case
 from tools.gpu._measured_device import Device, device_of, peak_of
 
 __all__ = ["PEERS", "GenerationJob", "source_ids"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

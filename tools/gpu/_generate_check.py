@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tightbeam.deploy import Runner
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.search import SearchResult
 from tightbeam.export.accuracy.parity import TIE_TOLERANCE
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
@@ -26,8 +26,6 @@ from tools.gpu._case_process import serve_case
 from tools.gpu._generate_layout import CHECKED_IN, EQUAL, TIMED, bundle_folder, checkpoint_folder
 
 __all__ = ["verdict"]
-
-Array = npt.NDArray[Any]
 NO_BUNDLE = "no bundle"
 SAMPLES = 2
 TINY_SOURCE, TINY_NEW_TOKENS = 12, 14

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from tightbeam.deploy import Bundle
+from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, load_onnxruntime_cuda, placement
 from tools.bench.decode_step import random_source, step_at
 from tools.bench.turns import in_turn
@@ -120,8 +121,7 @@ def tried(results: Results, name: str, work: Callable[[], list[str]]) -> list[st
     try:
         return work()
     except Exception as error:  # a runtime's own classes among them
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        results.note(f"{name}: {type(error).__name__}: {lines[0]}")
+        results.note(f"{name}: {type(error).__name__}: {first_line(error)}")
         return [f"{name} failed: {type(error).__name__}"]
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.graph_passes import Sizes
 from tightbeam.plugins.library import cpu_library
@@ -28,8 +28,6 @@ from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 from tools.bench.turns import in_turn
 
 __all__ = ["FORMS", "AttentionTimes", "Form", "Source", "shared", "time_attention"]
-
-Array = npt.NDArray[Any]
 TOLERANCE = 2e-5
 """Largest difference from the definition in float64 that is let through, relative to its largest number. Float32 has
 6e-8, and each number is a sum over at most a few thousand."""

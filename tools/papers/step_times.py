@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, GenerationConfig
 from transformers.utils import logging
 
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tools.bench.timed_runtime import TimedRuntime
 from tools.bench.turns import in_turn
 
 __all__ = ["Ablation", "Fit", "Growth", "fit", "time_ablation", "time_growth"]
-
-Array = npt.NDArray[Any]
 BEAMS = 4
 LARGER = 4
 """Factor between the two batch sizes, as from 32 to 128 in the paper."""
