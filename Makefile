@@ -20,6 +20,8 @@ BESIDE := import pathlib, site, sys; path = pathlib.Path(sys.argv[1], "beside.pt
 # Likewise, with onnxruntime-gpu in place of onnxruntime, which both are the package onnxruntime.
 GPU := $(VENV)/gpu
 ON_GPU := $(GPU)/.installed
+# One more than cores, since the tests of the server wait now and then; each has torch in memory, so 4 at most.
+PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
 # They need no fixture, and so no torch, which conftest.py imports.
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
@@ -39,7 +41,7 @@ serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton In
 	$(BIN)/python tools/serve/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
 
 test: lint $(BUILT) $(SERVED) ## [10 min] lint, and every test that needs neither minutes nor a GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \
 	  -m "not slow and not gpu"
 
 lint: $(READY) ## [1 min] formatting, strict types, and which module may import which
