@@ -28,11 +28,29 @@ def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, fa
 
 
 SHAPES: tuple[dict[str, Any], ...] = (
-    {"activation_function": "relu", "scale_embedding": False, "d_model": 40, "decoder_attention_heads": 5},
-    {"activation_function": "gelu_new", "decoder_attention_heads": 1, "encoder_attention_heads": 1, "d_model": 24},
+    {
+        "activation_function": "relu",
+        "scale_embedding": False,
+        "d_model": 40,
+        "decoder_attention_heads": 5,
+        "decoder_layers": 2,
+    },
+    {
+        "activation_function": "gelu_new",
+        "decoder_attention_heads": 1,
+        "encoder_attention_heads": 1,
+        "d_model": 24,
+        "decoder_layers": 2,
+    },
     {"activation_function": "tanh", "vocab_size": 64, "decoder_layers": 1, "encoder_layers": 3},
     {"activation_function": "quick_gelu", "tie_word_embeddings": False, "encoder_layers": 1, "decoder_ffn_dim": 7},
-    {"activation_function": "silu", "d_model": 66, "decoder_attention_heads": 11, "encoder_attention_heads": 3},
+    {
+        "activation_function": "silu",
+        "d_model": 66,
+        "decoder_attention_heads": 11,
+        "encoder_attention_heads": 3,
+        "decoder_layers": 2,
+    },
 )
 
 
