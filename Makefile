@@ -58,10 +58,10 @@ cuda: $(READY) ## [12 min] build and install the CUDA library too, for every sup
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
 	@$(ALONE)
 
-gpu-check: $(ON_GPU) ## [30 min] every check and measurement that needs a GPU, on the GPU of this machine; see docs/hardware.md
+gpu-check: $(ON_GPU) ## [66 min at most] every check and measurement that needs a GPU, on the GPU of this machine; see docs/hardware.md
 	$(GPU)/bin/python tools/gpu_check.py
 
-cuda-provider: $(READY) ## [6 min] ONNX Runtime's CUDA provider over our graphs, without a GPU; needs nvcc and cmake
+cuda-provider: $(READY) ## [not measured] ONNX Runtime's CUDA provider over our graphs, without a GPU; needs nvcc and cmake
 	cmake -S plugins -B build/cuda-provider/library -DTIGHTBEAM_CUDA=ON -DTIGHTBEAM_SHARED_CUDA_RUNTIME=ON \
 	  -DTIGHTBEAM_CUDA_ARCHITECTURES=90-real
 	cmake --build build/cuda-provider/library --parallel
@@ -75,7 +75,7 @@ sanitize: $(READY) ## [3 min] the operator tests with address and undefined beha
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TIGHTBEAM_LIBRARY=build/sanitize/libtightbeam_cpu.so \
 	  $(BIN)/python -m pytest -s --noconftest $(OPERATOR_TESTS)
 
-valgrind: $(READY) ## [20 min] the operator tests under valgrind; needs cmake and valgrind
+valgrind: $(READY) ## [not measured] the operator tests under valgrind; needs cmake and valgrind
 	cmake -S plugins -B build/valgrind -DTIGHTBEAM_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	cmake --build build/valgrind
 	$(BIN)/python tools/memcheck.py build/valgrind/libtightbeam_cpu.so --noconftest $(OPERATOR_TESTS)
