@@ -68,7 +68,7 @@ cuda-provider: $(READY) ## [not measured] ONNX Runtime's CUDA provider over our 
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade -c constraints.txt --target build/cuda-provider/python onnxruntime-gpu
 	$(BIN)/python -m pytest -m slow tests/plugins/test_cuda_provider.py
 
-sanitize: $(READY) ## [3 min] the operator tests with address and undefined behaviour sanitizers; needs cmake
+sanitize: $(READY) ## [2 min] the operator tests with address and undefined behaviour sanitizers; needs cmake
 	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
 	cmake --build build/sanitize
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
