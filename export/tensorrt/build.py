@@ -96,7 +96,7 @@ def build_engine(
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(ENGINE_PRECISIONS)}")
     tensorrt = load_tensorrt()
     capabilities = in_order(capabilities)
-    targets = tensorrt.settle_capabilities(capabilities)
+    targets = tensorrt.resolve_capabilities(capabilities)
     tensorrt.check_precision(targets, precision)
     bundle = Bundle.load(path)
     manifest = bundle.manifest

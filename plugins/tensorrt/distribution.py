@@ -65,7 +65,7 @@ class TensorRT:
         members = getattr(self.trt.ComputeCapability, "__members__", {})
         return tuple(sorted((name[2:] for name in members if name.startswith("SM")), key=int))
 
-    def settle_capabilities(self, wanted: Sequence[str]) -> tuple[str, ...]:
+    def resolve_capabilities(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """Check the capabilities to build an engine for.
 
         Parameters

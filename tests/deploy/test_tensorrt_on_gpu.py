@@ -29,7 +29,7 @@ def machine() -> None:
     if gpu_capability() is None:
         pytest.skip("no GPU")
     try:
-        load_tensorrt().settle_capabilities([CURRENT])
+        load_tensorrt().resolve_capabilities([CURRENT])
     except TensorRTError as error:  # none is installed, or it has no engines for such a GPU
         pytest.skip(str(error))
 

@@ -57,27 +57,27 @@ def test_capabilities_of_the_installed_tensorrt() -> None:
     if not found.is_rtx:
         pytest.skip("tensorrt builds for the GPU of this machine alone")
     assert {"80", "86", "89", "120"} <= set(found.capabilities)
-    found.settle_capabilities(found.capabilities)
+    found.resolve_capabilities(found.capabilities)
 
 
 def test_capabilities_of_each_distribution(one_gpu: None) -> None:
-    assert RTX.settle_capabilities(["80"]) == ("80",)
-    assert RTX.settle_capabilities(["120", "80"]) == ("120", "80")
-    assert PLAIN.settle_capabilities([CURRENT]) == ("90",)
-    assert PLAIN.settle_capabilities(["90"]) == ("90",)
+    assert RTX.resolve_capabilities(["80"]) == ("80",)
+    assert RTX.resolve_capabilities(["120", "80"]) == ("120", "80")
+    assert PLAIN.resolve_capabilities([CURRENT]) == ("90",)
+    assert PLAIN.resolve_capabilities(["90"]) == ("90",)
 
 
 @pytest.mark.parametrize("wanted", ["91", "sm80", "8.0", "", "CURRENT", "NONE"])
 def test_an_unknown_capability(one_gpu: None, wanted: str) -> None:
     with pytest.raises(TensorRTError) as caught:
-        RTX.settle_capabilities(["80", wanted])
+        RTX.resolve_capabilities(["80", wanted])
     assert str(caught.value) == (
         f"compute capability {wanted!r} cannot be built for: TensorRT-RTX 1.7 has 80, 120; pass one of 80, 120, current"
     )
     with pytest.raises(
         TensorRTError, match=r"TensorRT 10.9 builds for the GPU of this machine alone; pass .* 90, curr"
     ):
-        PLAIN.settle_capabilities(["80" if wanted == "90" else wanted])
+        PLAIN.resolve_capabilities(["80" if wanted == "90" else wanted])
 
 
 def test_capabilities_are_normalised() -> None:
@@ -88,22 +88,22 @@ def test_capabilities_are_normalised() -> None:
 
 def test_a_gpu_unsupported_by_tensorrt_rtx(one_gpu: None) -> None:
     with pytest.raises(TensorRTError, match=r"'90' cannot be built for: .*, current; an H100 or H200 \(90\) needs"):
-        RTX.settle_capabilities(["90"])
+        RTX.resolve_capabilities(["90"])
     with pytest.raises(TensorRTError, match=r"of this machine has compute capability 90, and .* has 80, 120; an H100"):
-        RTX.settle_capabilities([CURRENT])
+        RTX.resolve_capabilities([CURRENT])
 
 
 def test_current_excludes_other_capabilities(one_gpu: None) -> None:
     with pytest.raises(TensorRTError, match="the capability 'current' cannot be combined with others; pass it alone"):
-        RTX.settle_capabilities(["80", CURRENT])
+        RTX.resolve_capabilities(["80", CURRENT])
 
 
 def test_current_needs_a_gpu(no_gpu: None) -> None:
-    RTX.settle_capabilities(["80"])
+    RTX.resolve_capabilities(["80"])
     with pytest.raises(TensorRTError, match=r"'current' needs a GPU, and this machine has none; name a .*: 80, 120"):
-        RTX.settle_capabilities([CURRENT])
+        RTX.resolve_capabilities([CURRENT])
     with pytest.raises(TensorRTError, match=r"'current' needs a GPU, and this machine has none$"):
-        PLAIN.settle_capabilities([CURRENT])
+        PLAIN.resolve_capabilities([CURRENT])
 
 
 class Driver:
