@@ -23,6 +23,7 @@ __all__ = [
     "NonFiniteError",
     "RuntimeSetupError",
     "first_line",
+    "is_panic",
 ]
 
 
@@ -67,3 +68,8 @@ class NonFiniteError(ExecutionError):
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_panic(error: BaseException) -> bool:
+    """True for a panic inside a Rust library, a BaseException; pyo3 has no module to import its class from."""
+    return type(error).__name__ == "PanicException"

@@ -15,6 +15,7 @@ from tightbeam.deploy.bundle.engine_files import engine_names
 from tightbeam.deploy.bundle.manifest import MANIFEST, GuardEntry, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import check_target, write_bundle
+from tightbeam.deploy.errors import is_panic
 from tightbeam.export.accuracy.calibration import calibrate, read_calibration
 from tightbeam.export.accuracy.guard import guard, needs_guard
 from tightbeam.export.accuracy.parity import compare
@@ -25,7 +26,6 @@ from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
-from tightbeam.export.checkpoint.quiet import is_panic
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions, weight_bytes

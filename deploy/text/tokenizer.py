@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import BundleError, InputError, first_line
+from tightbeam.deploy.errors import BundleError, InputError, first_line, is_panic
 
 __all__ = ["TextCodec", "load_codec"]
-
-PANIC = "PanicException"
-"""Class of a panic in the tokenizers library: a BaseException, of a module that Python cannot import."""
 
 
 class TextCodec(Protocol):
@@ -66,7 +63,7 @@ def _one_line(error_of: Callable[[str], ValueError]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # both libraries raise classes of their own
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise error_of(first_line(error)) from error
 

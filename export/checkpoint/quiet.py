@@ -13,7 +13,9 @@ from typing import IO
 
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["PanicError", "is_panic", "panics_as_errors", "quiet_transformers"]
+from tightbeam.deploy.errors import is_panic
+
+__all__ = ["PanicError", "panics_as_errors", "quiet_transformers"]
 
 
 class PanicError(RuntimeError):
@@ -35,11 +37,6 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def is_panic(error: BaseException) -> bool:
-    """True for a panic inside a Rust library; pyo3 has no module that its exception could be imported from."""
-    return type(error).__name__ == "PanicException"
 
 
 @contextmanager

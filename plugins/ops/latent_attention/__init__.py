@@ -9,6 +9,7 @@ and ``lse`` -inf.
 from __future__ import annotations
 
 from tightbeam.plugins.ops._rotation import rotate
+from tightbeam.plugins.ops._softmax import MASKED_SOFTMAX
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["LATENT_ATTENTION"]
@@ -75,24 +76,7 @@ SCALED_SCORES = """
     plain_scores = Mul (equal_scores, key_scales_rows)
 """
 
-ATTEND = """    zero_level = Constant <value = float {0}> ()
-    one_float = Constant <value = float {1}> ()
-    lowest = Constant <value = float {-inf}> ()
-    lowest_like = CastLike (lowest, plain_scores)
-    axes12 = Constant <value = int64[2] {1, 2}> ()
-    mask_cube = Unsqueeze (mask, axes12)
-    scores = Where (mask_cube, plain_scores, lowest_like)
-    highest = ReduceMax <keepdims = 1> (scores, minus_one)
-    nothing = Equal (highest, lowest_like)
-    level = CastLike (zero_level, highest)
-    safe_highest = Where (nothing, level, highest)
-    shifted = Sub (scores, safe_highest)
-    exponentials = Exp (shifted)
-    total = ReduceSum <keepdims = 1> (exponentials, minus_one)
-    one_level = CastLike (one_float, total)
-    safe_total = Where (nothing, one_level, total)
-    weights = Div (exponentials, safe_total)
-
+ATTEND = """
     weights_shape = Concat <axis = 0> (B, GMQ, N)
     weights_by_sample = Reshape (weights, weights_shape)
     latent = MatMul (weights_by_sample, states)
@@ -118,7 +102,7 @@ LSE = """
 def _body(present: frozenset[str]) -> str:
     keys = ROTATED_KEYS if "cosines" in present else UNROTATED_KEYS
     scores = SCALED_SCORES if "key_scales" in present else PLAIN_SCORES
-    return QUERIES + keys + PRODUCTS + scores + ATTEND + (LSE if "lse" in present else "")
+    return QUERIES + keys + PRODUCTS + scores + MASKED_SOFTMAX + ATTEND + (LSE if "lse" in present else "")
 
 
 LATENT_ATTENTION = Operator(

@@ -10,6 +10,7 @@ of it; the CUDA kernels and the function below leave nothing out.
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._softmax import MASKED_SOFTMAX
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["SOURCE_ATTENTION"]
@@ -44,7 +45,7 @@ PLAIN = """
     output = Reshape (attended_by_beam, output_shape)
 """
 
-WITH_LSE = """
+SCORES = """
     Q = Div (H, G)
     QM = Mul (Q, M)
     grouped_shape = Concat <axis = 0> (B, G, QM, K)
@@ -54,24 +55,9 @@ WITH_LSE = """
     factor = Constant <value_float: float = @scale> ()
     factor_like = CastLike (factor, products)
     plain_scores = Mul (products, factor_like)
-    zero_level = Constant <value = float {0}> ()
-    one_float = Constant <value = float {1}> ()
-    lowest = Constant <value = float {-inf}> ()
-    lowest_like = CastLike (lowest, plain_scores)
-    axes12 = Constant <value = int64[2] {1, 2}> ()
-    mask_cube = Unsqueeze (mask, axes12)
-    scores = Where (mask_cube, plain_scores, lowest_like)
-    highest = ReduceMax <keepdims = 1> (scores, minus_one)
-    nothing = Equal (highest, lowest_like)
-    level = CastLike (zero_level, highest)
-    safe_highest = Where (nothing, level, highest)
-    shifted = Sub (scores, safe_highest)
-    exponentials = Exp (shifted)
-    total = ReduceSum <keepdims = 1> (exponentials, minus_one)
-    one_level = CastLike (one_float, total)
-    safe_total = Where (nothing, one_level, total)
-    weights = Div (exponentials, safe_total)
-    grouped_output = MatMul (weights, value)
+"""
+
+ATTEND_WITH_LSE = """    grouped_output = MatMul (weights, value)
     output_by_head_shape = Concat <axis = 0> (B, H, M, V)
     output_by_head = Reshape (grouped_output, output_by_head_shape)
     output_by_beam = Transpose <perm = [0, 2, 1, 3]> (output_by_head)
@@ -88,7 +74,7 @@ WITH_LSE = """
 
 
 def _body(present: frozenset[str]) -> str:
-    return BY_SAMPLE + (WITH_LSE if "lse" in present else PLAIN)
+    return BY_SAMPLE + (SCORES + MASKED_SOFTMAX + ATTEND_WITH_LSE if "lse" in present else PLAIN)
 
 
 SOURCE_ATTENTION = Operator(
