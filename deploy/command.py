@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.audio.transcribe import transcribe_files
-from tightbeam.deploy.console import command_line, console, say
+from tightbeam.deploy.console import Version, command_line, console, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
@@ -116,6 +116,7 @@ def run_model(
             help="JSON file with settings of model.generate by name; options given on the command line override it."
         ),
     ] = None,
+    version: Version = False,
 ) -> None:
     """Generate from every line of FILE with a bundle, and print one line for each.
 

@@ -1,15 +1,30 @@
-"""Entry point, and errors of one line, of all commands."""
+"""Entry point, ``--version``, and errors of one line, of all commands."""
 
 from __future__ import annotations
 
 import io
 import signal
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-__all__ = ["command_line", "console", "say"]
+__all__ = ["Version", "command_line", "console", "say"]
+
+
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    """Print the name of the command and the version of the package, and exit."""
+    if wanted:
+        print(f"{context.info_name} {metadata.version('tightbeam')} (tightbeam)")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+]
+"""Type of the last parameter of every command, ``version: Version = False``, which no command reads."""
 
 
 def command_line(app: typer.Typer, name: str) -> None:
@@ -19,7 +34,7 @@ def command_line(app: typer.Typer, name: str) -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name=name, standalone_mode=False)
     except Exception as error:
         if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class
             raise

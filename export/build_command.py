@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tightbeam.deploy.console import command_line, console, say
+from tightbeam.deploy.console import Version, command_line, console, say
 
 if TYPE_CHECKING:
     from tightbeam.deploy.bundle.engine_files import BuiltEngine
@@ -59,6 +59,7 @@ def build_engine(
         bool, typer.Option("--no-check", help="Skip the measurement of the error of fp16 or bf16.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine of that name.")] = False,
+    version: Version = False,
 ) -> None:
     """Build a TensorRT engine of BUNDLE into the bundle, for run-model --engine tensorrt."""
     # Imported here, so that --help does not wait for onnx.

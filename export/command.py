@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.console import console as error_console
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def export_model(
         bool, typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    version: Version = False,
 ) -> None:
     """Export MODEL as a bundle of ONNX graphs, and compare what it generates with torch."""
     # Imported here, so that --help does not wait for torch.

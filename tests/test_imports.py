@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCRIPTS: dict[str, str] = PROJECT["scripts"]
+"""Command -> its module and function."""
 BUILD_ONLY = ("torch", "transformers", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxscript", "safetensors")
 """Packages that a serving machine does not have."""
 OPTIONAL = ("scipy", "soundfile", "tensorrt", "tensorrt_rtx", "cuda", "tritonclient", "triton_python_backend_utils")
@@ -58,11 +62,18 @@ def test_deploy_imports_little_when_it_starts() -> None:
     assert not loaded & {*BUILD_ONLY, *OPTIONAL, "typer", "rich"}
 
 
-def test_run_model_help_without_the_build_machine_s_packages() -> None:
-    help_text = "from tightbeam.deploy.command import main\nsys.argv = ['run-model', '--help']\nmain()"
-    result = run_python(BLOCK.format(names=BUILD_ONLY) + help_text)
-    assert result.returncode == 0, result.stderr
-    assert "--num-beams" in result.stdout
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_help_and_version_without_the_build_machine_s_packages(command: str) -> None:
+    module, _, function = SCRIPTS[command].partition(":")
+    start = f"from {module} import {function} as main\n"
+    shown = {}
+    for option in ("--help", "--version"):
+        result = run_python(BLOCK.format(names=BUILD_ONLY) + start + f"sys.argv = ['script', {option!r}]\nmain()")
+        assert result.returncode == 0, result.stderr
+        assert not result.stderr
+        shown[option] = result.stdout
+    assert f"Usage: {command} " in shown["--help"] and "--version" in shown["--help"]
+    assert shown["--version"] == f"{command} {PROJECT['version']} (tightbeam)\n"
 
 
 def test_export_model_names_the_package_that_a_serving_machine_lacks() -> None:

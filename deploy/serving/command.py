@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings, model_name_of
 from tightbeam.deploy.serving.readme import request_line, server_command
@@ -84,6 +84,7 @@ def triton_repo(
         bool, typer.Option("--next-version", help="Add a version to a model that exists, and keep its settings.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model of the same name.")] = False,
+    version: Version = False,
 ) -> None:
     """Write a model repository from which Triton Inference Server serves BUNDLE.
 
