@@ -17,16 +17,22 @@ SERVER := $(VENV)/triton
 SERVED := $(SERVER)/.installed
 BESIDE := import pathlib, site, sys; path = pathlib.Path(sys.argv[1], "beside.pth"); \
   path.write_text("import site; site.addsitedir(%r)" % site.getsitepackages()[0])
+NEW_ENOUGH := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "error: Tightbeam needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+       "name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 # Likewise, with onnxruntime-gpu in place of onnxruntime, which both are the package onnxruntime.
 GPU := $(VENV)/gpu
 ON_GPU := $(GPU)/.installed
+# So have the docs, which need no torch. The site names the version and shows the code of this clone, so it is installed.
+DOCS := $(VENV)/docs
+ON_DOCS := $(DOCS)/.installed
 # One more than cores, since the tests of the server wait now and then; each has torch in memory, so 4 at most.
 PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
 # They need no fixture, and so no torch, which conftest.py imports.
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test lint slow cuda cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo serve-demo test lint docs slow cuda cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +56,10 @@ lint: $(READY) ## [1 min] formatting, strict types, and which module may import 
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files "*.h" "*.cpp" "*.cu" "*.cuh" "*.c")
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
+
+docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a dead link or an undocumented parameter fails it
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict
+	@echo "the site is in build/site: open build/site/index.html"
 
 slow: $(BUILT) ## [10 min] the tests that take minutes or gigabytes
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -85,9 +95,7 @@ clean: ## [0 min] remove .venv, build output and caches
 	find export graph_passes plugins deploy tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "error: Tightbeam needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
-	       "name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(NEW_ENOUGH)
 	@echo "setting up $(VENV): a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --config-settings wheel.cmake=false -e '.[dev]'
@@ -99,6 +107,13 @@ $(SERVED): $(READY) tools/serve/tritonserver.txt
 	@$(BIN)/python -c '$(BESIDE)' "$$($(SERVER)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	@$(BIN)/python -m pip --python $(SERVER)/bin/python install --quiet --no-deps --only-binary :all: \
 	  -r tools/serve/tritonserver.txt || echo "warning: there is no Triton Inference Server for this machine; its tests are skipped" >&2
+	@touch $@
+
+$(ON_DOCS): pyproject.toml constraints.txt
+	@$(NEW_ENOUGH)
+	@echo "setting up $(DOCS): a minute"
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt --config-settings wheel.cmake=false -e '.[docs]'
 	@touch $@
 
 $(ON_GPU): $(READY)

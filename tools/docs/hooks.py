@@ -1,0 +1,24 @@
+"""Hooks of mkdocs, named in mkdocs.yml."""
+
+from __future__ import annotations
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tools.docs.pages import OUTSIDE, ROOT, for_site
+
+SOURCES = {page: source for source, page in OUTSIDE.items()}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages whose text stands outside docs/."""
+    for source, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make a page of the repository a page of the site."""
+    uri = page.file.src_uri
+    return for_site(markdown, SOURCES.get(uri, f"docs/{uri}"), uri)
