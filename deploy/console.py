@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+import tightbeam
 
 __all__ = ["Version", "command_line", "console", "say"]
 
@@ -17,7 +18,7 @@ __all__ = ["Version", "command_line", "console", "say"]
 def _print_version(context: typer.Context, wanted: bool) -> None:
     """Print the name of the command and the version of the package, and exit."""
     if wanted:
-        print(f"{context.info_name} {metadata.version('tightbeam')} (tightbeam)")
+        print(f"{context.info_name} {tightbeam.__version__} (tightbeam)")
         raise typer.Exit
 
 

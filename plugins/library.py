@@ -59,11 +59,10 @@ def _library(name: str) -> Path | None:
 
 
 def _built(name: str) -> Path | None:
-    # The sources and what was built from them may lie in two places: in an editable install, or where Python finds a
-    # clone that is called tightbeam before the installed package.
+    # In an editable install, the sources and what was built from them are in two folders.
     package = __name__.rpartition(".")[0]  # tightbeam.plugins
-    namespace = package.rpartition(".")[0]
-    folders = [*sys.modules[package].__path__, *(f"{root}/plugins" for root in sys.modules[namespace].__path__)]
+    above = package.rpartition(".")[0]
+    folders = [*sys.modules[package].__path__, *(f"{root}/plugins" for root in sys.modules[above].__path__)]
     for folder in folders:
         if (path := Path(folder) / "lib" / name).is_file():
             return path

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import tightbeam
+
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS: dict[str, str] = PROJECT["scripts"]
+SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 """Command -> its module and function."""
 BUILD_ONLY = ("torch", "transformers", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxscript", "safetensors")
 """Packages that a serving machine does not have."""
@@ -73,7 +74,7 @@ def test_help_and_version_without_the_build_machine_s_packages(command: str) -> 
         assert not result.stderr
         shown[option] = result.stdout
     assert f"Usage: {command} " in shown["--help"] and "--version" in shown["--help"]
-    assert shown["--version"] == f"{command} {PROJECT['version']} (tightbeam)\n"
+    assert shown["--version"] == f"{command} {tightbeam.__version__} (tightbeam)\n"
 
 
 def test_export_model_names_the_package_that_a_serving_machine_lacks() -> None:
