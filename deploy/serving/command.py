@@ -70,7 +70,7 @@ def triton_repo(
         int | None,
         typer.Option(
             help="The most requests that wait; more are refused. 0 (the default) is no limit. A limit costs latency, "
-            "see docs/serving.md."
+            "see docs/how-to/serve.md."
         ),
     ] = None,
     url: Annotated[

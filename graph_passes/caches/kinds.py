@@ -112,7 +112,7 @@ PRESETS: Mapping[str, Preset] = {
     "slim": Preset("states", "k"),
     "hybrid": Preset("first-k", "k"),
 }
-"""Values of ``--variant``; docs/variants.md."""
+"""Values of ``--variant``; docs/how-to/choose-a-variant.md."""
 
 
 def presets_of(sizes: Sizes) -> dict[str, Preset]:
