@@ -9,10 +9,12 @@ Errors, each a ValueError with a one-line message:
     BundleError         a bundle cannot be read, or cannot be run on this machine (deploy/errors.py)
     GenerationError     a setting is unknown, not supported or impossible
     InputError          a text, ids, a mask or audio cannot be run
+
+A setting that has no effect, such as output_scores, is a NoEffectWarning.
 """
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError, NoEffectWarning
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.search import SearchResult
@@ -23,6 +25,7 @@ __all__ = [
     "GenerationError",
     "GenerationOptions",
     "InputError",
+    "NoEffectWarning",
     "Runner",
     "SearchResult",
 ]

@@ -9,6 +9,9 @@ ValueError
     DeviceError              there is no GPU, its memory is exhausted, or a CUDA call failed
     ExecutionError           a runtime failed to run a graph of the bundle
       NonFiniteError         the model's scores are NaN or infinite
+
+UserWarning
+  NoEffectWarning            a setting that is accepted and changes nothing
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ __all__ = [
     "ExecutionError",
     "GenerationError",
     "InputError",
+    "NoEffectWarning",
     "NonFiniteError",
     "RuntimeSetupError",
     "first_line",
@@ -33,6 +37,10 @@ class InputError(ValueError):
 
 class GenerationError(ValueError):
     """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
+
+
+class NoEffectWarning(UserWarning):
+    """Warning of a setting of the caller that is accepted and changes nothing."""
 
 
 class BundleError(ValueError):

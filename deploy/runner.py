@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,16 +29,18 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import InputError, NoEffectWarning
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.text.batching import batch_key, batches
 from tightbeam.deploy.text.padding import left_pad, mask_of_padding, right_pad, unbroken
+from tightbeam.deploy.text.ragged import join_results, ragged_rows
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
 __all__ = ["Runner"]
@@ -146,6 +149,13 @@ class Runner:
             return cls(bundle, load_onnxruntime_cuda(bundle), load_codec(bundle))
         return cls(bundle, OnnxRuntimeCpu(bundle, threads), load_codec(bundle))
 
+    def __repr__(self) -> str:
+        about = self.manifest
+        return (
+            f"Runner({str(self.bundle.path)!r}, model={about.model!r}, family={about.family!r}, "
+            f"variant={about.variant!r}, precision={about.precision!r}, runtime={type(self._runtime).__name__})"
+        )
+
     @property
     def manifest(self) -> Manifest:
         """The content of ``bundle.json``."""
@@ -173,6 +183,8 @@ class Runner:
         ----------
         **settings
             Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
+            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file; the other
+            settings override it, and what it leaves None is the checkpoint's.
 
         Returns
         -------
@@ -225,9 +237,16 @@ class Runner:
             return ()
         return batch_key(self.options_for(length, settings), length)
 
+    def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Warn the caller of a public method of the settings that have no effect, and return the others."""
+        settings, notes = remove_settings_without_effect(given, speech=self.is_speech)
+        for note in notes:
+            warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=3)
+        return settings
+
     def generate(
         self,
-        input_ids: Array,
+        input_ids: Array | Sequence[Sequence[int]],
         attention_mask: Array | None = None,
         *,
         callback: SearchCallback | None = None,
@@ -237,15 +256,17 @@ class Runner:
 
         Parameters
         ----------
-        input_ids : integers [B, N]
-            Sources of an encoder-decoder model, or prompts of a decoder-only model, padded on either side.
+        input_ids : integers [B, N], or sequence of B sequences of int
+            Sources of an encoder-decoder model, or prompts of a decoder-only model, padded on either side. Rows of
+            different lengths are padded and masked here, and the tokens are those of each row alone.
         attention_mask : integers [B, N], optional
             0 at padding, 1 elsewhere. By default every position counts; of a decoder-only model, every token but the
             pad token, as in transformers.
         callback : SearchCallback, optional
             Receives tokens and each finished sample while the search runs, and may cancel samples.
         **settings
-            Arguments of ``model.generate``, by the same names. Lengths count the whole row, padding included.
+            Arguments of ``model.generate``, by the same names, ``generation_config`` among them. Lengths count the
+            whole row, padding included.
 
         Returns
         -------
@@ -265,12 +286,58 @@ class Runner:
         """
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
+        settings = self._without_effect(settings)
         options = self.options(**settings)
-        ids, mask = self._check_inputs(input_ids, attention_mask, options)
+        rows = ragged_rows(input_ids)
+        if rows is None:
+            ids, mask = self._check_inputs(input_ids, attention_mask, options)
+            return self._generate(ids, mask, options, settings, callback)
+        if attention_mask is not None:
+            raise InputError("attention_mask is for rows of one length; leave it out, rows are padded and masked here")
+        return self._generate_ragged(rows, options, settings, callback)
+
+    def _generate(
+        self,
+        ids: Array,
+        mask: Array,
+        options: GenerationOptions,
+        settings: Mapping[str, Any],
+        callback: SearchCallback | None,
+    ) -> SearchResult:
+        """Generate from checked ids and mask [B, N]."""
         if not self.decoder_only:
             return self._run(ids, mask, options, callback)
         options, prompt = self.options_for(ids.shape[1], settings), Prompt.of(ids, mask)
         return self._run(prompt.source_ids, prompt.source_mask, options, callback, prompt)
+
+    def _generate_ragged(
+        self,
+        rows: list[list[int]],
+        options: GenerationOptions,
+        settings: Mapping[str, Any],
+        callback: SearchCallback | None,
+    ) -> SearchResult:
+        """Generate from rows of different lengths; those that padding would change are run in batches of their own."""
+        for index, row in enumerate(rows):
+            try:
+                self.check_ids(row)
+            except InputError as error:
+                raise InputError(f"row {index} of input_ids: {error}") from None
+        keys = [self.batch_key(len(row), settings) for row in rows]
+        if callback is not None and len(set(keys)) > 1:
+            raise InputError(
+                "callback needs prompts that share a batch, which lengths that count the padding forbid; pass rows of "
+                "one length, or max_new_tokens in place of max_length"
+            )
+        results = []
+        for samples in batches(range(len(rows)), key=keys.__getitem__, size=lambda _: len(rows)):
+            ids, mask = self.pad([rows[sample] for sample in samples], options)
+            if self.decoder_only:  # pad tokens within a row do not count, as in a row alone
+                mask &= mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
+            ids, mask = self._check_inputs(ids, mask, options)
+            found = self._generate(ids, mask, options, settings, callback)
+            results.append((samples, self.prompt_of(ids), found))
+        return results[0][2] if len(results) == 1 else join_results(results, options)
 
     def generate_from_features(
         self, input_features: Array, *, callback: SearchCallback | None = None, **settings: Any
@@ -300,6 +367,7 @@ class Runner:
         BundleError
             The runtime failed.
         """
+        settings = self._without_effect(settings)
         options = self.options(**settings)
         if not self.log_mel:
             raise InputError("this is a text model; pass text or token ids instead of audio")
@@ -380,6 +448,7 @@ class Runner:
             raise InputError("texts is one string, expected a list of strings; pass [text]")
         if not (_is_integer(batch_size) and batch_size >= 1):
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
+        settings = self._without_effect(settings)
         options = self.options(**settings)
         rows: list[tuple[int, list[int], tuple[int, ...]]] = []
         for index, text in enumerate(texts):
@@ -397,12 +466,12 @@ class Runner:
                 results[index] = [self.decode(row) for row in found[sample * count : (sample + 1) * count]]
         return [text for index in range(len(texts)) for text in results[index]]
 
-    def transcribe(self, paths: Sequence[str], *, batch_size: int = 8, **settings: Any) -> list[str]:
+    def transcribe(self, paths: Sequence[str | os.PathLike[str]], *, batch_size: int = 8, **settings: Any) -> list[str]:
         """Transcribe audio files, window by window.
 
         Parameters
         ----------
-        paths : sequence of str
+        paths : sequence of str or path
             Names of WAV or FLAC files.
         batch_size : int
             Windows run together, at most.
@@ -427,8 +496,14 @@ class Runner:
 
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")
+        for path in paths:
+            if not isinstance(path, str | os.PathLike):
+                raise InputError(f"paths holds {type(path).__name__}, expected names of WAV or FLAC files; pass those")
+        settings = self._without_effect(settings)
         self.options(**settings)
-        outputs = (transcribe(self, read_features(self, path), batch_size=batch_size, **settings) for path in paths)
+        outputs = (
+            transcribe(self, read_features(self, os.fspath(path)), batch_size=batch_size, **settings) for path in paths
+        )
         return [output.texts[0] if output.texts else "" for output in outputs]
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], bool]:

@@ -68,6 +68,13 @@ class Bundle:
         _check_consistency(folder, manifest)
         return bundle
 
+    def __repr__(self) -> str:
+        about = self.manifest
+        return (
+            f"Bundle({str(self.path)!r}, model={about.model!r}, family={about.family!r}, variant={about.variant!r}, "
+            f"precision={about.precision!r})"
+        )
+
     def file(self, entry: FileEntry) -> Path:
         """Return the path of a file of the bundle."""
         return self.path / entry.file

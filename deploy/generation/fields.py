@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.given import CALL, Layer
 
 __all__ = ["DORMANT", "INERT", "LIMITS", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
@@ -52,7 +53,8 @@ DORMANT: dict[str, tuple[object, ...]] = {
 }
 """Fields that transformers reads only while sampling or with an assistant model, and their neutral values.
 
-Both modes are unsupported. A checkpoint may have any value (many do); in a call, any but a neutral one is an error.
+Both modes are unsupported. A checkpoint or ``generation_config`` may have any value (many do); in a call, any but a
+neutral one is an error.
 """
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -97,8 +99,6 @@ LIMITS = ("max_new_tokens", "max_length")
 """Fields that limit the length of a row. The first one that is set is used."""
 LONG_NAME = 60
 """Characters of an unknown name that an error quotes."""
-CHECKPOINT = "the checkpoint's generation config"
-CALL = "the call"
 
 
 class Fields:
@@ -106,9 +106,9 @@ class Fields:
 
     Parameters
     ----------
-    defaults, overrides : mapping
-        The checkpoint's settings and the caller's, by transformers' field names. None is "not set"; in ``overrides`` it
-        unsets all fields but `NEEDED`.
+    layers : sequence of Layer
+        The checkpoint's settings and the caller's, by transformers' field names; a later layer overrides an earlier
+        one. None is "not set"; in all but the first it unsets all fields but `NEEDED`.
     vocab_size : int
 
     Raises
@@ -117,13 +117,13 @@ class Fields:
         A field is unknown.
     """
 
-    def __init__(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any], vocab_size: int) -> None:
+    def __init__(self, layers: Sequence[Layer], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.values: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         known = SUPPORTED | INERT | DORMANT.keys() | UNSUPPORTED.keys()
-        for source, given in ((CHECKPOINT, defaults), (CALL, overrides)):
-            for name, value in given.items():
+        for layer in layers:
+            for name, value in layer.values.items():
                 if name not in known:
                     close = difflib.get_close_matches(name[:LONG_NAME], sorted(known), 1)
                     fix = f"did you mean {close[0]}?" if close else "remove it"
@@ -131,13 +131,13 @@ class Fields:
                         fix = "it is for speech models; remove it"
                     shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
                     raise GenerationError(
-                        f"{shown}={reprlib.repr(value)} (from {source}) is not a generation setting; {fix}"
+                        f"{shown}={reprlib.repr(value)} (from {layer.source}) is not a generation setting; {fix}"
                     )
                 if value is None and name not in NEEDED:
                     self.values.pop(name, None)
                 elif value is not None:
                     self.values[name] = value
-                    self.sources[name] = source
+                    self.sources[name] = layer.source
 
     def __contains__(self, name: str) -> bool:
         return name in self.values

@@ -15,8 +15,9 @@ import numpy as np
 
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.fields import LIMITS, Fields
+from tightbeam.deploy.generation.given import Layer, layers
 
-__all__ = ["CHOSEN", "GenerationOptions", "resolve_options"]
+__all__ = ["CHOSEN", "GenerationOptions", "resolve_layers", "resolve_options"]
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 DEFAULT_NEW_TOKENS = 20
@@ -125,8 +126,6 @@ def resolve_options(
     vocab_size: int,
     max_positions: int,
     prompt_length: int | None = None,
-    after_start: Sequence[int] = (),
-    choices: Sequence[int] = (),
 ) -> GenerationOptions:
     """Merge the checkpoint's settings with the caller's, as transformers does.
 
@@ -136,8 +135,8 @@ def resolve_options(
     Parameters
     ----------
     defaults, overrides : mapping
-        The checkpoint's settings and the caller's, by transformers' field names. None is "not set"; in ``overrides`` it
-        unsets all fields but `NEEDED`.
+        The checkpoint's settings and the caller's, by transformers' field names, and the caller's
+        ``generation_config``. None is "not set"; in ``overrides`` it unsets all fields but `NEEDED`.
     vocab_size : int
         Tokens that the model scores.
     max_positions : int
@@ -145,6 +144,38 @@ def resolve_options(
     prompt_length : int, optional
         Tokens that every row of a decoder-only model begins with, padding included. None for rows that begin with a
         start token.
+
+    Returns
+    -------
+    GenerationOptions
+
+    Raises
+    ------
+    GenerationError
+        A setting is unknown, not supported, or impossible.
+    """
+    return resolve_layers(
+        layers(defaults, overrides), vocab_size=vocab_size, max_positions=max_positions, prompt_length=prompt_length
+    )
+
+
+def resolve_layers(
+    given: Sequence[Layer],
+    *,
+    vocab_size: int,
+    max_positions: int,
+    prompt_length: int | None = None,
+    after_start: Sequence[int] = (),
+    choices: Sequence[int] = (),
+) -> GenerationOptions:
+    """Merge layers of settings, as `resolve_options` does.
+
+    Parameters
+    ----------
+    given : sequence of Layer
+        The checkpoint's settings first, the call's last.
+    vocab_size, max_positions, prompt_length
+        Those of `resolve_options`.
     after_start : sequence of int
         Tokens after the start token.
     choices : sequence of int
@@ -159,7 +190,7 @@ def resolve_options(
     GenerationError
         A setting is unknown, not supported, or impossible.
     """
-    fields = Fields(defaults, overrides, vocab_size)
+    fields = Fields(given, vocab_size)
     fields.check_supported()
     num_beams = fields.integer("num_beams", 1, minimum=1)
     eos = fields.tokens("eos_token_id", may_be_one=True)

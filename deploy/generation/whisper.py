@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_options
+from tightbeam.deploy.generation.given import Layer, layers, merged
+from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_layers
 
 __all__ = ["last_text_token", "speech_options"]
 
@@ -41,25 +42,25 @@ def speech_options(
     ``language`` is a code such as "en", ``task`` one of `TASKS`. Without a language, a multilingual model chooses one
     for each sample. Raises GenerationError.
     """
-    given = {name: value for name, value in {**defaults, **overrides}.items() if value is not None}
+    whole = layers(defaults, overrides)
+    given = {name: value for name, value in merged(whole).items() if value is not None}
     for name, neutral in UNSUPPORTED.items():
         if name in given and given[name] not in neutral:
             fix = f"pass {name}={neutral[0]!r}" if neutral else f"leave {name} out"
             raise GenerationError(f"{name}={reprlib.repr(given[name])} is not supported for speech; {fix}")
-    after_start, choices = _prompt(given, overrides, vocab_size)
+    after_start, choices = _prompt(given, merged(whole[1:]), vocab_size)
     own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys()
-    plain_defaults, plain_overrides = (
-        {name: value for name, value in settings.items() if name not in own} for settings in (defaults, overrides)
-    )
+    plain = [
+        (layer.source, {name: value for name, value in layer.values.items() if name not in own}) for layer in whole
+    ]
     length = given.get("max_length")
     if isinstance(length, int) and "max_new_tokens" not in given:
         # The prompt is added to max_length, limited by the positions.
         prompt = min(max_positions // 2 - 1, 1 + len(after_start))
-        source = plain_overrides if plain_overrides.get("max_length") is not None else plain_defaults
-        source["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
-    return resolve_options(
-        plain_defaults,
-        plain_overrides,
+        values = next(values for _, values in reversed(plain) if values.get("max_length") is not None)
+        values["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
+    return resolve_layers(
+        [Layer(source, values) for source, values in plain],
         vocab_size=vocab_size,
         max_positions=max_positions,
         after_start=after_start,

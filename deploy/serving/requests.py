@@ -12,7 +12,9 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.files import audio_fault, windows
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.given import GENERATION_CONFIG
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
@@ -107,7 +109,7 @@ def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequ
     InputError, GenerationError
         The request cannot be run; the message names its row where it has several.
     """
-    settings = _settings(request.parameters)
+    settings = _settings(request.parameters, speech=runner.is_speech)
     truncate = settings.pop("truncate", False)
     if not isinstance(truncate, bool):
         raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
@@ -155,8 +157,11 @@ def _source_name(runner: Runner, request: Request) -> str:
     return given[0]
 
 
-def _settings(parameters: str) -> dict[str, Any]:
-    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text."""
+def _settings(parameters: str, *, speech: bool) -> dict[str, Any]:
+    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text.
+
+    Those that have no effect are left out.
+    """
     if len(parameters) > MAX_PARAMETER_BYTES:
         raise InputError(
             f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most; leave some out"
@@ -170,7 +175,10 @@ def _settings(parameters: str) -> dict[str, Any]:
                 settings[name] = json.loads(value)
             except (ValueError, RecursionError):
                 continue  # a text, such as early_stopping="never"; or the setting is refused by its name
-    return settings
+    config = settings.get(GENERATION_CONFIG)
+    if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
+        raise InputError(f"{GENERATION_CONFIG} is no JSON object; pass settings such as {{'num_beams': 4}}")
+    return remove_settings_without_effect(settings, speech=speech)[0]
 
 
 def _text(value: Array, positions: int) -> str:

@@ -17,6 +17,7 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner, SearchResult
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.search import NullCallback
 
 LONG = "the harbour bridge " * 40
 IDS = np.array([[5, 6, 7, 2], [8, 9, 2, 1]])
@@ -55,7 +56,14 @@ def same(one: SearchResult, other: SearchResult) -> None:
         (None, "expected integers"),
         ([["5"]], "expected integers"),
         ([[10**30]], "expected integers"),
-        ([[5, 2], [5]], "rows of different lengths"),
+        ([[5, 2], [5, "6", 2]], "row 1 of input_ids holds str, expected integers"),
+        ([[5, 2], [5.0]], "row 1 of input_ids holds float"),
+        ([[5, 2], [True]], "row 1 of input_ids holds bool"),
+        ([[5, 2], [[5]]], "row 1 of input_ids holds list"),
+        ([[5, 2], []], "row 1 of input_ids is empty"),
+        ([[5, 2], [101]], "row 1 of input_ids: token id 101 is outside the vocabulary; expected 0 to 100"),
+        ([[5] * 65, [5]], "row 0 of input_ids: 65 token ids are more than the model's 64 positions"),
+        ([[5, 2], 5], "rows of different lengths"),
         ([], "is empty, [0]"),
         ([[]], "is empty, [1, 0]"),
         (np.zeros((0, 4), np.int64), "is empty, [0, 4]"),
@@ -107,6 +115,73 @@ def test_ids_of_any_integer_type_and_layout(runner: Runner) -> None:
     same(runner.generate(wide[::2, ::2], np.asfortranarray(MASK), num_beams=3, max_new_tokens=6), expected)
     big_endian = IDS.astype(">i8")
     same(runner.generate(big_endian, MASK, num_beams=3, max_new_tokens=6), expected)
+
+
+RAGGED = [[5, 6, 7, 8, 9, 2], [8, 2], [11, 12, 2]]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_rows_of_different_lengths_give_what_each_gives_alone(runner: Runner, num_beams: int) -> None:
+    settings = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 8, "min_new_tokens": 8}
+    for rows in (RAGGED, tuple(map(tuple, RAGGED)), [np.array(row) for row in RAGGED]):
+        found = runner.generate(rows, **settings)
+        for sample, row in enumerate(rows):
+            alone = runner.generate([row], **settings)
+            np.testing.assert_array_equal(found.of(sample, num_beams).sequences, alone.sequences)
+            if num_beams > 1:
+                np.testing.assert_allclose(found.of(sample, num_beams).scores, alone.scores, rtol=1e-5)
+    with pytest.raises(InputError, match="attention_mask is for rows of one length; leave it out"):
+        runner.generate(RAGGED, [[1, 1], [1, 1], [1, 1]], **settings)
+
+
+SEES_PADDING: tuple[dict[str, Any], ...] = (
+    {"max_new_tokens": 6},
+    {"max_length": 12},
+    {"max_length": 14, "min_length": 10},
+    {"max_new_tokens": 6, "no_repeat_ngram_size": 2},
+    {"max_new_tokens": 6, "repetition_penalty": 1.5},
+)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("settings", SEES_PADDING, ids=str)
+def test_prompts_of_different_lengths_give_what_each_gives_alone(
+    bundles: BundleCache, settings: dict[str, Any], num_beams: int
+) -> None:
+    runner = Runner.load(bundles("dedup", "gpt2"), threads=1)
+    pad = runner.options().pad_token_id
+    prompts = [[5, 6, 7, 8, 9, 12], [8], [11, 12, 13], [20, 21, 22]]
+    settings = {**settings, "num_beams": num_beams, "num_return_sequences": num_beams}
+    found = runner.generate(prompts, **settings)
+    for sample, prompt in enumerate(prompts):
+        alone = runner.generate([prompt], **settings)
+        padding, length = 6 - len(prompt), alone.sequences.shape[1]
+        rows = found.of(sample, num_beams)
+        assert (rows.sequences[:, :padding] == pad).all()
+        np.testing.assert_array_equal(rows.sequences[:, padding : padding + length], alone.sequences)
+        assert np.isin(rows.sequences[:, padding + length :], [pad, runner.options().eos_token_ids[0]]).all()
+        if num_beams > 1:
+            np.testing.assert_allclose(rows.scores, alone.scores, rtol=1e-5)
+
+
+def test_callback_of_prompts_that_share_no_batch_is_refused(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "gpt2"), threads=1)
+    finished: list[int] = []
+
+    class Recording(NullCallback):
+        def on_finished(self, sample: int, result: SearchResult) -> None:
+            finished.append(sample)
+
+    runner.generate([[5, 6], [7]], callback=Recording(), max_new_tokens=3)
+    assert sorted(finished) == [0, 1]
+    with pytest.raises(InputError, match="callback needs prompts that share a batch"):
+        runner.generate([[5, 6], [7]], callback=Recording(), max_length=9)
+
+
+def test_repr_names_bundle_model_and_runtime(runner: Runner, bundle: Path) -> None:
+    about = f"({str(bundle)!r}, model={runner.manifest.model!r}, family='bart', variant='el', precision='fp32'"
+    assert repr(runner) == f"Runner{about}, runtime=OnnxRuntimeCpu)"
+    assert repr(runner.bundle) == f"Bundle{about})"
 
 
 def test_inputs_are_not_changed(runner: Runner) -> None:

@@ -294,6 +294,11 @@ ERRORS: list[tuple[Request, str]] = [
     (text_request(1, "a", bad_words_ids='{"a": 1}'), "bad_words_ids=.* is not a list of lists"),
     (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass True"),
     (text_request(1, "a", language="de"), "language='de' .* is for speech models; remove it"),
+    (text_request(1, "a", generation_config="/etc/passwd"), "generation_config is no JSON object; pass settings such"),
+    (
+        text_request(1, "a", generation_config='{"num_beams": 0}'),
+        r"num_beams=0 .from generation_config. is not an integer",
+    ),
     (text_request(1, "a", truncate="yes"), "truncate='yes' is neither true nor false"),
     (text_request(1, "a", truncate=1), "truncate=1 is neither true nor false"),
     (text_request(1, "a", num_beams="[" + "1," * 40000 + "1]"), "the parameters have 80,.* bytes, expected 65,536"),
@@ -334,6 +339,16 @@ def test_client_error_refuses_only_its_request(
     assert log.stats.batches == 1
     for number, output in zip((0, 2), neighbours, strict=True):
         assert_same(log.outputs(number)[0], output)
+
+
+def test_generation_config_of_a_request(bart: Runner) -> None:
+    """An object, below the other parameters; settings without effect are left out."""
+    config = {"num_beams": 3, "max_new_tokens": 5, "temperature": 0.5}
+    request = text_request(1, "a town", generation_config=json.dumps(config), num_beams=2, output_scores=True)
+    parsed = reading.parse_request(bart, request, 40)
+    assert parsed.options == bart.options(num_beams=2, max_new_tokens=5)
+    (output,) = run(bart, [request], max_rows=40).outputs(1)
+    assert_same(output, alone(bart, bart.encode("a town")[0], {"num_beams": 2, "max_new_tokens": 5}))
 
 
 PROMPT_FAULTS: list[tuple[Request, str]] = [

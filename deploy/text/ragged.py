@@ -1,0 +1,82 @@
+"""Rows of token ids of different lengths, in place of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search import SearchResult
+
+__all__ = ["join_results", "ragged_rows"]
+
+
+def ragged_rows(input_ids: Any) -> list[list[int]] | None:
+    """Read a list of rows of different lengths.
+
+    Parameters
+    ----------
+    input_ids
+        Anything that `Runner.generate` is given.
+
+    Returns
+    -------
+    list of list of int, or None
+        None for everything but a list of rows whose lengths differ.
+
+    Raises
+    ------
+    InputError
+        The rows hold something else than integers, or one is empty.
+    """
+    if not isinstance(input_ids, list | tuple) or not all(_is_row(row) for row in input_ids):
+        return None
+    if len({len(row) for row in input_ids}) < 2:
+        return None
+    for index, row in enumerate(input_ids):
+        wrong = [token for token in row if not isinstance(token, Integral) or isinstance(token, bool)]
+        if wrong or not len(row):
+            held = f"holds {type(wrong[0]).__name__}" if wrong else "is empty"
+            raise InputError(f"row {index} of input_ids {held}, expected integers; pass a row of token ids a sample")
+    return [[int(token) for token in row] for row in input_ids]
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
+
+
+def join_results(
+    results: Sequence[tuple[Sequence[int], int, SearchResult]], options: GenerationOptions
+) -> SearchResult:
+    """Join the results of batches whose prompts have different lengths.
+
+    Parameters
+    ----------
+    results : sequence of (samples, P, SearchResult)
+        For each batch: the numbers of its samples, the length P of its prompts, and the result.
+    options : GenerationOptions
+
+    Returns
+    -------
+    SearchResult
+        The samples in the order of their numbers. Prompts are padded on the left to the longest, new tokens on the
+        right.
+    """
+    returned = options.num_return_sequences
+    prompts = max(P for _, P, _ in results)
+    new = max(found.sequences.shape[1] - P for _, P, found in results)
+    count = sum(len(samples) for samples, _, _ in results) * returned
+    fill = options.fill_token_id if options.num_beams > 1 and options.eos_token_ids else options.pad_token_id or 0
+    sequences = np.full((count, prompts + new), fill, np.int64)
+    sequences[:, :prompts] = options.pad_token_id or 0
+    scores = None if results[0][2].scores is None else np.zeros(count, np.float32)
+    for samples, P, found in results:
+        rows = [sample * returned + index for sample in samples for index in range(returned)]
+        sequences[rows, prompts - P : prompts - P + found.sequences.shape[1]] = found.sequences
+        if scores is not None:
+            scores[rows] = found.scores
+    return SearchResult(sequences, scores)
