@@ -1,6 +1,6 @@
 """Entries of ``bundle.json``. It is read strictly: an unknown or a missing key is an error.
 
-Field names and their order are part of the bundle format (docs/design.md, Bundle format).
+Field names and their order are part of the bundle format (docs/reference/bundle.md).
 """
 
 from __future__ import annotations

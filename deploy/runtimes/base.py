@@ -1,6 +1,6 @@
 """The protocol of a runtime, and the tables of graph inputs and outputs that all runtimes share.
 
-docs/design.md, Graph inputs and outputs, has the meaning of every tensor and the letters of the shapes.
+docs/reference/graphs.md has the meaning of every tensor and the letters of the shapes.
 """
 
 from __future__ import annotations

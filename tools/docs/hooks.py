@@ -7,6 +7,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.docs.pages import OUTSIDE, ROOT, for_site
+from tools.docs.tables import with_tables
 
 SOURCES = {page: source for source, page in OUTSIDE.items()}
 
@@ -21,4 +22,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make a page of the repository a page of the site."""
     uri = page.file.src_uri
-    return for_site(markdown, SOURCES.get(uri, f"docs/{uri}"), uri)
+    return with_tables(for_site(markdown, SOURCES.get(uri, f"docs/{uri}"), uri))

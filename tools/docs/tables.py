@@ -1,0 +1,146 @@
+"""Tables of the reference pages that are made from the code when the site is built.
+
+A page asks for one with a line of its own, ``<!-- made from the code: KIND NAME -->``, such as ``command export-model``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import typer
+
+from tightbeam.deploy.generation import fields
+from tightbeam.deploy.serving import metrics
+from tightbeam.plugins.ops import OPERATORS
+from tightbeam.plugins.schema import FLOAT
+from tools.docs.pages import ROOT
+
+__all__ = ["MARKER", "command_names", "with_tables"]
+
+MARKER = re.compile(r"^<!-- made from the code: ([a-z-]+)(?: (\S+))? -->$", re.MULTILINE)
+
+
+def with_tables(markdown: str) -> str:
+    """Put the tables in the place of a page's markers.
+
+    Raises
+    ------
+    KeyError
+        There is no table of that kind, or nothing of that name.
+    """
+    return MARKER.sub(lambda match: TABLES[match[1]](match[2] or ""), markdown)
+
+
+def command_names() -> Mapping[str, str]:
+    """The commands of the package, and ``module:function`` of each."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        scripts: dict[str, str] = tomllib.load(file)["project"]["scripts"]
+    return scripts
+
+
+def _command(name: str) -> str:
+    """The usage of a command, its description, and tables of its arguments and options."""
+    module = command_names()[name].partition(":")[0]
+    made: Any = typer.main.get_command(importlib.import_module(module).app)
+    context: Any = typer.Context(made)
+    usage = " ".join([name, *made.collect_usage_pieces(context)])
+    usage = re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), usage)
+    description = "\n\n".join(" ".join(part.split()) for part in made.help.split("\n\n"))
+    arguments, options = [], []
+    for parameter in made.params:
+        record = parameter.get_help_record(context)
+        if record is None:  # hidden
+            continue
+        is_argument = parameter.param_type_name == "argument"
+        (arguments if is_argument else options).append(_parameter(*record, is_argument=is_argument))
+    tables = [
+        _table(("argument", "value", "default", "meaning"), arguments),
+        _table(("option", "value", "default", "meaning"), options),
+    ]
+    return "\n\n".join([f"```text\n{usage}\n```", _escaped(description), *tables])
+
+
+def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
+    """A row of a command's table, made of the parameter's two columns in ``--help``."""
+    name, _, value = name.partition(" ")
+    text, _, facts = help.rpartition("  [") if "  [" in help and help.endswith("]") else (help, "", "")
+    default, bounds = "", ""
+    for fact in facts.removesuffix("]").split("; "):
+        if fact.startswith("default: "):
+            default = _code(fact.removeprefix("default: "))
+        elif fact == "required":
+            default = "required"
+        elif fact:
+            bounds = ", " + re.sub(r"^(\S+)<=x<=(\S+)$", r"\1 to \2", re.sub(r"^x>=(\S+)$", r"\1 or more", fact))
+    value = VALUES.get(value.strip("<>"), value.strip("<>")) + bounds
+    return _code(name.upper() if is_argument else name), value, default, _escaped(text)
+
+
+VALUES = {"str": "text", "int": "integer", "int range": "integer", "float": "number", "float range": "number"}
+"""Words for typer's types."""
+
+
+def _settings(table: str) -> str:
+    """The settings of one table of ``deploy/generation/fields.py``."""
+    if table == "INERT":
+        return ", ".join(_code(name) for name in sorted(fields.INERT) if not name.startswith("_")) + "."
+    neutral: Mapping[str, Iterable[object]] = {"DORMANT": fields.DORMANT, "UNSUPPORTED": fields.UNSUPPORTED}[table]
+    rows = [(_code(name), ", ".join(map(_value, (None, *neutral[name])))) for name in sorted(neutral)]
+    return _table(("setting", "accepted values"), rows)
+
+
+def _value(value: object) -> str:
+    return _code(repr(value))
+
+
+def _operator(name: str) -> str:
+    """The inputs, outputs and attributes of an operator."""
+    operator = OPERATORS[name]
+    rows = []
+    for kind, tensors in (("input", operator.inputs), ("output", operator.outputs)):
+        for tensor in tensors:
+            shape = (
+                f"{'float' if tensor.type == FLOAT else tensor.type} [{'' if tensor.shape == '1' else tensor.shape}]"
+            )
+            optional = ", optional" if tensor.optional else ""
+            rows.append((kind + optional, _code(tensor.name), shape, _escaped(tensor.meaning)))
+    for attribute in operator.attributes:
+        default = "required" if attribute.default is None else f"default {attribute.default:g}"
+        rows.append(("attribute", _code(attribute.name), f"{attribute.type}, {default}", _escaped(attribute.meaning)))
+    return _table(("", "name", "type, shape", "meaning"), rows)
+
+
+def _metrics(_: str) -> str:
+    """The metrics that a served model reports."""
+    kinds = [(name, "counter", text) for name, text in metrics.COUNTERS.items()]
+    kinds += [(name, "gauge", text) for name, text in metrics.GAUGES.items()]
+    return _table(("metric", "type", "meaning"), [(_code(name), kind, _escaped(text)) for name, kind, text in kinds])
+
+
+TABLES: Mapping[str, Callable[[str], str]] = {
+    "command": _command,
+    "settings": _settings,
+    "operator": _operator,
+    "metrics": _metrics,
+}
+"""What makes each kind of table."""
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown, or nothing where there are no rows."""
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    columns = list(head)
+    return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]) if lines else ""
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown that shows it as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
