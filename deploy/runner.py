@@ -76,8 +76,9 @@ class Runner:
 
     Examples
     --------
-    >>> runner = Runner.load("bart-large-cnn-el")
-    >>> runner.generate_text(["A long article ..."], num_beams=4)
+    >>> runner = Runner.load("demo-dedup")
+    >>> runner.generate_text(["The festival in Lindenton has invited 259 singers. It opens in March."], num_beams=4)
+    ['Lindenton festival opens in March with 259 singers']
     """
 
     def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
@@ -201,7 +202,21 @@ class Runner:
     def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
         """Resolve settings as ``options`` does, for prompts of ``prompt_length`` tokens, padding included.
 
-        The length of an encoder's input does not matter. Raises GenerationError.
+        Parameters
+        ----------
+        prompt_length : int
+            Tokens of the prompts of a decoder-only model; the length of an encoder's input does not matter.
+        settings : mapping
+            Arguments of ``model.generate``.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
         """
         return options_for(
             self.manifest.generation,
@@ -283,6 +298,16 @@ class Runner:
             The ids or the mask have a wrong shape, type or value.
         BundleError
             The runtime failed; see ``deploy/errors.py``.
+
+        Examples
+        --------
+        >>> rows = [runner.encode(report)[0] for report in reports]
+        >>> result = runner.generate(rows, num_beams=4, max_new_tokens=8)
+        >>> result.sequences
+        array([[   2,    0,  601,  370,  464,  589,  262,  657,    2],
+               [   2,    0,  559,  307, 1009,   23,  908,  560,    2]])
+        >>> result.scores
+        array([-0.11889504, -0.0877986 ], dtype=float32)
         """
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
@@ -404,6 +429,12 @@ class Runner:
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Pad rows of token ids to a batch, on the side that this model expects.
 
+        Parameters
+        ----------
+        rows : sequence of sequences of int
+        options : GenerationOptions
+            The settings, for the pad token.
+
         Returns
         -------
         input_ids : int64 [B, N]
@@ -412,7 +443,17 @@ class Runner:
         return left_pad(rows, options.pad_token_id) if self.decoder_only else right_pad(rows)
 
     def prompt_of(self, input_ids: Array) -> int:
-        """Return the length of the prompt that the sequences of a batch [B, N] begin with, padding included."""
+        """Return the length of the prompt that the sequences of a batch begin with.
+
+        Parameters
+        ----------
+        input_ids : integers [B, N]
+
+        Returns
+        -------
+        int
+            N, padding included, of a decoder-only model; 0 of an encoder-decoder.
+        """
         return input_ids.shape[1] if self.decoder_only else 0
 
     def generate_text(
@@ -443,6 +484,11 @@ class Runner:
             A text cannot be run. The message names its index; nothing has been generated then.
         BundleError
             The runtime failed.
+
+        Examples
+        --------
+        >>> runner.generate_text(reports, num_beams=4)
+        ['Lindenton festival opens in March with 259 singers', 'Birchbridge factory to build 413 bicycles']
         """
         if isinstance(texts, str):
             raise InputError("texts is one string, expected a list of strings; pass [text]")
@@ -561,7 +607,17 @@ class Runner:
         return ids, cut
 
     def check_ids(self, tokens: Sequence[int]) -> None:
-        """Raise InputError unless ``tokens`` can be run as one source."""
+        """Check token ids as one source.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+
+        Raises
+        ------
+        InputError
+            There are none, too many, or one outside the vocabulary.
+        """
         sizes = self.manifest.sizes
         if not len(tokens):
             raise InputError("no token ids; expected at least one")
@@ -582,7 +638,22 @@ class Runner:
         return self.manifest.sizes.max_target - options.max_length + 1
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
-        """Return the text of one generated sequence, without special tokens."""
+        """Make text of one generated sequence.
+
+        Parameters
+        ----------
+        sequence : integers [T]
+
+        Returns
+        -------
+        str
+            The text without special tokens.
+
+        Raises
+        ------
+        InputError
+            The bundle has no tokenizer.
+        """
         return self._require_codec().decode([int(token) for token in sequence])
 
     @property

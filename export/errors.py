@@ -13,7 +13,12 @@ LONGEST_REASON = 300
 class ExportError(ValueError):
     """A checkpoint, an option or an output folder that cannot be exported.
 
-    The message is one line: what was wrong, what was expected, the fix. The command prints it as it is.
+    The command prints the message as it is.
+
+    Parameters
+    ----------
+    message : str
+        What was wrong, what was expected, the fix; line breaks in it become spaces.
     """
 
     def __init__(self, message: str) -> None:

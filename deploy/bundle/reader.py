@@ -52,6 +52,10 @@ class Bundle:
         verify : bool
             Compare every file with its SHA-256.
 
+        Returns
+        -------
+        Bundle
+
         Raises
         ------
         BundleError
@@ -76,7 +80,17 @@ class Bundle:
         )
 
     def file(self, entry: FileEntry) -> Path:
-        """Return the path of a file of the bundle."""
+        """Return the path of a file of the bundle.
+
+        Parameters
+        ----------
+        entry : FileEntry
+            An entry of ``manifest``, such as ``manifest.weights``.
+
+        Returns
+        -------
+        Path
+        """
         return self.path / entry.file
 
 

@@ -95,7 +95,19 @@ class SearchResult:
     scores: Floats | None
 
     def of(self, sample: int, returned: int = 1) -> SearchResult:
-        """Return the part of one sample. ``returned`` is the number of sequences of each sample."""
+        """Return the part of one sample.
+
+        Parameters
+        ----------
+        sample : int
+            The sample's place in the batch.
+        returned : int
+            Sequences of each sample.
+
+        Returns
+        -------
+        SearchResult
+        """
         own = slice(sample * returned, (sample + 1) * returned)
         return SearchResult(self.sequences[own], None if self.scores is None else self.scores[own])
 

@@ -24,8 +24,27 @@ MOST_BYTES = 10**15
 class Workload:
     """Sizes of the runs that a bundle is made for, and the machine that runs it.
 
-    None takes the checkpoint's default, or a measurement of this machine. ``source_length`` and ``new_tokens``: in
-    tokens. ``memory_limit``: bytes for weights and caches. ``bandwidth_gb_s`` and ``gflop_s``: of the serving machine.
+    Attributes
+    ----------
+    batch_size : int
+        Samples of a run.
+    num_beams : int, optional
+        Beams of a sample; the checkpoint's by default.
+    source_length : int, optional
+        Tokens of a source; 512 by default, or the model's limit where that is less.
+    new_tokens : int, optional
+        Tokens of an output; the bundle's longest by default.
+    memory_limit : int, optional
+        Upper bound on the bytes of weights and caches; none by default.
+    bandwidth_gb_s : float, optional
+        Memory bandwidth of the serving machine; measured on this machine by default.
+    gflop_s : float, optional
+        Matrix rate of the serving machine; measured on this machine by default.
+
+    Raises
+    ------
+    ExportError
+        A number is out of range.
     """
 
     batch_size: int = 8
@@ -78,7 +97,13 @@ class Workload:
         )
 
     def machine(self) -> Machine:
-        """Bandwidth and matrix rate, measured on this machine where they are not given."""
+        """Bandwidth and matrix rate of the serving machine.
+
+        Returns
+        -------
+        Machine
+            Measured on this machine where they are not given.
+        """
         if self.bandwidth_gb_s is not None and self.gflop_s is not None:
             return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9)
         here = this_machine()

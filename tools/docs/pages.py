@@ -56,13 +56,13 @@ def for_site(markdown: str, source: str, page: str) -> str:
 
 def on_prose(markdown: str, change: Callable[[str], str]) -> str:
     """Apply a function to the text between blocks of code, which are left as they are."""
-    parts: list[tuple[bool, list[str]]] = [(False, [])]
+    parts: list[tuple[bool, list[str]]] = []
     fenced = False
     for line in markdown.split("\n"):
         mark = bool(FENCE.match(line))
         is_code = fenced or mark or line.startswith("    ")
         fenced ^= mark
-        if parts[-1][0] != is_code:
+        if not parts or parts[-1][0] != is_code:
             parts.append((is_code, []))
         parts[-1][1].append(line)
     return "\n".join("\n".join(lines) if is_code else change("\n".join(lines)) for is_code, lines in parts)

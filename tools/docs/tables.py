@@ -1,6 +1,6 @@
 """Tables of the reference pages that are made from the code when the site is built.
 
-A page asks for one with a line of its own, ``<!-- made from the code: KIND NAME -->``, such as ``command export-model``.
+A page asks for one with a line of its own, such as ``<!-- made from the code: command export-model -->``.
 """
 
 from __future__ import annotations

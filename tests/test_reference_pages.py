@@ -1,0 +1,240 @@
+"""The reference pages name what the code has: all of it, and nothing else. Tables made at build time come out whole."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tightbeam.deploy
+import tightbeam.export
+from tightbeam.deploy.bundle import engine_files, manifest
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation import fields, whisper
+from tightbeam.deploy.generation.options import resolve_options
+from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS
+from tightbeam.deploy.serving import tensors
+from tightbeam.export.families.table import FAMILIES
+from tightbeam.plugins.ops import OPERATORS
+from tools.docs.docstrings import DIRECTIVE, faults
+from tools.docs.pages import ROOT, for_site
+from tools.docs.tables import MARKER, command_names, with_tables
+
+REFERENCE = ROOT / "docs" / "reference"
+FIELDS = re.compile(r"<!-- fields of (\w+) -->\n\n\| field .*\n\|[-|]+\n((?:\|.*\n)+)")
+
+
+def page(name: str) -> str:
+    return (REFERENCE / f"{name}.md").read_text("utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """The text under a heading, up to the next of its level or above."""
+    level = heading.partition(" ")[0]
+    found = re.search(rf"^{re.escape(heading)}$(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"there is no section {heading}"
+    return found[1]
+
+
+def first_column(table: str) -> list[str]:
+    return re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+
+
+def entries() -> dict[str, Any]:
+    """The parts of bundle.json and engine.json: every pydantic model of the two modules."""
+    classes = {**vars(manifest), **vars(engine_files)}
+    return {
+        name: kind
+        for name, kind in classes.items()
+        if inspect.isclass(kind) and issubclass(kind, manifest.Entry) and kind is not manifest.Entry
+    }
+
+
+def test_bundle_page_has_every_field() -> None:
+    documented = {name: first_column(table) for name, table in FIELDS.findall(page("bundle"))}
+    assert documented == {name: list(kind.model_fields) for name, kind in entries().items()}
+
+
+def test_commands_page_has_every_command() -> None:
+    text = page("commands")
+    for name in command_names():
+        assert f"<!-- made from the code: command {name} -->" in section(text, f"## {name}")
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_table_of_a_command_has_every_option(name: str) -> None:
+    app = importlib.import_module(command_names()[name].partition(":")[0]).app
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
+    options = re.findall(r"^\W*(--[a-z][a-z-]*)", shown, re.MULTILINE)
+    made = with_tables(f"<!-- made from the code: command {name} -->")
+    listed = [parameter for parameter in first_column(made) if parameter.startswith("--")]
+    assert len(listed) > 5
+    assert [*listed, "--help"] == options
+
+
+def test_settings_page_has_every_setting() -> None:
+    supported = section(page("settings"), "## Supported")
+    assert set(first_column(supported.partition("### Whisper")[0])) == fields.SUPPORTED
+    assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY
+    for name in set(whisper.UNSUPPORTED) - {"prompt_condition_type"}:
+        assert f"`{name}`" in section(page("settings"), "### Whisper")
+    made = with_tables(page("settings"))
+    for table in (fields.DORMANT, fields.UNSUPPORTED, fields.INERT):
+        assert all(f"`{name}`" in made for name in table if not name.startswith("_"))
+
+
+def test_ranges_of_settings() -> None:
+    """Each integer setting takes the least value that the page says, and refuses the one below it."""
+    rows = re.findall(r"^\| `(\w+)` \| integer, (\d) or more \|", page("settings"), re.MULTILINE)
+    assert len(rows) == 7
+    for name, least in rows:
+        value = int(least)
+        room = (
+            {"max_length": 9} if name.startswith("min") else {"num_beams": 4} if name == "num_return_sequences" else {}
+        )
+        # A row has a start token, which max_length counts.
+        accepted = value + (name == "max_length")
+        defaults = {"decoder_start_token_id": 2, "eos_token_id": 2}
+        resolve_options(defaults, {**room, name: accepted}, vocab_size=99, max_positions=32)
+        with pytest.raises(GenerationError, match=name):
+            resolve_options(defaults, {**room, name: value - 1}, vocab_size=99, max_positions=32)
+
+
+def test_models_page_has_every_family_and_alias() -> None:
+    text = page("models")
+    encoders, decoders = section(text, "## Encoder-decoder models"), section(text, "## Decoder-only models")
+    assert first_column(encoders) + first_column(decoders) == [family.model_type for family in FAMILIES]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section(text, "## Aliases"), re.MULTILINE)
+    aliases = {family: re.findall(r"`([^`]+)`", names) for family, names in rows}
+    assert aliases == {family.model_type: list(family.aliases) for family in FAMILIES if family.aliases}
+    for family in FAMILIES:  # as the page says
+        assert all(hub_id.partition("/")[2] == alias for alias, hub_id in family.aliases.items())
+
+
+def test_graphs_page_has_every_tensor() -> None:
+    text = page("graphs")
+    listed = {
+        re.sub(r"<l>", "0", name)
+        for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", row)
+    }
+    assert listed >= {*SMALL_INPUTS, *CANDIDATE_OUTPUTS, *ENCODER_INPUTS}
+    bundle = Bundle.load(ROOT / "tests" / "data" / "bundle-format-1").manifest
+    for tensor in (*bundle.encoder.inputs, *bundle.encoder.outputs, *bundle.decoder.inputs):
+        assert tensor.name in listed
+
+
+def test_served_model_page_has_every_tensor() -> None:
+    text = page("metrics")
+    listed = first_column(section(text, "## Inputs")) + first_column(section(text, "## Outputs"))
+    assert set(listed) == {getattr(tensors, name) for name in tensors.__all__}
+
+
+def test_operators_page_has_every_operator() -> None:
+    assert set(re.findall(r"^\| \[`(\w+)`\]", page("operators"), re.MULTILINE)) == set(OPERATORS)
+    for name in OPERATORS:
+        assert f"<!-- made from the code: operator {name} -->" in section(page("operators"), f"### {name}")
+    made = with_tables(page("operators"))
+    for operator in OPERATORS.values():
+        assert all(f"`{tensor.name}`" in made for tensor in operator.tensors)
+
+
+def test_every_marker_makes_a_table() -> None:
+    for path in REFERENCE.glob("*.md"):
+        text = path.read_text("utf-8")
+        assert not MARKER.search(with_tables(text))
+        assert text.count("made from the code: ") == len(MARKER.findall(text)), path
+
+
+def test_python_page_has_every_public_object() -> None:
+    shown = set(DIRECTIVE.findall(page("python")))
+    public = {
+        f"{package.__name__}.{name}" for package in (tightbeam.export, tightbeam.deploy) for name in package.__all__
+    }
+    assert shown >= public, f"docs/reference/python.md lacks {', '.join(sorted(public - shown))}"
+
+
+def test_public_objects_are_documented() -> None:
+    assert not faults(page("python"))
+
+
+SOURCE = '''
+class Thing:
+    """A thing.
+
+    Parameters
+    ----------
+    size : int
+    """
+
+    def __init__(self, size): ...
+
+    def grow(self, by: int) -> int:
+        """Grow.
+
+        Parameters
+        ----------
+        by : int
+            Amount.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        KeyError
+            Never.
+        """
+        raise KeyError("by")
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("size : int\n", "length : int\n", "Thing does not describe its parameter size"),
+        ("by : int\n", "by_much : int\n", "Thing.grow does not describe its parameter by"),
+        ("by : int\n", "by, twice : int\n", "Thing.grow describes twice, which is no parameter"),
+        ("Returns\n        -------\n        int\n", "", "Thing.grow returns int and has no section Returns"),
+        ("KeyError\n            Never.", "OSError\n", "Thing.grow raises KeyError and does not say so under Raises"),
+        ('"""Grow.', '"""Grow', "Thing.grow has no docstring that begins with a sentence of one line"),
+        ("class Thing", "class Other", "Thing does not exist"),
+    ],
+)
+def test_missing_documentation_is_found(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    file = tmp_path / "deploy" / "__init__.py"
+    file.parent.mkdir()
+    file.write_text(SOURCE)
+    assert faults("::: tightbeam.deploy.Thing", tmp_path) == []
+    assert old in SOURCE
+    file.write_text(SOURCE.replace(old, new))
+    assert faults("::: tightbeam.deploy.Thing", tmp_path)[0] == f"tightbeam.deploy.{fault}"
+
+
+@pytest.mark.parametrize(
+    ("source", "page_of_site", "link", "on_site"),
+    [
+        ("CONTRIBUTING.md", "contributing.md", "[d](docs/design.md#letters)", "[d](design.md#letters)"),
+        (
+            "docs/reference/graphs.md",
+            "reference/graphs.md",
+            "[c](../../CONTRIBUTING.md#rules)",
+            "[c](../contributing.md#rules)",
+        ),
+        ("docs/hardware.md", "hardware.md", "[home](../README.md)", "[home](index.md)"),
+        ("docs/hardware.md", "hardware.md", "[`Makefile`](../Makefile) runs", "`Makefile` runs"),
+        ("docs/hardware.md", "hardware.md", "[no](../absent.txt)", "[no](../absent.txt)"),
+        ("docs/hardware.md", "hardware.md", "![p](images/memory.png)", "![p](images/memory.png)"),
+        ("docs/hardware.md", "hardware.md", "    [x](../Makefile)", "    [x](../Makefile)"),
+        ("docs/hardware.md", "hardware.md", "[o](https://example.org/)", "[o](https://example.org/)"),
+    ],
+)
+def test_links_on_the_site(source: str, page_of_site: str, link: str, on_site: str) -> None:
+    assert for_site(link, source, page_of_site) == on_site
