@@ -13,7 +13,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = {".ci", ".github", "deploy", "docs", "export", "graph_passes", "plugins", "tests", "tools"}
 SUFFIXES = (".py", ".h", ".cpp", ".cu", ".cuh", ".cmake", ".md", ".toml", ".txt")
-ELSEWHERE = {"docs/OperatorKernels.md", "el_attention_optimizer.py", "texts.txt", "articles.txt", "files.txt"}
+ELSEWHERE = {
+    "docs/OperatorKernels.md",
+    "el_attention_optimizer.py",
+    "texts.txt",
+    "articles.txt",
+    "files.txt",
+    "in.txt",
+    "out.txt",
+}
 """Files of other projects, and of users."""
 MAKE = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
 
