@@ -79,14 +79,14 @@ cuda-provider: $(READY) ## [not measured] ONNX Runtime's CUDA provider over our 
 	$(BIN)/python -m pytest -m slow tests/plugins/test_cuda_provider.py
 
 sanitize: $(READY) ## [2 min] the operator tests with address and undefined behaviour sanitizers; needs cmake
-	cmake -S plugins -B build/sanitize -DTIGHTBEAM_CUDA=OFF -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
+	cmake -S plugins -B build/sanitize -DTIGHTBEAM_WERROR=ON -DTIGHTBEAM_SANITIZE=ON
 	cmake --build build/sanitize
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TIGHTBEAM_LIBRARY=build/sanitize/libtightbeam_cpu.so \
 	  $(BIN)/python -m pytest -s --noconftest $(OPERATOR_TESTS)
 
 valgrind: $(READY) ## [not measured] the operator tests under valgrind; needs cmake and valgrind
-	cmake -S plugins -B build/valgrind -DTIGHTBEAM_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	cmake -S plugins -B build/valgrind -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	cmake --build build/valgrind
 	$(BIN)/python tools/memcheck.py build/valgrind/libtightbeam_cpu.so --noconftest $(OPERATOR_TESTS)
 
@@ -123,7 +123,7 @@ $(ON_GPU): $(READY)
 	@touch $@
 
 $(BUILT): $(READY) $(NATIVE)
-	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=OFF -e .
+	$(INSTALL) -e .
 	@$(ALONE)
 	@$(BIN)/python -c 'import sys; from tightbeam.plugins.library import cpu_library; sys.exit(cpu_library() is None)' || \
 	  echo "warning: the native library did not compile; the functions inside a model run in its place, and its tests" \

@@ -90,9 +90,9 @@ def _library() -> Path | None:
         raise RuntimeSetupError(str(error)) from error
     if library is None and not os.environ.get(ENVIRONMENT):
         raise RuntimeSetupError(
-            "this installation has no kernels for CUDA, since there was no nvcc when it was built; install tightbeam "
-            "again where nvcc is (make cuda in a clone), or run the functions inside the model, slower: "
-            f"{ENVIRONMENT}=none"
+            "this installation has no kernels for CUDA, which are built on request alone; where nvcc is, run "
+            "pip install '.[cuda]' -C cmake.define.TIGHTBEAM_CUDA=ON in a clone, or run the functions inside the "
+            f"model, slower: {ENVIRONMENT}=none"
         )
     return library
 

@@ -14,7 +14,7 @@ __all__ = ["readme", "request_line", "server_command"]
 
 IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 PORTS = "-p 8000:8000 -p 8001:8001 -p 8002:8002"
-INSTALL = "pip install --break-system-packages -C cmake.define.TIGHTBEAM_CUDA=OFF"
+INSTALL = "pip install --break-system-packages"
 USUAL_PORT = 8000
 
 

@@ -1,17 +1,8 @@
-# libtightbeam_cuda.so, where there is nvcc.
-if(NOT TIGHTBEAM_CUDA MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "TIGHTBEAM_CUDA is '${TIGHTBEAM_CUDA}', expected AUTO, ON or OFF")
-endif()
-if(TIGHTBEAM_CUDA STREQUAL OFF)
-  return()
-endif()
+# libtightbeam_cuda.so.
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  if(TIGHTBEAM_CUDA STREQUAL ON)
-    message(FATAL_ERROR "tightbeam: TIGHTBEAM_CUDA=ON, but there is no nvcc; name it: -DCMAKE_CUDA_COMPILER=/path/to/nvcc")
-  endif()
-  message(STATUS "tightbeam: no nvcc, so no CUDA library")
-  return()
+  message(FATAL_ERROR "tightbeam: TIGHTBEAM_CUDA=ON, but there is no nvcc; name it: -DCMAKE_CUDA_COMPILER=/path/to/nvcc "
+    "(with pip: -C cmake.define.CMAKE_CUDA_COMPILER=/path/to/nvcc), or leave TIGHTBEAM_CUDA out")
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 80)  # for CMake's own checks of nvcc
 enable_language(CUDA)

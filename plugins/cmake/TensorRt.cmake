@@ -1,5 +1,5 @@
 # libtightbeam_tensorrt.so: how the operators' CUDA kernels are launched, for the plugins of plugins/tensorrt. Needs nothing but a C++ compiler: the kernels are compiled where they run.
-add_library(tightbeam_tensorrt MODULE tensorrt/library.cpp kernels/operator.cpp
+add_library(tightbeam_tensorrt MODULE tensorrt/library.cpp kernels/operator.cpp kernels/older_libstdcxx.cpp
   ${CMAKE_CURRENT_BINARY_DIR}/generated/operators.cpp)
 install(TARGETS tightbeam_tensorrt LIBRARY DESTINATION tightbeam/plugins/lib)
 

@@ -416,7 +416,8 @@ def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.Monk
     with (
         monkeypatch.context() as patch,
         pytest.raises(
-            RuntimeSetupError, match=r"no kernels for CUDA, .* \(make cuda in a clone\), .* TIGHTBEAM_LIBRARY=none"
+            RuntimeSetupError,
+            match=r"no kernels for CUDA, .* -C cmake.define.TIGHTBEAM_CUDA=ON .* TIGHTBEAM_LIBRARY=none",
         ),
     ):
         patch.setattr(onnxruntime_cuda, "cuda_library", lambda: None)

@@ -31,6 +31,14 @@ def configure(build: Path, *definitions: str) -> None:
     subprocess.run(["cmake", "-S", PLUGINS, "-B", build, "-DTIGHTBEAM_WERROR=ON", *definitions], check=True)
 
 
+def configure_error(build: Path, *definitions: str, **environment: str) -> str:
+    """The error that configuring ends with, in one line."""
+    command = ["cmake", "-S", PLUGINS, "-B", build, *definitions]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode != 0
+    return " ".join(done.stderr.split())
+
+
 # ---- where the libraries are ----
 
 
@@ -62,7 +70,7 @@ def test_library_is_built_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set elsewhere")
 def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:
     """A weak symbol of an AVX-512 object could be the copy that the linker keeps for every processor."""
-    configure(tmp_path, "-DTIGHTBEAM_CUDA=OFF")
+    configure(tmp_path)
     for level in ("v3", "v4"):
         target = f"tightbeam_kernels_{level}"
         subprocess.run(["cmake", "--build", tmp_path, "--target", target], check=True)
@@ -73,6 +81,34 @@ def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:
         assert any(level in name for _, name in symbols)
         assert [name for kind, name in symbols if kind.isupper() and level not in name] == []
         assert [name for kind, name in symbols if kind in "uvwVW"] == []
+
+
+# ---- CUDA, which is built where it is asked for ----
+
+
+@needs_cmake
+def test_nvcc_is_left_alone(tmp_path: Path) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\ntouch "$0.called"\nexit 1\n')
+    nvcc.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["cmake", "-S", PLUGINS, "-B", tmp_path / "build"]
+    subprocess.run(command, check=True, env=os.environ | {"PATH": path, "CUDACXX": str(nvcc)})
+    assert not nvcc.with_suffix(".called").exists()
+    targets = subprocess.run(
+        ["cmake", "--build", tmp_path / "build", "--target", "help"], capture_output=True, text=True
+    )
+    assert "tightbeam_cpu" in targets.stdout and "tightbeam_cuda" not in targets.stdout
+
+
+@needs_cmake
+def test_cuda_library_without_what_it_needs_is_an_error(tmp_path: Path) -> None:
+    asked = "-DTIGHTBEAM_CUDA=ON"
+    assert "there is no nvcc; name it: -DCMAKE_CUDA_COMPILER=" in configure_error(tmp_path, asked, CUDACXX="/missing")
+    no_headers = ("-DTIGHTBEAM_FETCH_HEADERS=OFF", "-DONNXRUNTIME_SYSTEM_DIR=/missing")
+    error = configure_error(tmp_path / "headers", asked, *no_headers)
+    assert "TIGHTBEAM_CUDA=ON, but there are no headers of ONNX Runtime. Install libonnxruntime-dev" in error
+    assert "expected ON or OFF" in configure_error(tmp_path / "value", "-DTIGHTBEAM_CUDA=AUTO")
 
 
 # ---- ONNX Runtime's headers ----
@@ -219,7 +255,6 @@ def test_headers_that_are_too_old_are_refused(fetch: ModuleType, mirror: Mirror,
 # ---- installs ----
 
 NO_HEADERS = ("cmake.define.TIGHTBEAM_FETCH_HEADERS=OFF", "cmake.define.ONNXRUNTIME_SYSTEM_DIR=/missing")
-NO_CUDA = ("cmake.define.TIGHTBEAM_CUDA=OFF",)
 
 
 def wheel_of(folder: Path, settings: tuple[str, ...], **environment: str) -> zipfile.Path:
@@ -239,7 +274,7 @@ def has_library(wheel: zipfile.Path) -> bool:
 
 @pytest.mark.slow
 def test_wheel_has_the_library(tmp_path: Path) -> None:
-    assert has_library(wheel_of(tmp_path, NO_CUDA))
+    assert has_library(wheel_of(tmp_path, ()))
 
 
 @pytest.mark.slow
@@ -248,13 +283,20 @@ def test_wheel_has_the_library(tmp_path: Path) -> None:
     [
         pytest.param((), {"CXX": "/missing/c++", "PATH": "/missing"}, id="no compiler"),
         pytest.param(NO_HEADERS, {}, id="no headers"),
-        pytest.param(NO_CUDA, {"CXXFLAGS": "-Dthrow=syntax+error"}, id="a compiler that fails"),
+        pytest.param((), {"CXXFLAGS": "-Dthrow=syntax+error"}, id="a compiler that fails"),
     ],
 )
 def test_install_succeeds_without_the_library(
     settings: tuple[str, ...], environment: dict[str, str], tmp_path: Path
 ) -> None:
     assert not has_library(wheel_of(tmp_path, settings, **environment))
+
+
+@pytest.mark.slow
+def test_install_fails_without_the_cuda_library_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        wheel_of(tmp_path, ("cmake.define.TIGHTBEAM_CUDA=ON",), CUDACXX="/missing")
+    assert has_library(wheel_of(tmp_path, ()))  # what was asked before is forgotten
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <exception>
-#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -15,15 +13,18 @@ class Parallel {
  public:
   virtual ~Parallel() = default;
 
-  // Calls run(i) once for every i in [0, count), in any order and on several threads; returns when all are done.
-  // Raises the first exception that a run raised; runs that had not begun by then are left out.
+  // Calls run(i) for every i in [0, count), in any order and on several threads; returns when all are done.
+  // Where a run raises an exception, all of them run again, in order and on this thread, which raises it again; so a
+  // run must give the same when it is called twice. (std::exception_ptr would carry the exception over, but its inline
+  // functions need a libstdc++ newer than the one that ONNX Runtime's wheels need.)
   // An item costs about a microsecond beside its own work, so make them coarse.
   template <class Run>
   void for_each(size_t count, const Run& run) const {
     if (count == 1) return run(0);  // no threads for one item
     Shared<Run> shared{run};
     if (count > 0) share_out(count, Shared<Run>::item, &shared);
-    if (shared.error) std::rethrow_exception(shared.error);
+    if (shared.failed)
+      for (size_t i = 0; i < count; ++i) run(i);
   }
 
  private:
@@ -31,8 +32,6 @@ class Parallel {
   struct Shared {
     const Run& run;
     std::atomic<bool> failed{false};
-    std::mutex mutex{};
-    std::exception_ptr error{};
 
     explicit Shared(const Run& run) : run(run) {}
 
@@ -43,8 +42,6 @@ class Parallel {
       try {
         shared.run(index);
       } catch (...) {
-        const std::lock_guard<std::mutex> lock(shared.mutex);
-        if (!shared.error) shared.error = std::current_exception();
         shared.failed.store(true, std::memory_order_relaxed);
       }
     }

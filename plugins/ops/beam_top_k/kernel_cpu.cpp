@@ -95,7 +95,9 @@ class Row {
                    ", expected numbers of which one at least is finite");
     if (!a_.normalize) return;
     shift_ = row_max;
-    log_total_ = static_cast<float>(std::log(math().sum_of_exponentials(logits_, a_.vocabulary, row_max)));
+    // Of a long double, since the logarithm of a double needs glibc 2.29.
+    const long double total = math().sum_of_exponentials(logits_, a_.vocabulary, row_max);
+    log_total_ = static_cast<float>(std::log(total));
   }
 
   float score(int token) const { return (logits_[token] - shift_) - log_total_; }
