@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.audio.transcribe import transcribe_files
 from tightbeam.deploy.console import Version, command_line, console, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.generation.given import GENERATION_CONFIG, read_generation_config
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles
+from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
 
 __all__ = ["main"]
+
+STDOUT = "-"
+NO_SAMPLING = "nothing is sampled: search is greedy or with beams (--num-beams)"
+HINTS = dict.fromkeys(("--temperature", "--top-k", "--top-p", "--do-sample", "--sample", "--seed"), NO_SAMPLING)
+"""Advice on options of other programs."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
     """Entry point. Input and results are UTF-8, whatever the locale."""
-    command_line(app, "run-model")
+    command_line(app, "run-model", HINTS)
 
 
 @app.command()
 def run_model(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
-    source: Annotated[
-        str,
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
+    sources: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="Text file with one input a line; - is standard input. For Whisper: an audio file, or a text file "
-            "with the name of an audio file in each line.",
+            help="Text files with one input a line, run in this order; - is standard input, the default. For Whisper: "
+            "audio files, or text files with the name of an audio file in each line.",
+            show_default=False,
         ),
-    ] = "-",
+    ] = None,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the results to FILE, each as soon as it is there; - is standard output.",
+        ),
+    ] = STDOUT,
+    force: Annotated[bool, typer.Option("--force", help="Replace the content of the --output file.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print errors only: no notes, no progress, no summary at the end.")
+    ] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each input, in place of text.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Write one JSON object for each input, in place of text; with several files it names the file.",
+        ),
     ] = False,
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
     ] = False,
     document: Annotated[
-        bool, typer.Option("--document", help="Read the whole file as one input, in place of one input a line.")
+        bool, typer.Option("--document", help="Read each file as one input, in place of one input a line.")
     ] = False,
     truncate: Annotated[
         bool,
@@ -63,7 +89,12 @@ def run_model(
     ] = "onnxruntime",
     device: Annotated[str, typer.Option(help="Device of ONNX Runtime: cpu or cuda.")] = "cpu",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of one operator on the CPU; by default one for each core.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads of one operator on the CPU; by default one for each core. Fewer are often faster for a small "
+            "model, and where other programs keep the cores busy.",
+        ),
     ] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams of beam search; 1 is greedy search.")] = None,
     num_return_sequences: Annotated[
@@ -118,10 +149,15 @@ def run_model(
     ] = None,
     version: Version = False,
 ) -> None:
-    """Generate from every line of FILE with a bundle, and print one line for each.
+    """Generate from every line of the files with a bundle, and write one line for each.
 
     The defaults of the search options are the checkpoint's own. With --json, "tokens" are the ids from the start token
     on; those of a decoder-only model, like its text, begin after the prompt.
+
+    A line that cannot be run is an error of its own, and gives an empty line. A file of which none of the first ten
+    lines can be read, or which is binary, is one error, and nothing is run.
+
+    Inputs, generated tokens, seconds and peak memory are on standard error at the end.
     """
     given = {
         "num_beams": num_beams,
@@ -139,32 +175,55 @@ def run_model(
         "forced_bos_token_id": forced_bos_token_id,
         "forced_eos_token_id": forced_eos_token_id,
     }
+    names = sources or [STDIN]
     try:
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
-        lines, count = ([os.fsencode(source)], 1) if is_audio(source) else _read_input(source, document)
+        _check_output(output, force, names)
+        files = InputFiles(names, document=document)
+        start = time.perf_counter()
         runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
-        if runner.log_mel is None and is_audio(source):
-            raise InputError(f"{source} is an audio file, and this is a text model; pass a text file")
-        if runner.log_mel is not None and (ids or truncate or document):
+        load_seconds = time.perf_counter() - start
+        if runner.is_speech and (ids or truncate or document):
             raise InputError("--ids, --truncate and --document are for text, this is a speech model; leave them out")
+        if not runner.is_speech and files.audio is not None:
+            raise InputError(f"{files.audio} is an audio file, and this is a text model; pass a text file")
+        settings, notes = remove_settings_without_effect(settings, speech=runner.is_speech)
         runner.options(**settings)
+        if not runner.is_speech and not ids:
+            runner.require_tokenizer()
+        kind = AUDIO_NAMES if runner.is_speech else IDS if ids else TEXT
+        files.check(kind)
+        if STDIN in names and not document and sys.stdin.isatty():
+            notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
+        for note in () if quiet else notes:
+            say(f"note: {note}")
         bad = 0
-        with _progress() as progress:
-            bar = progress.add_task("generating", total=count)
-            if runner.log_mel is None:
-                results = run_text_input(runner, lines, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
+        unit = "file" if runner.is_speech else "document" if document else "line"
+        summary = RunSummary(unit, load_seconds)
+        hidden = quiet or (output == STDOUT and sys.stdout.isatty())
+        with _opened(output) as sink, _progress(hidden) as progress:
+            bar = progress.add_task("generating", total=files.count)
+            if runner.is_speech:
+                results = transcribe_files(runner, files, batch_size=batch_size, **settings)
             else:
-                results = transcribe_files(runner, lines, batch_size=batch_size, **settings)
+                results = run_text_input(runner, files, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
             for result in results:
-                bad += _report(result, source, json_lines)
+                place = files.next_place()
+                result.number, result.file = place.number, place.file if len(names) > 1 else None
+                print(result.as_json() if json_lines else result.as_text(), file=sink, flush=True)
+                _report(result, place.prefix, quiet)
+                if result.error is None:
+                    summary.add(result.new_tokens)
+                else:
+                    bad += 1
                 progress.advance(bar)
     except (BundleError, GenerationError, InputError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        say("error: interrupted; the results printed so far are whole")
+        say("error: interrupted; the results written so far are whole")
         raise typer.Exit(130) from None
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
@@ -175,68 +234,74 @@ def run_model(
             f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk",
         )
         raise typer.Exit(1) from None
+    if not quiet:
+        say(summary.text())
     if bad:
-        say(f"error: {bad} of the lines could not be run; each is named above")
+        say(f"error: {bad} of the {unit}s could not be run; each is named above")
         raise typer.Exit(1)
 
 
 def _drop_output() -> None:
     """Discard what is still buffered for standard output, which Python would write again at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+    if sys.stdout is not None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
-def _report(result: InputResult, source: str, json_lines: bool) -> bool:
-    """Print one result; return True for an error."""
-    print(result.as_json() if json_lines else result.as_text(), flush=True)
-    name = "standard input" if source == "-" else source
+def _report(result: InputResult, place: str, quiet: bool) -> None:
+    """Print the error of a result, or a note."""
     if result.error is not None:
-        say(f"error: {name}, line {result.number}: {result.error}")
-    elif result.truncated:
-        say(f"note: {name}, line {result.number}: cut to the model's positions")
-    return result.error is not None
+        say(f"error: {place}{result.error}")
+    elif result.cut and not quiet:
+        whole = result.source_tokens + result.cut
+        say(f"note: {place}cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for")
 
 
-def _read_input(source: str, document: bool) -> tuple[Iterable[bytes], int | None]:
-    """The inputs as lines of bytes, and their number if known; with ``document`` the whole file is one line."""
-    if source == "-" and sys.stdin is None:
-        raise InputError("standard input is closed; pass a text file")
-    if sys.stdout is None:
-        raise InputError("standard output is closed, so the results would be lost; redirect it to a file")
-    if source == "-" and not document:
-        return sys.stdin.buffer, None
+def _check_output(output: str, force: bool, inputs: list[str]) -> None:
+    """Raise InputError for an output that cannot be written, or would be lost."""
+    if output == STDOUT:
+        if sys.stdout is None:
+            raise InputError("standard output is closed, so the results would be lost; redirect it to a file")
+        if force:
+            raise InputError("--force replaces the --output file; leave it out, or name one")
+        return
+    path = Path(output)
+    if path.is_dir():
+        raise InputError(f"{output} is a folder; pass --output the name of a file")
+    if any(Path(name).exists() and path.exists() and path.samefile(name) for name in inputs if name != STDIN):
+        raise InputError(f"{output} is one of the inputs too; pass another --output")
+    if path.is_file() and path.stat().st_size and not force:
+        raise InputError(f"{output} exists and is not empty; pass --force to replace it, or another --output")
+
+
+@contextmanager
+def _opened(output: str) -> Iterator[TextIO]:
+    """The stream that results are written to."""
+    if output == STDOUT:
+        yield sys.stdout
+        return
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"cannot read {source}: {reason}; pass a text file, or - for standard input") from None
-    lines = [b" ".join(data.splitlines())] if document else list(io.BytesIO(data))
-    return lines, len(lines)
+        raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another --output") from None
+    with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        yield file
 
 
 def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Merge the settings of the command line over those of the file."""
-    settings: dict[str, Any] = {}
-    if file is not None:
-        try:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise GenerationError(
-                f'cannot read {file} as JSON ({reason}); pass --generation-config a file such as {{"num_beams": 4}}'
-            ) from None
-        if not isinstance(settings, dict):
-            raise GenerationError(f'{file} holds no JSON object; expected settings such as {{"num_beams": 4}}')
-    settings.update({name: value for name, value in given.items() if value is not None})
+    """The settings of the command line, and those of the file below them."""
+    settings = {name: value for name, value in given.items() if value is not None}
     words = {"true": True, "false": False}
-    if isinstance(settings.get("early_stopping"), str):
+    if "early_stopping" in settings:
         settings["early_stopping"] = words.get(settings["early_stopping"].lower(), settings["early_stopping"])
+    if file is not None:
+        settings[GENERATION_CONFIG] = read_generation_config(file)
     return settings
 
 
-def _progress() -> Progress:
-    """A progress bar; disabled when the results themselves go to the terminal."""
+def _progress(hidden: bool) -> Progress:
+    """A progress bar on standard error, where that is a terminal."""
     errors = console()
     return Progress(
         TextColumn("{task.description}"),
@@ -245,7 +310,7 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         console=errors,
         transient=True,
-        disable=not errors.is_terminal or sys.stdout.isatty(),
+        disable=hidden or not errors.is_terminal,
         redirect_stdout=False,
         redirect_stderr=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -28,8 +29,11 @@ Version = Annotated[
 """Type of the last parameter of every command, ``version: Version = False``, which no command reads."""
 
 
-def command_line(app: typer.Typer, name: str) -> None:
-    """Run ``app`` as the command ``name``, with UTF-8 output in any locale, and exit the process."""
+def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = None) -> None:
+    """Run ``app`` as the command ``name``, with UTF-8 output in any locale, and exit the process.
+
+    ``hints`` has advice on options that the command does not have, by their names.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -39,7 +43,10 @@ def command_line(app: typer.Typer, name: str) -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class
             raise
-        say(f"error: {error.format_message().rstrip('.')}; see {name} --help")
+        option = getattr(error, "option_name", None)  # of an option that the command does not have
+        hint = (hints or {}).get(option or "")
+        message = f"No such option: {option}; {hint}" if hint else error.format_message().rstrip(".")
+        say(f"error: {message}; see {name} --help")
         code = getattr(error, "exit_code", 2)
     sys.exit(code)
 

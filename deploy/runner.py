@@ -552,7 +552,7 @@ class Runner:
         )
         return [output.texts[0] if output.texts else "" for output in outputs]
 
-    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], bool]:
+    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source text.
 
         Parameters
@@ -567,8 +567,8 @@ class Runner:
         Returns
         -------
         tokens : list of int
-        truncated : bool
-            True where the text was cut.
+        cut : int
+            Tokens of the text that were cut off; 0 where it fits.
 
         Raises
         ------
@@ -579,7 +579,7 @@ class Runner:
             raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
-        codec = self._require_codec()
+        codec = self.require_tokenizer()
         if not text.strip():
             raise InputError("empty text; expected at least one word")
         try:
@@ -590,13 +590,13 @@ class Runner:
         limit, vocabulary = self.manifest.sizes.max_source, self.manifest.sizes.source_vocabulary
         if truncate and self.decoder_only:
             limit = max(1, min(limit, self._longest_prompt(settings)))
-        cut = len(ids) > limit
-        if cut and not truncate:
+        length = len(ids)
+        if length > limit and not truncate:
             raise InputError(
-                f"text of {len(ids)} tokens is longer than {self.longest_source}; shorten it, or cut it with "
+                f"text of {length} tokens is longer than {self.longest_source}; shorten it, or cut it with "
                 "--truncate (truncate=True)"
             )
-        ids = codec.truncate(text, limit) if cut else ids
+        ids = codec.truncate(text, limit) if length > limit else ids
         if not ids:
             raise InputError("the tokenizer makes no token of this text; expected at least one word of its vocabulary")
         if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks
@@ -604,7 +604,7 @@ class Runner:
                 f"the tokenizer makes token {max(ids)} of this text, outside the model's vocabulary of {vocabulary}; "
                 "remove the special token from the text"
             )
-        return ids, cut
+        return ids, length - len(ids)
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Check token ids as one source.
@@ -654,7 +654,7 @@ class Runner:
         InputError
             The bundle has no tokenizer.
         """
-        return self._require_codec().decode([int(token) for token in sequence])
+        return self.require_tokenizer().decode([int(token) for token in sequence])
 
     @property
     def longest_source(self) -> str:
@@ -664,7 +664,8 @@ class Runner:
             return f"the {sizes.max_source} that a prompt may have, of {sizes.max_target} positions one for a new token"
         return f"the model's {sizes.max_source} positions"
 
-    def _require_codec(self) -> TextCodec:
+    def require_tokenizer(self) -> TextCodec:
+        """Return the tokenizer. Raises InputError where the bundle has none."""
         if self._codec is None:
             raise InputError(
                 f"bundle {self.bundle.path} has no tokenizer, since its checkpoint has none; pass token ids "

@@ -94,7 +94,7 @@ def transcribe_files(
             features = read_features(model, path)
             result.set_output(transcribe(model, features, batch_size=batch_size, **settings))
         except UnicodeDecodeError:
-            result.error = "not UTF-8; expected the name of an audio file"
+            result.error = f"{line!r} is not UTF-8; expected the name of an audio file"
         except InputError as error:
             result.error = str(error)
         yield result

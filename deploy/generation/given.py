@@ -84,6 +84,8 @@ def merged(given: list[Layer]) -> dict[str, Any]:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise GenerationError(f"there is no file {path}; pass a JSON file such as {EXAMPLE}") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise GenerationError(f"cannot read {path}: {reason}; pass a JSON file such as {EXAMPLE}") from None

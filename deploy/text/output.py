@@ -27,11 +27,14 @@ class Output:
         One for each sequence; None in greedy search.
     texts : list of str or None
         One for each sequence; None where the bundle has no tokenizer.
+    new_tokens : int
+        Tokens generated, in all sequences: those after the start token, or after the prompt.
     """
 
     sequences: list[list[int]]
     scores: list[float] | None
     texts: list[str] | None
+    new_tokens: int = 0
 
 
 def output_of(model: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
@@ -52,9 +55,9 @@ def output_of(model: LoadedModel, found: SearchResult, options: GenerationOption
     rows = found.sequences[:, prompt_length:].tolist()
     sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
-    if not model.has_tokenizer:
-        return Output(sequences, scores, None)
-    return Output(sequences, scores, [text_of(model, row, options) for row in sequences])
+    new_tokens = sum(len(row) - (0 if model.decoder_only else options.beginning) for row in sequences)
+    texts = [text_of(model, row, options) for row in sequences] if model.has_tokenizer else None
+    return Output(sequences, scores, texts, new_tokens)
 
 
 def text_of(model: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
@@ -75,6 +78,7 @@ def join(windows: Sequence[Output]) -> Output:
         sequences=[[token for window in windows for token in window.sequences[0]]],
         scores=windows[0].scores if len(windows) == 1 else None,
         texts=[" ".join(texts)] if texts else None,
+        new_tokens=sum(window.new_tokens for window in windows),
     )
 
 

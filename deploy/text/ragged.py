@@ -38,7 +38,7 @@ def ragged_rows(input_ids: Any) -> list[list[int]] | None:
     if len({len(row) for row in input_ids}) < 2:
         return None
     for index, row in enumerate(input_ids):
-        wrong = [token for token in row if not isinstance(token, Integral) or isinstance(token, bool)]
+        wrong = [token for token in row if isinstance(token, bool) or not isinstance(token, Integral)]
         if wrong or not len(row):
             held = f"holds {type(wrong[0]).__name__}" if wrong else "is empty"
             raise InputError(f"row {index} of input_ids {held}, expected integers; pass a row of token ids a sample")

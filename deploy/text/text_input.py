@@ -16,7 +16,7 @@ from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.batching import batches
 from tightbeam.deploy.text.output import Output, output_of
 
-__all__ = ["InputResult", "run_text_input"]
+__all__ = ["InputResult", "parse_ids", "run_text_input"]
 
 
 @dataclass
@@ -27,12 +27,16 @@ class InputResult:
     ----------
     number : int
         The line's number, from 1.
+    file : str or None
+        The line's file, where there are several.
     returned : int
         Sequences requested.
-    sequences, scores, texts
-        Fields of `Output`; empty or None where there is an error.
-    truncated : bool
-        True where the text was cut to the model's positions.
+    sequences, scores, texts, new_tokens
+        Fields of `Output`; empty, None or 0 where there is an error.
+    source_tokens : int
+        Tokens that the model was given.
+    cut : int
+        Tokens of the text beyond these, cut off since the model has no positions for them.
     error : str or None
         Why the line could not be run.
     """
@@ -42,18 +46,23 @@ class InputResult:
     sequences: list[list[int]] = field(default_factory=list)
     scores: list[float] | None = None
     texts: list[str] | None = None
-    truncated: bool = False
+    new_tokens: int = 0
+    source_tokens: int = 0
+    cut: int = 0
     error: str | None = None
+    file: str | None = None
 
     def set_output(self, output: Output) -> None:
         """Set what the line gave."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
+        self.new_tokens = output.new_tokens
 
     def as_json(self) -> str:
         """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
+        record: dict[str, Any] = {} if self.file is None else {"file": self.file}
+        record["line"] = self.number
         if self.error is not None:
-            return json.dumps({"line": self.number, "error": self.error}, ensure_ascii=False)
-        record: dict[str, Any] = {"line": self.number}
+            return json.dumps({**record, "error": self.error}, ensure_ascii=False)
         if self.texts is not None:
             record["text"] = self.texts[0]
         if self.scores is not None:
@@ -65,7 +74,7 @@ class InputResult:
         record["tokens"] = self.sequences[0]
         if len(self.sequences) > 1:
             record["sequences"] = self.sequences
-        if self.truncated:
+        if self.cut:
             record["truncated"] = True
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
@@ -117,8 +126,12 @@ def run_text_input(
     ------
     GenerationError
         A setting is wrong; raised before any line is read.
+    InputError
+        The lines are text, and the bundle has no tokenizer.
     """
     options = model.options(**settings)
+    if not ids:
+        model.require_tokenizer()
     numbered = enumerate(lines, start=1)
     while chunk := list(islice(numbered, batch_size)):
         results = [InputResult(number, options.num_return_sequences) for number, _ in chunk]
@@ -126,7 +139,8 @@ def run_text_input(
         for result, (number, line) in zip(results, chunk, strict=True):
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
-                tokens, result.truncated = _read(model, text.rstrip(b"\r\n"), ids, truncate, settings)
+                tokens, result.cut = _read(model, text.rstrip(b"\r\n"), ids, truncate, settings)
+                result.source_tokens = len(tokens)
                 rows.append(_Row(result, tokens, model.batch_key(len(tokens), settings)))
             except (InputError, GenerationError) as error:
                 result.error = str(error)
@@ -146,23 +160,30 @@ class _Row:
 
 def _read(
     model: LoadedModel, line: bytes, ids: bool, truncate: bool, settings: dict[str, Any]
-) -> tuple[list[int], bool]:
+) -> tuple[list[int], int]:
+    """The line's tokens, and the number of tokens that were cut off."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}); convert the input") from None
-    return _read_ids(model, text) if ids else model.encode(text, truncate=truncate, **settings)
+    if not ids:
+        return model.encode(text, truncate=truncate, **settings)
+    tokens = parse_ids(text)
+    model.check_ids(tokens)
+    return tokens, 0
 
 
-def _read_ids(model: LoadedModel, text: str) -> tuple[list[int], bool]:
+def parse_ids(text: str) -> list[int]:
+    """Parse a JSON list of token ids. Raises InputError."""
     try:
         tokens = json.loads(text)
     except (ValueError, RecursionError):
         tokens = None
-    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+    if tokens == []:
+        raise InputError("an empty list of token ids; expected at least one")
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise InputError("not a JSON list of token ids; expected a line such as [0, 31414, 2]")
-    model.check_ids(tokens)
-    return tokens, False
+    return tokens
 
 
 def _generate(

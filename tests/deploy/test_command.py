@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import os
 import pty
@@ -11,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,60 +18,18 @@ import pytest
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, CheckpointCache
+from support.commands import MODULE, SHORT, Command, Done, caller, process
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.command import main, run_model
+from tightbeam.deploy.command import run_model
 from tightbeam.export.command import main as export_main
 from tightbeam.export.pipeline import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = [sys.executable, "-m", "tightbeam.deploy.command"]
-SHORT = ("--max-new-tokens", "5")
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    def succeeded(self) -> Done:
-        assert (self.code, self.err) == (0, "")
-        return self
-
-    def failed(self, *parts: str, code: int = 1) -> Done:
-        """Assert that it printed errors of one line each, one of which contains ``parts``."""
-        assert self.code == code, self.err
-        lines = self.err.splitlines()
-        assert lines and all(line.startswith("error: ") and line.isprintable() for line in lines), self.err
-        assert any(all(part in line for part in parts) for line in lines), self.err
-        return self
-
-
-Command = Callable[..., Done]
 
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command's entry point in this process."""
-
-    def run(*arguments: object, stdin: bytes = b"", entry: Callable[[], None] = main) -> Done:
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as exit_:
-            entry()
-        return Done(int(exit_.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
-def process(*arguments: object, stdin: bytes = b"", command: list[str] = MODULE, **kwargs: Any) -> Done:
-    """Runs the command in a process of its own."""
-    done = subprocess.run([*command, *map(str, arguments)], input=stdin, capture_output=True, timeout=120, **kwargs)
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return caller(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +99,11 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 NOT_SETTINGS = {
     "bundle",
-    "source",
+    "sources",
+    "output",
+    "force",
+    "quiet",
+    "version",
     "json_lines",
     "ids",
     "document",
@@ -218,7 +177,10 @@ def test_truncate_prints_a_note(bundle: Path, call: Command, runner: Runner) -> 
     stdin = f"a small town\n{long}\n".encode()
     done = call(bundle, "-", "--truncate", "--json", *SHORT, stdin=stdin)
     assert done.code == 0
-    assert done.err.splitlines() == ["note: standard input, line 2: cut to the model's positions"]
+    whole = len(runner.require_tokenizer().encode(long))
+    assert done.messages == [
+        f"note: standard input, line 2: cut from {whole} to 64 tokens, which the model has positions for"
+    ]
     assert [record.get("truncated") for record in done.records] == [None, True]
     assert done.records[1]["text"] == runner.generate_text([long], truncate=True, max_new_tokens=5)[0]
     call(bundle, "-", *SHORT, stdin=stdin).failed("line 2", "longer than the model's 64 positions", "--truncate")
@@ -286,7 +248,7 @@ def test_three_bad_lines_of_a_thousand(bundle: Path, runner: Runner, tmp_path: P
     assert len(out) == 1000
     for number, (text, got) in enumerate(zip(wanted, out, strict=True), start=1):
         assert got == ("" if number in bad else expected[text]), number
-    errors = done.err.splitlines()
+    errors = done.messages
     assert [line.split(":")[:2] for line in errors[:3]] == [["error", f" {path}, line {number}"] for number in bad]
     assert [part in line for part, line in zip(("empty text", "0xe9", "64 positions"), errors, strict=False)] == [
         True
@@ -309,7 +271,7 @@ BAD_IDS = {
     "[1.0, 2]": "not a JSON list of token ids",
     "[[5, 2]]": "not a JSON list",
     "[true]": "not a JSON list",
-    "[]": "not a JSON list",
+    "[]": "an empty list of token ids; expected at least one",
     "5 6 2": "not a JSON list",
     '["5"]': "not a JSON list",
     "[NaN]": "not a JSON list",
@@ -346,11 +308,14 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
     [
         (["{missing}/bundle", "{texts}"], ["bundle is no folder", "export-model"], 1),
         (["{texts}", "{texts}"], ["is no folder"], 1),
-        (["{bundle}", "{missing}/a.txt"], ["a.txt", "No such file", "standard input"], 1),
-        (["{bundle}", "{bundle}"], ["Is a directory"], 1),
-        (["{bundle}", "a\nb\x1b[2J"], [r"a\nb\x1b[2J", "No such file"], 1),
+        (["{bundle}", "{missing}/a.txt"], ["there is no file", "a.txt", "standard input"], 1),
+        (["{bundle}", "{bundle}"], ["is a folder", "pass a text file"], 1),
+        (["{bundle}", "a\nb\x1b[2J"], ["there is no file", r"a\nb\x1b[2J"], 1),
         ([], ["Missing argument", "--help"], 2),
-        (["{bundle}", "{texts}", "more"], ["unexpected extra argument", "more"], 2),
+        (["{bundle}", "{texts}", "more"], ["there is no file more"], 1),
+        (["{bundle}", "-", "{texts}", "-"], ["named twice"], 1),
+        (["{bundle}", "--top-k", "4"], ["No such option: --top-k; nothing is sampled", "--num-beams"], 2),
+        (["{bundle}", "--force"], ["--force replaces the --output file"], 1),
         (["{bundle}", "--num-beam", "3"], ["--num-beam", "--num-beams"], 2),
         (["{bundle}", "--num-beams", "many"], ["--num-beams", "integer"], 2),
         (["{bundle}", "--batch-size", "0"], ["--batch-size"], 2),
@@ -367,7 +332,11 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
         (["{bundle}", "--length-penalty", "nan"], ["length_penalty=nan", "finite"], 1),
         (["{bundle}", "--early-stopping", "maybe"], ["early_stopping='maybe'", "never"], 1),
         (["{bundle}", "--forced-bos-token-id", "101"], ["forced_bos_token_id", "0 to 100"], 1),
-        (["{bundle}", "--generation-config", "{missing}/s.json"], ["s.json", "No such file"], 1),
+        (
+            ["{bundle}", "--generation-config", "{missing}/s.json"],
+            ["there is no file", "s.json", "pass a JSON file"],
+            1,
+        ),
         (["{bundle}", "--generation-config", "{texts}"], ["texts.txt", "as JSON"], 1),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,

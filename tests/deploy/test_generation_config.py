@@ -159,7 +159,7 @@ def test_errors_name_the_origin(
         ([("num_beams", 4)], "holds no settings by name"),
         ({4: "num_beams"}, "holds no settings by name"),
         (GenerationConfig, "holds no settings by name"),
-        ("nowhere.json", "cannot read nowhere.json: no such file or directory; pass a JSON file"),
+        ("nowhere.json", "there is no file nowhere.json; pass a JSON file such as"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
-from tightbeam.deploy import GenerationError, Runner
+from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
@@ -109,9 +109,18 @@ def test_as_text_is_one_line_for_each_sequence() -> None:
     assert InputResult(1, error="bad").as_text() == ""
 
 
-def test_error_of_every_text_line_without_a_tokenizer(bundles: BundleCache) -> None:
+def test_text_without_a_tokenizer_is_refused_before_a_line_is_read(bundles: BundleCache) -> None:
     whole = Runner.load(bundles("el", tokenizer=True), threads=1)
     plain = Runner(whole.bundle, whole._runtime, None)
-    text, ids = (next(run_text_input(plain, [b"[5, 2]"], ids=flag, max_new_tokens=2)) for flag in (False, True))
-    assert text.error is not None and "no tokenizer" in text.error
-    assert (ids.error is None and ids.texts is not None) or ids.sequences
+    (ids,) = run_text_input(plain, [b"[5, 2]"], ids=True, max_new_tokens=2)
+    assert ids.error is None and ids.texts is None and ids.sequences
+    with pytest.raises(InputError, match="has no tokenizer, since its checkpoint has none; pass token ids"):
+        next(run_text_input(plain, iter(lambda: pytest.fail("a line was read"), b""), max_new_tokens=2))
+
+
+def test_new_tokens_are_counted_without_start_token_and_prompt(bundles: BundleCache) -> None:
+    settings = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6, "min_new_tokens": 6}
+    for variant, family in (("el", "bart"), ("dedup", "gpt2")):
+        model = Runner.load(bundles(variant, family), threads=1)
+        for result in run_text_input(model, [b"[5, 6, 7]", b"[8]"], ids=True, **settings):
+            assert result.new_tokens == 12

@@ -1,0 +1,194 @@
+"""Input of `run-model`: the lines of several files in their order, each with its place, and files of a wrong kind."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightbeam.deploy.audio.files import is_audio
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.text.text_input import parse_ids
+
+__all__ = ["AUDIO_NAMES", "IDS", "STDIN", "TEXT", "InputFiles", "InputKind", "Place"]
+
+STDIN = "-"
+HEAD = 10
+"""Lines at the beginning of a file that show its kind."""
+
+
+@dataclass(frozen=True)
+class InputKind:
+    """Kind of the lines of a file.
+
+    Attributes
+    ----------
+    line : str
+        One line, as a phrase for errors.
+    short : str
+        The same, for who is about to type one.
+    fix : str
+        Advice where a file holds something else.
+    readable : callable
+        Function of a line's text; raises InputError, or returns False, for a line of another kind.
+    """
+
+    line: str
+    short: str
+    fix: str
+    readable: Callable[[str], object]
+
+    def accepts(self, line: bytes) -> bool:
+        """True for a line of this kind."""
+        try:
+            return bool(self.readable(line.decode().rstrip("\r\n")))
+        except (UnicodeDecodeError, InputError):
+            return False
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # a name that is too long, a NUL byte
+        return False
+
+
+TEXT = InputKind("text in UTF-8", "a text", "convert or decompress it", lambda text: True)
+IDS = InputKind(
+    "a JSON list of token ids such as [0, 31414, 2]", "a JSON list of token ids", "leave --ids out for text", parse_ids
+)
+AUDIO_NAMES = InputKind(
+    "the name of a file",
+    "the name of an audio file",
+    "pass audio files, or a text file that names an audio file in each line",
+    _exists,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of an input.
+
+    Attributes
+    ----------
+    file : str
+        The file's name, or "standard input".
+    number : int
+        The line's number in its file, from 1.
+    prefix : str
+        The place, as errors begin with it; empty for an audio file, which its own errors name.
+    """
+
+    file: str
+    number: int
+    prefix: str
+
+
+@dataclass(frozen=True)
+class _File:
+    """One input file, read; standard input has no lines yet."""
+
+    name: str
+    lines: Sequence[bytes] | None
+    whole: bool = False
+
+    @property
+    def shown(self) -> str:
+        return "standard input" if self.name == STDIN else self.name
+
+
+class InputFiles:
+    """Lines of several files, in their order.
+
+    Iterate over the lines once. For each result, in the order of the lines, ``next_place`` returns its line's place.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of files; ``-`` is standard input. The name of an audio file is an input by itself.
+    document : bool
+        Each file is one input, its lines joined by spaces.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read.
+    """
+
+    def __init__(self, names: Sequence[str], *, document: bool = False) -> None:
+        if names.count(STDIN) > 1:
+            raise InputError("- (standard input) is named twice; name it once")
+        self._files = [_read(name, document) for name in names]
+        self._places: deque[Place] = deque()
+        self._kind = TEXT
+
+    @property
+    def count(self) -> int | None:
+        """Number of inputs; None where standard input is one of them."""
+        known = [len(file.lines) for file in self._files if file.lines is not None]
+        return sum(known) if len(known) == len(self._files) else None
+
+    @property
+    def audio(self) -> str | None:
+        """The first name of an audio file; None where there is none."""
+        return next((file.name for file in self._files if is_audio(file.name)), None)
+
+    def check(self, kind: InputKind) -> None:
+        """Raise InputError for a file that is not of ``kind``, as its first ten lines show.
+
+        A file is of another kind if none of them can be read, or if the first one is no text and one holds a zero
+        byte. Standard input is checked when ten lines have been read.
+        """
+        self._kind = kind
+        for file in self._files:
+            if file.lines is not None and not is_audio(file.name):
+                _check_head(file.lines[:HEAD], file.shown, kind)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for file in self._files:
+            head: list[bytes] = []
+            for number, line in enumerate(sys.stdin.buffer if file.lines is None else file.lines, start=1):
+                if file.lines is None and number <= HEAD:
+                    head.append(line)
+                    if number == HEAD:
+                        _check_head(head, file.shown, self._kind)
+                prefix = "" if is_audio(file.name) else file.shown if file.whole else f"{file.shown}, line {number}"
+                self._places.append(Place(file.shown, number, f"{prefix}: " if prefix else ""))
+                yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+    def next_place(self) -> Place:
+        """The place of the oldest line whose place was not returned yet."""
+        return self._places.popleft()
+
+
+def _check_head(head: Sequence[bytes], name: str, kind: InputKind) -> None:
+    head = [line.removeprefix(codecs.BOM_UTF8) for line in head]
+    if any(b"\0" in line for line in head) and not TEXT.accepts(head[0]):
+        raise InputError(f"{name} holds binary data, expected {kind.line} in each line; {kind.fix}")
+    if len(head) == HEAD and not any(map(kind.accepts, head)):
+        raise InputError(f"none of the first {HEAD} lines of {name} is {kind.line}; {kind.fix}")
+
+
+def _read(name: str, document: bool) -> _File:
+    if is_audio(name):
+        return _File(name, [name.encode("utf-8", "surrogateescape")], whole=True)
+    if name == STDIN and sys.stdin is None:
+        raise InputError("standard input is closed; pass a text file")
+    if name == STDIN and not document:
+        return _File(name, None)
+    try:
+        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {name}; pass a text file, or - for standard input") from None
+    except IsADirectoryError:
+        raise InputError(f"{name} is a folder; pass a text file, or - for standard input") from None
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise InputError(f"cannot read {name}: {reason}; pass a text file, or - for standard input") from None
+    if document:
+        return _File(name, [b" ".join(data.splitlines())], whole=True)
+    return _File(name, list(io.BytesIO(data)))

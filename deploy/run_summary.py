@@ -1,0 +1,75 @@
+"""The line that ends a run of `run-model`: inputs, tokens, seconds, rates and peak memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["RunSummary", "peak_memory_bytes"]
+
+
+@dataclass
+class RunSummary:
+    """Counts of a run, timed from the moment that it is made.
+
+    Attributes
+    ----------
+    unit : str
+        One input, as a word: "line", "file" or "document".
+    load_seconds : float
+        Seconds that loading the model took.
+    inputs : int
+        Inputs that were run without an error.
+    tokens : int
+        Tokens generated for them, in all sequences returned, without start token and prompt.
+    """
+
+    unit: str
+    load_seconds: float
+    inputs: int = 0
+    tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, tokens: int) -> None:
+        """Count an input and its tokens."""
+        self.inputs += 1
+        self.tokens += tokens
+
+    def text(self) -> str:
+        """One line, up to the present moment."""
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        peak = peak_memory_bytes()
+        memory = f"; {peak / 1e6:,.0f} MB at most" if peak else ""
+        return (
+            f"{_count(self.inputs, self.unit)}, {_count(self.tokens, 'token')} in {_number(seconds)} s: "
+            f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
+            f"{memory}; model loaded in {_number(self.load_seconds)} s"
+        )
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident memory of this process so far; 0 where the system does not tell."""
+    try:  # Linux: ru_maxrss may be that of the process that started this one
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _count(count: int, unit: str) -> str:
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
+def _number(value: float) -> str:
+    """Two or three digits that matter: 0.36, 2.4, 234, 1,234."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
