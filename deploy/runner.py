@@ -665,7 +665,17 @@ class Runner:
         return f"the model's {sizes.max_source} positions"
 
     def require_tokenizer(self) -> TextCodec:
-        """Return the tokenizer. Raises InputError where the bundle has none."""
+        """Return the tokenizer.
+
+        Returns
+        -------
+        TextCodec
+
+        Raises
+        ------
+        InputError
+            The bundle has none.
+        """
         if self._codec is None:
             raise InputError(
                 f"bundle {self.bundle.path} has no tokenizer, since its checkpoint has none; pass token ids "

@@ -66,7 +66,8 @@ def _command(name: str) -> str:
 
 def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
     """A row of a command's table, made of the parameter's two columns in ``--help``."""
-    name, _, value = name.partition(" ")
+    short, comma, long = name.partition(", ")
+    name, _, value = (long or short).partition(" ")
     text, _, facts = help.rpartition("  [") if "  [" in help and help.endswith("]") else (help, "", "")
     default, bounds = "", ""
     for fact in facts.removesuffix("]").split("; "):
@@ -77,10 +78,18 @@ def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
         elif fact:
             bounds = ", " + re.sub(r"^(\S+)<=x<=(\S+)$", r"\1 to \2", re.sub(r"^x>=(\S+)$", r"\1 or more", fact))
     value = VALUES.get(value.strip("<>"), value.strip("<>")) + bounds
-    return _code(name.upper() if is_argument else name), value, default, _escaped(text)
+    meaning = f"{_escaped(text)} In short: {_code(short)}." if comma else _escaped(text)
+    return _code(name.upper() if is_argument else name), value, default, meaning
 
 
-VALUES = {"str": "text", "int": "integer", "int range": "integer", "float": "number", "float range": "number"}
+VALUES = {
+    "str": "text",
+    "list[str]": "texts",
+    "int": "integer",
+    "int range": "integer",
+    "float": "number",
+    "float range": "number",
+}
 """Words for typer's types."""
 
 
