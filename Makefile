@@ -32,7 +32,7 @@ PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test lint docs slow cuda cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo serve-demo test lint docs slow wheel cuda cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a d
 
 slow: $(BUILT) ## [10 min] the tests that take minutes or gigabytes
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+wheel: $(READY) ## [1 min] build the wheel with the CPU library into dist/, for machines without a compiler
+	$(BIN)/python -m tools.wheel dist
 
 cuda: $(READY) ## [12 min] build and install the CUDA library too, for every supported GPU; needs nvcc
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
