@@ -192,7 +192,7 @@ def test_prompts_are_truncated_to_fit_new_tokens(runner: Runner) -> None:
     text = " ".join(SENTENCES * 2).encode()
     for settings, new in (({"max_new_tokens": 5}, 5), ({}, 20), ({"max_length": 30}, 1)):
         (result,) = run_text_input(runner, [text], truncate=True, num_beams=1, eos_token_id=None, **settings)
-        assert (result.error, result.truncated) == (None, True)
+        assert result.error is None and result.cut > 0
         assert len(result.sequences[0]) == new
 
 

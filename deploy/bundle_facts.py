@@ -1,0 +1,334 @@
+"""Facts of a bundle in words and numbers, computed from ``bundle.json`` alone: the report of `show-bundle`."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.bundle.engine_files import engine_names, load_engine
+from tightbeam.deploy.bundle.manifest import LayerChoice, Manifest, ParityReport
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import EngineFileError, InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.runtimes.base import resolve, sizes_of
+
+__all__ = ["Workload", "cache_bytes", "facts_of", "report_of", "workload_of"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Size of a batch.
+
+    Attributes
+    ----------
+    batch_size : int
+    num_beams : int
+    source_length : int
+        Tokens of each source or prompt; for a speech model, positions of a window.
+    new_tokens : int
+        Tokens generated for each.
+    """
+
+    batch_size: int
+    num_beams: int
+    source_length: int
+    new_tokens: int
+
+
+def workload_of(
+    manifest: Manifest,
+    *,
+    batch_size: int | None = None,
+    num_beams: int | None = None,
+    source_length: int | None = None,
+    new_tokens: int | None = None,
+) -> Workload:
+    """Complete and check the size of a batch.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    batch_size : int, optional
+        1 by default.
+    num_beams, new_tokens : int, optional
+        By default those of the checkpoint's generation settings.
+    source_length : int, optional
+        By default the longest that the model takes.
+
+    Raises
+    ------
+    InputError
+        A size is not positive, or the model has no positions for it.
+    """
+    options, sizes = _options(manifest), manifest.sizes
+    default_tokens = options.max_length - options.beginning
+    if new_tokens is not None and not 1 <= new_tokens < sizes.max_target:
+        raise InputError(
+            f"--new-tokens {new_tokens} is not possible, the model has {sizes.max_target} positions; "
+            f"pass 1 to {sizes.max_target - 1}"
+        )
+    chosen_tokens = default_tokens if new_tokens is None else new_tokens
+    longest = sizes.max_target - chosen_tokens if sizes.decoder_only else sizes.max_source
+    if manifest.speech is not None and source_length is not None:
+        raise InputError("--source-length is for text, a speech model's windows have one length; leave it out")
+    if source_length is not None and not 1 <= source_length <= longest:
+        raise InputError(f"--source-length {source_length} is not possible here; pass 1 to {longest}")
+    for option, value in (("--batch-size", batch_size), ("--num-beams", num_beams)):
+        if value is not None and value < 1:
+            raise InputError(f"{option} {value} is not possible; pass 1 or more")
+    return Workload(batch_size or 1, num_beams or options.num_beams, source_length or longest, chosen_tokens)
+
+
+def cache_bytes(manifest: Manifest, workload: Workload) -> tuple[int, int]:
+    """Compute the bytes of the caches of a batch at its end.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    workload : Workload
+
+    Returns
+    -------
+    source, generated : int
+        Bytes that a runtime allocates for what the encoder made of the sources, or for the prompts, and for the
+        generated positions: `Runner.cache_bytes`.
+    """
+    source_length, positions = workload.source_length, workload.new_tokens
+    if manifest.sizes.decoder_only:  # a prompt's last token is the first that the decoder is fed
+        source_length = max(1, source_length - 1)
+    else:
+        positions += _options(manifest).beginning - 1
+    sizes = sizes_of(workload.batch_size, source_length, workload.num_beams, positions, 1)
+    sizes["T"] = positions
+    inputs = {tensor.name: tensor for tensor in manifest.decoder.inputs}
+
+    def nbytes(names: Iterable[str]) -> int:
+        tensors = [inputs[name] for name in names]
+        return sum(math.prod(resolve(tensor.shape, sizes)) * np.dtype(tensor.dtype).itemsize for tensor in tensors)
+
+    source = nbytes(tensor.name for tensor in manifest.encoder.outputs)
+    return source, nbytes(state.input for state in manifest.cache_states)
+
+
+def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
+    """Gather the facts of a bundle.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    workload : Workload
+        The batch that the bytes of the caches are for.
+
+    Returns
+    -------
+    dict
+        Values that JSON can hold. Bytes, except where a name says otherwise.
+
+    Raises
+    ------
+    EngineFileError
+        The folder of the engines cannot be read.
+    """
+    manifest = bundle.manifest
+    sizes, files = manifest.sizes, manifest.files()
+    source, generated = cache_bytes(manifest, workload)
+    provenance = getattr(manifest, "provenance", None)
+    return {
+        "bundle": str(bundle.path),
+        "format_version": manifest.format_version,
+        "made_by": manifest.made_by,
+        "provenance": None if provenance is None else provenance.model_dump(mode="json"),
+        "model": manifest.model,
+        "family": manifest.family,
+        "kind": _kind(manifest),
+        "variant": manifest.variant,
+        "precision": manifest.precision,
+        "weight_threshold": manifest.weight_threshold,
+        "sizes": {
+            "width": sizes.D,
+            "heads": sizes.H,
+            "key_heads": sizes.G,
+            "key_size": sizes.K,
+            "value_size": sizes.V,
+            "decoder_layers": sizes.L,
+            "vocabulary": sizes.vocabulary,
+            "source_vocabulary": sizes.source_vocabulary,
+            "max_source": sizes.max_source,
+            "max_target": sizes.max_target,
+        },
+        "layers": [layer.model_dump() for layer in manifest.layers],
+        "files": {entry.file: entry.bytes for entry in files},
+        "total_bytes": sum(entry.bytes for entry in files),
+        "batch": vars(workload),
+        "cache": {"source": source, "generated": generated, "total": source + generated},
+        "check": None if manifest.parity is None else manifest.parity.model_dump(),
+        "precision_error": None if manifest.precision_error is None else manifest.precision_error.model_dump(),
+        "fallbacks": [entry.model_dump() for entry in manifest.guard if entry.kept != entry.wanted],
+        "generation": manifest.generation,
+        "tokenizer": None if manifest.tokenizer is None else manifest.tokenizer.kind,
+        "engines": {name: _engine(bundle, name) for name in engine_names(bundle.path)},
+    }
+
+
+def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
+    """Describe a bundle in lines, each a word and a text.
+
+    Parameters
+    ----------
+    bundle, workload
+        Those of `facts_of`.
+
+    Raises
+    ------
+    EngineFileError
+        The folder of the engines cannot be read.
+    """
+    manifest, facts = bundle.manifest, facts_of(bundle, workload)
+    sizes, cache = manifest.sizes, facts["cache"]
+    origin = facts["provenance"]
+    heads = f"{sizes.H} heads" if sizes.G == sizes.H else f"{sizes.H} heads over {_count(sizes.G, 'key head')}"
+    lengths = (
+        f"{sizes.max_target:,} positions"
+        if sizes.decoder_only
+        else f"source of {sizes.max_source:,}, output of {sizes.max_target:,} positions"
+    )
+    inexact = f", skips weights below {manifest.weight_threshold:g}" if manifest.weight_threshold else ""
+    lines = [
+        ("model", f"{manifest.model} ({manifest.family}, {facts['kind']})"),
+        ("variant", f"{manifest.variant}, {manifest.precision}{inexact}: {_layers(manifest.layers)}"),
+        (
+            "sizes",
+            f"width {sizes.D:,}, {heads}, {_count(sizes.L, 'decoder layer')}, {sizes.vocabulary:,} tokens, {lengths}",
+        ),
+        ("files", _files(facts)),
+        (
+            "cache",
+            f"{_size(cache['total'])} (source {_size(cache['source'])}, generated "
+            f"{_size(cache['generated'])}) for a batch of {workload.batch_size}, "
+            f"{_count(workload.num_beams, 'beam')}, {_count(workload.source_length, 'source position')}, "
+            f"{_count(workload.new_tokens, 'new token')}",
+        ),
+        ("check", _check(manifest.parity)),
+    ]
+    if manifest.precision_error is not None:
+        error = manifest.precision_error
+        lines.append(
+            ("error", f"{manifest.precision} chooses another token at {error.differing} of {error.steps} steps")
+        )
+    lines += [("fallback", text) for text in _fallbacks(manifest)]
+    lines.append(
+        (
+            "generation",
+            ", ".join(f"{name}={reprlib.repr(value)}" for name, value in sorted(manifest.generation.items())),
+        )
+    )
+    lines.append(("tokenizer", facts["tokenizer"] or "none: takes and returns token ids (--ids)"))
+    lines += [("engine", f"{name}: {text}") for name, text in _engines(facts["engines"])]
+    if origin is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
+        revision = f" at {origin['revision']}" if origin["revision"] else ""
+        lines.append(("made", f"{origin['created']} from {origin['source']}{revision} by {versions}"))
+    else:
+        lines.append(("made", f"by {manifest.made_by}"))
+    return lines
+
+
+def _options(manifest: Manifest) -> GenerationOptions:
+    return options_for(manifest.generation, {}, manifest.sizes, speech=manifest.speech is not None)
+
+
+def _kind(manifest: Manifest) -> str:
+    if manifest.speech is not None:
+        return "speech model"
+    return "decoder-only" if manifest.sizes.decoder_only else "encoder-decoder"
+
+
+def _layers(layers: Sequence[LayerChoice]) -> str:
+    """The caches of the layers, neighbours with equal ones together."""
+    groups = []
+    for (source, generated), group in groupby(layers, key=lambda layer: (layer.source, layer.generated)):
+        numbers = [layer.layer for layer in group]
+        where = "all layers" if len(numbers) == len(layers) else f"layers {numbers[0]} to {numbers[-1]}"
+        where = f"layer {numbers[0]}" if len(numbers) == 1 and len(layers) > 1 else where
+        groups.append(f"source cache {source}, generated cache {generated} ({where})")
+    return "; ".join(groups)
+
+
+def _files(facts: Mapping[str, Any]) -> str:
+    parts: dict[str, int] = {}
+    for file, size in facts["files"].items():
+        part = file.partition("/")[0]
+        parts[part] = parts.get(part, 0) + size
+    listed = ", ".join(f"{part} {_size(size)}" for part, size in parts.items())
+    return f"{_size(facts['total_bytes'])}: {listed}"
+
+
+def _check(parity: ParityReport | None) -> str:
+    if parity is None:
+        return "not done (--no-check): the bundle was not compared with model.generate"
+    ran = f"of {_count(parity.samples, 'input')} under {_count(parity.settings, 'setting')}"
+    ties = f"; rounding alone decides {_count(parity.ties, 'sequence')}" if parity.ties else ""
+    differing = (
+        f"; {_count(parity.differing, 'sequence')} differ, as this bundle is inexact" if parity.differing else ""
+    )
+    scores = f"scores within {parity.max_score_error:.1g}"
+    return f"{_count(parity.tokens, 'token')} {ran} equal model.generate's, {scores}{ties}{differing}"
+
+
+def _fallbacks(manifest: Manifest) -> list[str]:
+    return [
+        f"layer {entry.layer} keeps {entry.kept} as {entry.part} cache, as {entry.wanted} was not exact enough"
+        for entry in manifest.guard
+        if entry.kept != entry.wanted
+    ]
+
+
+def _engine(bundle: Bundle, name: str) -> dict[str, Any]:
+    """The facts of a TensorRT engine, or what is wrong with it."""
+    try:
+        entry = load_engine(bundle, name, verify=False).entry
+    except EngineFileError as error:
+        return {"error": str(error)}
+    return {
+        "distribution": entry.flavour,
+        "tensorrt_version": entry.tensorrt_version,
+        "capabilities": list(entry.capabilities),
+        "precision": entry.precision,
+        "limits": entry.limits.model_dump(),
+        "bytes": entry.encoder.bytes + entry.decoder.bytes,
+    }
+
+
+def _engines(engines: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    lines = []
+    for name, engine in engines.items():
+        if "error" in engine:
+            lines.append((name, f"cannot be used: {engine['error']}"))
+            continue
+        limits = ", ".join(f"{limit} {value}" for limit, value in engine["limits"].items())
+        capabilities = ", ".join(engine["capabilities"])
+        lines.append(
+            (
+                name,
+                f"{engine['distribution']} {engine['tensorrt_version']}, {engine['precision']}, compute capability "
+                f"{capabilities}, {_size(engine['bytes'])}, {limits}",
+            )
+        )
+    return lines
+
+
+def _count(count: int, unit: str) -> str:
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
+def _size(count: int) -> str:
+    """Bytes in words, with two digits that matter."""
+    unit, value = ("kB", count / 1e3) if count < 1e6 else ("MB", count / 1e6) if count < 1e9 else ("GB", count / 1e9)
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"

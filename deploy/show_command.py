@@ -1,0 +1,71 @@
+"""The command ``show-bundle``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle_facts import facts_of, report_of, workload_of
+from tightbeam.deploy.console import Version, command_line, say
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+
+__all__ = ["main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Entry point."""
+    command_line(app, "show-bundle")
+
+
+@app.command()
+def show_bundle(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
+    batch_size: Annotated[
+        int | None, typer.Option(help="Inputs of the batch that the cache is for; 1 by default.")
+    ] = None,
+    num_beams: Annotated[
+        int | None, typer.Option(help="Beams of that batch; by default those of the checkpoint's settings.")
+    ] = None,
+    source_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of each of its sources or prompts; by default the most that the model takes."),
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens generated for each; by default those of the checkpoint's settings.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with more facts, and sizes in bytes.")
+    ] = False,
+    version: Version = False,
+) -> None:
+    """Print what BUNDLE holds: model, variant, files, bytes of cache, the export's check, settings and engines.
+
+    Everything is read from bundle.json. Nothing is loaded or run, and checksums are not compared.
+    """
+    try:
+        loaded = Bundle.load(bundle, verify=False)
+        workload = workload_of(
+            loaded.manifest,
+            batch_size=batch_size,
+            num_beams=num_beams,
+            source_length=source_length,
+            new_tokens=new_tokens,
+        )
+        if as_json:
+            print(json.dumps(facts_of(loaded, workload), ensure_ascii=False, indent=2))
+        else:
+            for word, text in report_of(loaded, workload):
+                print(f"{word:<12}{text}")
+    except (BundleError, GenerationError, InputError) as error:
+        say(f"error: {error}")
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    main()
