@@ -44,7 +44,7 @@ demo: $(BUILT) ## [1 min] export the bundled model with --variant el, then write
 serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton Inference Server on loopback, and print a request
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force
 	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force > /dev/null
-	$(BIN)/python tools/serve/serve_local.py build/models --text "$$(head -1 export/demo/examples.txt)"
+	$(BIN)/serve-local build/models --text "$$(head -1 export/demo/examples.txt)"
 
 test: lint $(BUILT) $(SERVED) ## [10 min] lint, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \

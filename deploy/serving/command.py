@@ -12,8 +12,8 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings, model_name_of
-from tightbeam.deploy.serving.readme import request_line, server_command
 from tightbeam.deploy.serving.repository import settings_there, write_model
+from tightbeam.deploy.serving.shell_commands import local_server_command, request_command, server_command
 
 __all__ = ["main"]
 
@@ -88,8 +88,8 @@ def triton_repo(
 ) -> None:
     """Write a model repository from which Triton Inference Server serves BUNDLE.
 
-    The model's README.md holds the server's command and a request. With --next-version, options that are not given keep
-    their values.
+    The model's README.md holds the commands of a server and a request. With --next-version, options that are not given
+    keep their values.
     """
     given: dict[str, Any] = {
         "max_batch_size": max_batch_size,
@@ -117,9 +117,11 @@ def triton_repo(
     except KeyboardInterrupt:
         say("error: interrupted; nothing was left behind")
         raise typer.Exit(130) from None
-    print(f"wrote {written}; start the server with\n")
-    print(f"    {server_command(str(repository), settings)}\n\nand send a request with\n")
-    print(f"    {request_line(loaded.manifest, settings)}\n\nsee also {written.parent / 'README.md'}")
+    print(f"wrote {written}; to try it here, with a request for each model:\n")
+    print(f"    {local_server_command(str(repository), settings)}\n\nTo serve it with a Triton of your own:\n")
+    print(f"    {server_command(str(repository), settings)}\n\nA request:\n")
+    request = request_command(loaded.manifest, settings.name, settings.url, stream=settings.stream)
+    print(f"    {request}\n\nSee also {written.parent / 'README.md'}")
 
 
 if __name__ == "__main__":

@@ -191,28 +191,30 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     text_format, triton = _protobuf()
     config: Any = triton.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
 
-    def put(kind: str, name: str, dtype: str, *dims: int) -> None:
-        tensor = getattr(config, kind).add(name=name, data_type=getattr(triton, dtype), dims=dims)
-        if kind == "input":
-            tensor.optional = True
-            tensor.allow_ragged_batch = True
+    def put_input(name: str, dtype: str, *dims: int, optional: bool) -> None:
+        kind = getattr(triton, dtype)
+        config.input.add(name=name, data_type=kind, dims=dims, allow_ragged_batch=True, optional=optional)
 
+    def put_output(name: str, dtype: str, *dims: int) -> None:
+        config.output.add(name=name, data_type=getattr(triton, dtype), dims=dims)
+
+    # Triton names a required input that a request lacks; where all are optional, it only says that there are 0 inputs.
     text, speech = manifest.tokenizer is not None, manifest.speech is not None
-    if text and not speech:
-        put("input", TEXT, "TYPE_STRING", 1)
     if speech:
-        put("input", AUDIO, "TYPE_FP32", -1)
+        put_input(AUDIO, "TYPE_FP32", -1, optional=False)
     else:
-        put("input", INPUT_IDS, "TYPE_INT64", -1)
-    put("input", LENGTHS, "TYPE_INT32", 1)
+        if text:
+            put_input(TEXT, "TYPE_STRING", 1, optional=True)
+        put_input(INPUT_IDS, "TYPE_INT64", -1, optional=text)
+    put_input(LENGTHS, "TYPE_INT32", 1, optional=True)
     if text:
-        put("output", TEXT, "TYPE_STRING", -1)
-    put("output", SCORES, "TYPE_FP32", -1)
-    put("output", OUTPUT_IDS, "TYPE_INT64", -1, -1)
-    put("output", OUTPUT_LENGTHS, "TYPE_INT32", -1)
+        put_output(TEXT, "TYPE_STRING", -1)
+    put_output(SCORES, "TYPE_FP32", -1)
+    put_output(OUTPUT_IDS, "TYPE_INT64", -1, -1)
+    put_output(OUTPUT_LENGTHS, "TYPE_INT32", -1)
     if settings.stream:
-        put("output", INDEX, "TYPE_INT32", 1)
-        put("output", FINISHED, "TYPE_BOOL", 1)
+        put_output(INDEX, "TYPE_INT32", 1)
+        put_output(FINISHED, "TYPE_BOOL", 1)
         config.model_transaction_policy.decoupled = True
 
     group = triton.ModelInstanceGroup

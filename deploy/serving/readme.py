@@ -1,48 +1,18 @@
-"""README.md of a served model: the server's command, and a request."""
+"""README.md of a served model: the commands of a server, and a request."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.config import ServingSettings
+from tightbeam.deploy.serving.shell_commands import local_server_command, request_command, server_command
 
-__all__ = ["readme", "request_line", "server_command"]
-
-
-IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
-PORTS = "-p 8000:8000 -p 8001:8001 -p 8002:8002"
-INSTALL = "pip install --break-system-packages"
-USUAL_PORT = 8000
-
-
-def server_command(repository: str, settings: ServingSettings) -> str:
-    """The command that starts the server, in explicit mode, in which a model can be reloaded while the server runs."""
-    port = urlsplit(settings.url).port
-    options = [
-        f"--model-repository={shlex.quote(repository)}",
-        f"--model-control-mode=explicit --load-model={settings.name} --exit-timeout-secs=30",
-        *([] if port in (None, USUAL_PORT) else [f"--http-port={port}"]),
-    ]
-    return " ".join(["tritonserver", *options])
-
-
-def request_line(manifest: Manifest, settings: ServingSettings) -> str:
-    """A request as a shell command."""
-    action = "generate_stream" if settings.stream else "generate"
-    if manifest.speech is not None:
-        body = '{"AUDIO": [0.0, 0.1, 0.0, -0.1]}'
-    elif manifest.tokenizer is not None:
-        body = '{"TEXT": "Your text.", "max_new_tokens": 20}'
-    else:
-        body = '{"INPUT_IDS": [5, 6, 7, 2], "max_new_tokens": 20}'
-    return f"curl {settings.url}/v2/models/{settings.name}/{action} -d '{body}'"
+__all__ = ["readme"]
 
 
 def readme(manifest: Manifest, settings: ServingSettings, repository: Path) -> str:
-    """The text of README.md.
+    """Return the text of README.md.
 
     Parameters
     ----------
@@ -53,25 +23,26 @@ def readme(manifest: Manifest, settings: ServingSettings, repository: Path) -> s
     repository
         The model repository.
     """
-    where = repository.absolute()
-    gpu = " --gpus all" if settings.device == "gpu" else ""
-    extra = "[tensorrt]" if settings.device == "gpu" else ""
+    where = str(repository.absolute())
     return f"""# {settings.name}
 
 {manifest.model} ({manifest.family}, variant {manifest.variant}), served by Triton's Python backend.
 
-If `tritonserver` is installed, and the package `tightbeam` for the Python that it runs:
+To try it, on loopback, with a server that `pip install 'tightbeam[server]'` brings (Linux on x86-64):
 
-    {server_command(str(where), settings)}
+    {local_server_command(where, settings)}
 
-In an image of Triton whose Python is 3.11 or newer, with a clone of Tightbeam at PATH/TO/tightbeam:
+To serve it with a Triton of your own, with the package `tightbeam` installed for the Python that it runs:
 
-    docker run --rm{gpu} --shm-size=1g {PORTS} -v {shlex.quote(str(where))}:/models -v PATH/TO/tightbeam:/src {IMAGE} \\
-      sh -c "{INSTALL} '/src{extra}' && {server_command("/models", settings)}"
+    {server_command(where, settings)}
+
+For a container, see "In a container" in Tightbeam's docs/how-to/serve.md.
 
 A request:
 
-    {request_line(manifest, settings)}
+    {request_command(manifest, settings.name, settings.url, stream=settings.stream)}
+
+{_inputs(manifest)}
 
 The settings of `model.generate` are parameters of a request: `"num_beams": 4, "max_new_tokens": 60`. A list is passed
 as JSON in a text: `"bad_words_ids": "[[17], [4, 8]]"`. At most {settings.rows(manifest)} rows (samples x beams) are run
@@ -81,3 +52,12 @@ The numbered folders are the model's versions; the newest one is served. If the 
 asks the server at {settings.url} to reload it. Set TIGHTBEAM_TRITON_URL in the server's environment if its address is
 another.
 """
+
+
+def _inputs(manifest: Manifest) -> str:
+    """What a request holds, in a sentence."""
+    if manifest.speech is not None:
+        return "`AUDIO` holds samples of one channel in -1..1, at the model's rate."
+    if manifest.tokenizer is not None:
+        return "`TEXT` holds the text; `INPUT_IDS`, in its place, token ids."
+    return "`INPUT_IDS` holds token ids, since the model has no tokenizer."

