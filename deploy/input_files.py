@@ -141,7 +141,7 @@ class InputFiles:
         """Raise InputError for a file that is not of ``kind``, as its first ten lines show.
 
         A file is of another kind if none of them can be read, or if the first one is no text and one holds a zero
-        byte. Standard input is checked when ten lines have been read.
+        byte. Standard input is checked while its first ten lines are read.
         """
         self._kind = kind
         for file in self._files:
@@ -154,8 +154,7 @@ class InputFiles:
             for number, line in enumerate(sys.stdin.buffer if file.lines is None else file.lines, start=1):
                 if file.lines is None and number <= HEAD:
                     head.append(line)
-                    if number == HEAD:
-                        _check_head(head, file.shown, self._kind)
+                    _check_head(head, file.shown, self._kind)
                 prefix = "" if is_audio(file.name) else file.shown if file.whole else f"{file.shown}, line {number}"
                 self._places.append(Place(file.shown, number, f"{prefix}: " if prefix else ""))
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

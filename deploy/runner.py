@@ -684,7 +684,10 @@ class Runner:
         return self._codec
 
     def _check_inputs(
-        self, input_ids: Array, attention_mask: Array | None, options: GenerationOptions
+        self,
+        input_ids: Array | Sequence[Sequence[int]],
+        attention_mask: Array | None,
+        options: GenerationOptions,
     ) -> tuple[Array, Array]:
         sizes = self.manifest.sizes
         ids = _as_array("input_ids", input_ids)

@@ -184,6 +184,13 @@ def test_standard_input_of_a_wrong_kind_ends_after_ten_lines(bundle: Path, call:
     assert len(done.messages) <= 10
 
 
+def test_binary_standard_input_is_one_error(bundle: Path, call: Command) -> None:
+    text = "".join(f"{sentence} {index}\n" for index in range(50) for sentence in SENTENCES)
+    done = call(bundle, *SHORT, stdin=gzip.compress(text.encode(), mtime=0))
+    done.failed("standard input holds binary data, expected text in UTF-8")
+    assert (done.out, len(done.messages)) == ("", 1)
+
+
 def test_a_bundle_without_tokenizer_is_one_error(bundle: Path, call: Command, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(bundle, folder, ignore=shutil.ignore_patterns("tokenizer"))
