@@ -13,11 +13,14 @@ Errors, each a ValueError with a one-line message:
 A setting that has no effect, such as output_scores, is a NoEffectWarning.
 """
 
-from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import BundleError, GenerationError, InputError, NoEffectWarning
-from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.search import SearchResult
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tightbeam.deploy.bundle.reader import Bundle
+    from tightbeam.deploy.errors import BundleError, GenerationError, InputError, NoEffectWarning
+    from tightbeam.deploy.generation.options import GenerationOptions
+    from tightbeam.deploy.runner import Runner
+    from tightbeam.deploy.search import SearchResult
 
 __all__ = [
     "Bundle",
@@ -29,3 +32,23 @@ __all__ = [
     "Runner",
     "SearchResult",
 ]
+
+_MODULES = {
+    "Bundle": "bundle.reader",
+    "BundleError": "errors",
+    "GenerationError": "errors",
+    "GenerationOptions": "generation.options",
+    "InputError": "errors",
+    "NoEffectWarning": "errors",
+    "Runner": "runner",
+    "SearchResult": "search",
+}
+"""Module of each name: it is imported at the first use, so that commands that run no model start at once."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tightbeam.deploy.console import Version, command_line, say
-from tightbeam.deploy.console import console as error_console
-
-if TYPE_CHECKING:
-    from tightbeam.deploy.bundle.manifest import Manifest
-    from tightbeam.deploy.bundle.reader import Bundle
 
 __all__ = ["main"]
 
@@ -37,7 +30,7 @@ def export_model(
         str | None,
         typer.Option(
             help="Preset of both caches: baseline, dedup, el, kcache, xcache, slim, hybrid, or auto (the fastest by "
-            "prediction); by default el, or dedup for models with RoPE."
+            "prediction); dedup by default."
         ),
     ] = None,
     source_cache: Annotated[
@@ -70,56 +63,91 @@ def export_model(
         typer.Option(help="Limit on the bytes of weights and caches, such as 2GB; an export that exceeds it fails."),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Samples of a run that --variant auto and --memory-limit assume.")
+        int, typer.Option(help="Samples of a run: what the bytes of cache, --variant auto and --memory-limit assume.")
     ] = 8,
     num_beams: Annotated[
         int | None,
-        typer.Option(help="Beams that --variant auto and --memory-limit assume; the checkpoint's by default."),
+        typer.Option(
+            help="Beams that the bytes of cache, --variant auto and --memory-limit assume; by default the checkpoint's."
+        ),
     ] = None,
     source_length: Annotated[
         int | None,
-        typer.Option(help="Source tokens that --variant auto and --memory-limit assume; at most 512 by default."),
+        typer.Option(help="Source tokens that they assume: the model's longest, at most 512, by default."),
     ] = None,
     new_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="New tokens that --variant auto and --memory-limit assume; the bundle's longest output by default."
-        ),
+        typer.Option(help="New tokens that they assume; the bundle's longest output by default."),
     ] = None,
     bandwidth_gb_s: Annotated[
         float | None,
         typer.Option(
-            help="Memory bandwidth of the serving machine in GB/s, for --variant auto; measured here by default."
+            help="Memory bandwidth of the serving machine in GB/s, for --variant auto and --dry-run; by default this "
+            "machine's, measured."
         ),
     ] = None,
     gflop_s: Annotated[
         float | None,
         typer.Option(
-            help="Matrix rate of the serving machine in GFLOP/s, for --variant auto; measured here by default."
+            help="Matrix rate of the serving machine in GFLOP/s, for --variant auto and --dry-run; by default this "
+            "machine's, measured."
         ),
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show caches and predicted times by config.json alone; write nothing."),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print what each pass did, all variants' caches and measured errors too.")
+    ] = False,
     version: Version = False,
 ) -> None:
     """Export MODEL as a bundle of ONNX graphs, and compare what it generates with torch."""
-    # Imported here, so that --help does not wait for torch.
+    # Imported here, so that --help does not wait for onnx; torch is imported after every check that does not need it.
     from tightbeam.deploy.errors import BundleError
     from tightbeam.export.errors import ExportError
 
     try:
+        from tightbeam.export.api import export_model as export
         from tightbeam.export.auto.workload import Workload, parse_bytes
-        from tightbeam.export.pipeline import STEPS
-        from tightbeam.export.pipeline import export_model as export
+        from tightbeam.export.dry_run import dry_run as show_plan
+        from tightbeam.export.options import ExportOptions
+        from tightbeam.export.progress import show_steps
         from tightbeam.graph_passes import PassError
     except ModuleNotFoundError as error:
         say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
         raise typer.Exit(1) from None
 
+    began = time.monotonic()
+    notes: list[str] = []
     try:
-        with _progress(STEPS) as show:
+        workload = Workload(
+            batch_size,
+            num_beams,
+            source_length,
+            new_tokens,
+            parse_bytes(memory_limit) if memory_limit is not None else None,
+            bandwidth_gb_s,
+            gflop_s,
+        )
+        if dry_run:
+            options = ExportOptions(
+                variant=variant,
+                source_cache=source_cache,
+                generated_cache=generated_cache,
+                precision=precision,
+                max_new_tokens=max_new_tokens,
+                calibration=calibration,
+                weight_threshold=weight_threshold,
+                workload=workload,
+            )
+            show_plan(model, options, Console(highlight=False).print)
+            return
+        with show_steps() as show:
             bundle = export(
                 model,
                 output,
@@ -128,17 +156,9 @@ def export_model(
                 generated_cache=generated_cache,
                 calibration=calibration,
                 weight_threshold=weight_threshold,
-                workload=Workload(
-                    batch_size,
-                    num_beams,
-                    source_length,
-                    new_tokens,
-                    parse_bytes(memory_limit) if memory_limit is not None else None,
-                    bandwidth_gb_s,
-                    gflop_s,
-                ),
+                workload=workload,
                 on_ranking=Console(highlight=False).print,
-                on_note=lambda note: say(f"note: {note}"),
+                on_note=notes.append,
                 precision=precision,
                 max_new_tokens=max_new_tokens,
                 check=not no_check,
@@ -148,67 +168,19 @@ def export_model(
     except (ExportError, BundleError, PassError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
+    except ModuleNotFoundError as error:
+        say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say("error: interrupted; there is no new bundle")
         raise typer.Exit(130) from None
+    from tightbeam.export.report import details, report
+
     try:
-        _print_summary(bundle, named=variant is not None)
+        if verbose:
+            Console(highlight=False).print(details(bundle, workload))
+        seconds = time.monotonic() - began
+        print(*report(bundle, workload, variant=variant, seconds=seconds, notes=notes), sep="\n", flush=True)
     except OSError as error:
-        say(f"error: cannot print the summary: {error.strerror}; the bundle {bundle.path} is whole")
+        say(f"error: cannot print the report: {error.strerror}; the bundle {bundle.path} is whole")
         raise typer.Exit(1) from None
-
-
-def _print_summary(bundle: Bundle, *, named: bool) -> None:
-    from tightbeam.export.accuracy.parity import is_exact
-    from tightbeam.export.accuracy.precision_error import describe_error
-    from tightbeam.export.tables import guard_table, memory_table, passes_table
-
-    console = Console(highlight=False)
-    if not named:
-        print(f"variant: {bundle.manifest.variant}, since none was named (el, or dedup for models with RoPE)")
-    console.print(passes_table(bundle))
-    if bundle.manifest.guard:
-        console.print(guard_table(bundle))
-    console.print(memory_table(bundle))
-    if bundle.manifest.precision != "fp32":
-        print(describe_error(bundle.manifest.precision, bundle.manifest.precision_error))
-    parity = bundle.manifest.parity
-    if parity:
-        if not is_exact(bundle.manifest):
-            print(
-                f"parity: {parity.differing} of {parity.samples * parity.settings} sequences differ from torch's "
-                f"({_why_not_exact(bundle.manifest)}); the others, {parity.tokens} tokens, are equal"
-            )
-        else:
-            print(
-                f"parity: {parity.tokens} tokens of {parity.samples} inputs under {parity.settings} settings "
-                f"equal torch's; scores within {parity.max_score_error:.1g}"
-                + (f"; {parity.ties} sequences left out, which only rounding picks" if parity.ties else "")
-            )
-    else:
-        print("parity: not compared with torch (--no-check)")
-    print(f"bundle: {bundle.path}", flush=True)
-
-
-def _why_not_exact(manifest: Manifest) -> str:
-    """The options that make a bundle inexact."""
-    reasons = ["--weight-threshold"] if manifest.weight_threshold else []
-    reasons += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
-    return ", ".join(reasons)
-
-
-@contextmanager
-def _progress(steps: tuple[str, ...]) -> Iterator[Callable[[str], None]]:
-    """Display of each step as it begins: a bar on a terminal, a line a step elsewhere."""
-    console = error_console()
-    columns = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(steps))
-
-        def show(step: str) -> None:
-            progress.update(task, description=step, completed=steps.index(step))
-            if not console.is_terminal:
-                console.print(step)
-
-        yield show
-        progress.update(task, description="done", completed=len(steps))

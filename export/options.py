@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tightbeam.deploy.bundle.manifest import PRECISIONS
-from tightbeam.export.accuracy.guard import needs_guard
+from tightbeam.export.accuracy.safer_kinds import needs_guard
+from tightbeam.export.auto.reasons import why_not
 from tightbeam.export.auto.workload import Workload
-from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import (
     GENERATED,
@@ -17,20 +17,19 @@ from tightbeam.graph_passes import (
     SOURCE,
     LayerPlan,
     Preset,
+    RunSize,
     Sizes,
     passes_of,
     plan_bytes,
-    presets_of,
-    require_sizes,
     same_for_all,
 )
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
-__all__ = ["AUTO", "Choice", "ExportOptions", "choose", "weight_bytes"]
+__all__ = ["AUTO", "DEFAULT", "Choice", "ExportOptions", "choose"]
 
 AUTO = "auto"
-SMALLEST, ANYWHERE = "el", "dedup"
-"""Default variants: the smallest exact one, and one that every model can have."""
+DEFAULT = "dedup"
+"""The variant where none is named: exact in every model, and the least arithmetic of those that share the source."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class ExportOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.choice().preset is not None:
-            self._check_workload_is_used()
+        self.choice()
         if self.precision == "bf16":
             raise ExportError(
                 "no bundle is in bf16: numpy and ONNX Runtime's CPU provider lack it, so that nothing could compare it "
@@ -113,16 +111,12 @@ class ExportOptions:
                 f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
             )
 
-    def _check_workload_is_used(self) -> None:
-        workload = self.workload
-        if workload.bandwidth_gb_s is not None or workload.gflop_s is not None:
+    def check_rates(self) -> None:
+        """Raise ExportError for rates of a machine in an export that predicts no times."""
+        rates = self.workload.bandwidth_gb_s, self.workload.gflop_s
+        if rates != (None, None) and self.choice().preset is not None:
             raise ExportError(
-                "bandwidth and matrix rate are for --variant auto; leave them out, or pass --variant auto"
-            )
-        if workload.memory_limit is None and workload != Workload():
-            raise ExportError(
-                "batch size, beams and lengths of a workload are for --variant auto and --memory-limit; leave them out "
-                "(--max-new-tokens sets the bundle's default)"
+                "bandwidth and matrix rate are for --variant auto and --dry-run; leave them out, or pass one of these"
             )
 
     @property
@@ -130,12 +124,9 @@ class ExportOptions:
         """Bytes of a number in products and caches."""
         return itemsize(self.precision)
 
-    def choice(self, sizes: Sizes | None = None) -> Choice:
-        """The kinds of cache asked for. Without a variant `el`, or `dedup` where the model's ``sizes`` exclude that."""
-        variant = self.variant
-        if variant is None:
-            variant = SMALLEST if sizes is None or SMALLEST in presets_of(sizes) else ANYWHERE
-        return choose(variant, self.source_cache, self.generated_cache)
+    def choice(self) -> Choice:
+        """The kinds of cache asked for; those of `dedup` without a variant."""
+        return choose(self.variant or DEFAULT, self.source_cache, self.generated_cache)
 
     def check_model(self, choice: Choice, sizes: Sizes) -> None:
         """Refuse what a model of these sizes cannot have, before it generates and is traced, which takes long.
@@ -143,14 +134,16 @@ class ExportOptions:
         Raises
         ------
         PassError
-            A kind of cache that the model cannot have.
+            Kinds of cache that do not go together.
         ExportError
-            Calibration texts for an exact choice, or more new tokens than the model has positions.
+            A kind of cache that the model cannot have, calibration texts for an exact choice, or more new tokens than
+            the model has positions.
         """
         if choice.preset is not None:
             plan = same_for_all(choice.preset, sizes.L, choice.reason)
             passes_of(plan, decoder_only=sizes.decoder_only)
-            require_sizes(choice.preset, sizes)
+            if reason := why_not(choice.preset, sizes):
+                raise ExportError(f"variant {choice.name} {reason}; use --variant {DEFAULT}")
             if self.calibration is not None and not needs_guard(plan):
                 raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
         if self.max_new_tokens is not None and self.max_new_tokens >= sizes.max_target:
@@ -159,20 +152,12 @@ class ExportOptions:
                 "positions; pass fewer"
             )
 
-    def check_memory(self, checkpoint: Checkpoint, plan: Sequence[LayerPlan]) -> None:
-        """Raise ExportError where weights and caches exceed the workload's memory limit."""
+    def check_memory(self, weight_bytes: int, plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> None:
+        """Raise ExportError where weights and the caches of a plan exceed the workload's memory limit."""
         limit = self.workload.memory_limit
-        if limit is None:
-            return
-        run = self.workload.run_size(checkpoint, self.itemsize)
-        needed = weight_bytes(checkpoint, self.itemsize) + sum(plan_bytes(plan, checkpoint.sizes, run))
-        if needed > limit:
+        needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
+        if limit is not None and needed > limit:
             raise ExportError(
                 f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; "
                 "--variant auto takes what fits, if anything does, and a smaller --batch-size needs less"
             )
-
-
-def weight_bytes(checkpoint: Checkpoint, itemsize: int) -> int:
-    """Bytes of a model's parameters, ``itemsize`` bytes each."""
-    return int(itemsize * sum(parameter.numel() for parameter in checkpoint.model.parameters()))

@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.export.checkpoint.generation import longest_output
-from tightbeam.export.writing.entries import plan_of, sizes_of
-from tightbeam.graph_passes import PRESETS, RunSize, plan_bytes, presets_of, same_for_all
-from tightbeam.graph_passes.precision.lower_precision import itemsize
-
-BEAMS = RunSize.M
-BATCHES = (1, 32)
+from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
 
 
-def memory_table(bundle: Bundle) -> Table:
-    """Bytes of the source and the generated cache by variant, for batch 1 and 32, 4 beams and the model's full lengths.
+def titled(title: str, table: Table) -> RenderableType:
+    """A table below its title, which is not broken at the table's width."""
+    return Group(Text(title), table)
 
-    The bundle's own variant is in bold, in an extra row where its layers match no preset.
+
+def memory_table(sizes: Sizes, run: RunSize, chosen: Sequence[LayerPlan]) -> RenderableType:
+    """Bytes of the source and the generated cache of a run, by variant.
+
+    The chosen one is marked; it has an extra row where its layers match no preset.
     """
-    manifest = bundle.manifest
-    sizes = sizes_of(manifest)
-    T = longest_output(manifest.generation, sizes.max_target)
     plans = {name: same_for_all(preset, sizes.L, "") for name, preset in presets_of(sizes).items()}
-    own = plan_of(manifest)
-    if plans.get(manifest.variant) != own:
-        plans["this bundle"] = own
-    table = Table(
-        title=(
-            f"Cache in bytes: {manifest.precision}, {BEAMS} beams, source of {sizes.max_source}, output of {T} tokens"
-        ),
-        title_justify="left",
-        box=box.SIMPLE,
-    )
-    for heading in ("variant", "batch", "source", "generated", "total", "share"):
-        table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
-    for batch in BATCHES:
-        run_size = RunSize(B=batch, M=BEAMS, N=sizes.max_source, T=T, itemsize=itemsize(manifest.precision))
-        whole = sum(PRESETS["baseline"].cache_bytes(sizes, run_size))
-        for name, plan in plans.items():
-            source, generated = plan_bytes(plan, sizes, run_size)
-            total = source + generated
-            style = "bold" if plan == own else None
-            row = (name, str(batch), f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
-            table.add_row(*row, style=style, end_section=name == list(plans)[-1])
-    return table
+    own = tuple(replace(layer, reason="") for layer in chosen)
+    if own not in plans.values():
+        plans["this one"] = own
+    precision = "fp32" if run.itemsize == 4 else "fp16"
+    table = Table(box=box.SIMPLE)
+    for heading in ("variant", "source", "generated", "total", "share", ""):
+        table.add_column(heading, justify="left" if heading in ("variant", "") else "right", no_wrap=True)
+    whole = sum(PRESETS["baseline"].cache_bytes(sizes, run))
+    for name, plan in plans.items():
+        source, generated = plan_bytes(plan, sizes, run)
+        total = source + generated
+        row = (name, f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
+        table.add_row(*row, "chosen" if plan == own else "", style="bold" if plan == own else None)
+    return titled(f"Bytes of cache in {precision} for {describe_run(run)}", table)
+
+
+def describe_run(run: RunSize) -> str:
+    """The sizes of a run in words."""
+    return f"batch {run.B}, {run.M} beams, source of {run.N}, output of {run.T} tokens"
+
+
+def megabytes(count: int) -> str:
+    """An amount of memory in words."""
+    return f"{count / 1e6:,.1f} MB" if count >= 50_000 else f"{count / 1e3:,.1f} kB"
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits, in a unit of its size."""
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("us", 1e6)
+    number = seconds * scale
+    return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f} {unit}"
 
 
 def passes_table(bundle: Bundle) -> Table:

@@ -7,9 +7,11 @@ mel scale is Slaney's: linear up to 1 kHz, logarithmic above, filters of equal a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,12 +58,19 @@ class LogMel:
 
     @classmethod
     def read(cls, path: Path) -> LogMel:
-        """Read a preprocessor_config.json. Raises BundleError for one that is no WhisperFeatureExtractor's."""
+        """Read a preprocessor_config.json. Raises BundleError as ``of``, and for a file that cannot be read."""
         try:
             settings = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{path} cannot be read as JSON ({error}); export the model again") from error
-        settings = settings if isinstance(settings, dict) else {}
+        return cls.of(settings if isinstance(settings, dict) else {}, path)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], path: Path) -> LogMel:
+        """Take a feature extractor's settings from the file ``path``.
+
+        Raises BundleError for those of another extractor, and for values that it cannot have.
+        """
         kind = settings.get("feature_extractor_type", EXTRACTOR)
         if kind != EXTRACTOR:
             raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")

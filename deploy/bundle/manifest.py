@@ -28,11 +28,12 @@ __all__ = [
     "PassEntry",
     "Precision",
     "PrecisionErrorEntry",
+    "Provenance",
     "TensorEntry",
     "TokenizerEntry",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
 WEIGHTS = "weights.safetensors"
 
@@ -194,6 +195,27 @@ class PrecisionErrorEntry(Entry):
     differing: int
 
 
+class Provenance(Entry):
+    """Origin of a bundle.
+
+    Attributes
+    ----------
+    source : str
+        Hub id of the checkpoint, or the name of its folder, without the path.
+    revision : str or None
+        Commit of the checkpoint on the hub; None where it is not known.
+    created : str
+        UTC time of the export, ISO 8601, such as ``2026-01-31T12:00:00Z``.
+    versions : dict of str to str
+        Versions of the packages that made the bundle: tightbeam, torch, transformers, onnx, onnxruntime.
+    """
+
+    source: str
+    revision: str | None
+    created: str
+    versions: dict[str, str]
+
+
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -243,6 +265,8 @@ class Manifest(Entry):
         The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
     precision_error : PrecisionErrorEntry or None
         The error of half precision; None in float32, and where it was not measured.
+    provenance : Provenance or None
+        Origin of the bundle; None in format 1.
     """
 
     format_version: int
@@ -265,6 +289,7 @@ class Manifest(Entry):
     generation: dict[str, Any]
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None
+    provenance: Provenance | None = None
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from tightbeam.deploy.bundle.manifest import GuardEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.export.accuracy.safer_kinds import SAFER
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 
-__all__ = ["GuardResult", "guard", "needs_guard"]
+__all__ = ["GuardResult", "guard"]
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -36,12 +37,6 @@ ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0}
 """Largest allowed error, in units of the original's error at ``BASELINE_PRECISION``: twice the original's own in half
 precision; in float32 a tenth of what half precision would add, which is a common price for speed. The comparison at the
 end of the export compares the tokens themselves."""
-
-SAFER: Mapping[str, Mapping[str, str]] = {
-    "source": {"k": "states", "first-k": "states", "states": "kv"},
-    "generated": {"k": "x", "x": "kv"},
-}
-"""The safer kind in place of each kind. Kinds without an entry cache keys and values themselves and need no guard."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +61,6 @@ class GuardResult:
         """The entry of ``bundle.json``; JSON has no infinity, which becomes None."""
         fields = {name: None if value == math.inf else value for name, value in vars(self).items()}
         return GuardEntry.model_validate(fields)
-
-
-def needs_guard(plan: Sequence[LayerPlan]) -> bool:
-    """True where some layer caches anything else than keys and values."""
-    return any(layer.source in SAFER["source"] or layer.generated in SAFER["generated"] for layer in plan)
 
 
 def guard(

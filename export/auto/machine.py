@@ -1,4 +1,4 @@
-"""Memory bandwidth and matrix rate of this machine, measured once and stored in the user's cache folder."""
+"""Memory bandwidth and matrix rate of this machine, measured in numpy and stored in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -7,18 +7,61 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from tightbeam.graph_passes.caches.cost import Machine
 
-__all__ = ["cache_file", "this_machine"]
+__all__ = ["Measurement", "cache_file", "this_machine"]
 
 READ_BYTES = 512 * 2**20
 """Larger than any cache."""
 WIDTH = 1536
-ROUNDS = 7
+ROUNDS = 5
+VALID_S = 7 * 24 * 3600
+"""Age from which a measurement is taken again."""
+BUSY_VALID_S = 600
+"""The same where the machine was busy."""
+BUSY = 0.9
+"""Share of the processors below which other processes took part of them."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Bandwidth and rate of a machine, and the circumstances of their measurement."""
+
+    bandwidth: float
+    """bytes a second"""
+    rate: float
+    """operations a second"""
+    taken_s: float
+    """seconds since 1970"""
+    share: float
+    """share of the processors that the measurement got: far below 1 where the machine was busy"""
+
+    @property
+    def machine(self) -> Machine:
+        """The two numbers of the cost model."""
+        return Machine(self.bandwidth, self.rate)
+
+    @property
+    def was_busy(self) -> bool:
+        """True where other processes took a part of the processors."""
+        return self.share < BUSY
+
+    def is_valid(self) -> bool:
+        """True unless it is old; one of a busy machine is old after minutes."""
+        return 0 <= time.time() - self.taken_s < (BUSY_VALID_S if self.was_busy else VALID_S)
+
+    def origin(self) -> str:
+        """Age and reliability, in words."""
+        age_s = max(0.0, time.time() - self.taken_s)
+        days, hours = int(age_s // 86400), int(age_s // 3600)
+        age = f"{_count(days, 'day')} ago" if days else f"{_count(hours, 'hour')} ago" if hours else "just now"
+        busy = ", on a busy machine" if self.was_busy else ""
+        return f"measured {age}{busy}"
 
 
 def cache_file() -> Path:
@@ -27,32 +70,34 @@ def cache_file() -> Path:
     return Path(root) / "tightbeam" / "machine.json"
 
 
-def this_machine() -> Machine:
-    """Measure memory bandwidth and matrix rate with all of torch's threads, in float32; about a second.
+def this_machine() -> Measurement:
+    """Measure memory bandwidth and matrix rate with all threads, in float32; a second or two.
 
     Returns
     -------
-    Machine
-        Bytes/s and FLOP/s. The best of a few rounds: other processes only take time away. A processor that was
-        measured before is read from ``cache_file()``.
+    Measurement
+        The best of a few rounds: other processes only take time away. A measurement of the last week is read from
+        ``cache_file()``, one of a busy machine for ten minutes.
     """
-    name = f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = _threads()
+    name = f"{_processor()}, {threads} threads"
     path = cache_file()
     known = _read(path)
-    if name not in known:
-        known[name] = {"bandwidth": _bandwidth(), "rate": _rate()}
+    if name not in known or not known[name].is_valid():
+        known[name] = _measure(threads)
         _write(path, known)
-    return Machine(**known[name])
+    return known[name]
 
 
-def _bandwidth() -> float:
-    numbers = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / _best_seconds(lambda: numbers.sum())
-
-
-def _rate() -> float:
-    one, other = torch.rand(WIDTH, WIDTH), torch.rand(WIDTH, WIDTH)
-    return 2.0 * WIDTH**3 / _best_seconds(lambda: one @ other)
+def _measure(threads: int) -> Measurement:
+    """Measure this machine."""
+    rows, vector = np.ones((READ_BYTES // 4 // WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32)
+    one, other = np.random.default_rng(0).random((2, WIDTH, WIDTH), np.float32)
+    wall_s, used_s = time.perf_counter(), time.process_time()
+    bandwidth = rows.nbytes / _best_seconds(lambda: rows @ vector)
+    rate = 2.0 * WIDTH**3 / _best_seconds(lambda: one @ other)
+    wall_s, used_s = time.perf_counter() - wall_s, time.process_time() - used_s
+    return Measurement(bandwidth, rate, time.time(), min(1.0, used_s / wall_s / threads))
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
@@ -65,6 +110,17 @@ def _best_seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
+def _threads() -> int:
+    """Threads that numpy's products use: a limit of the environment, or the processors of this process."""
+    limit = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(int(limit), processors)) if limit.isdecimal() else processors
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -74,25 +130,26 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
+def _read(path: Path) -> dict[str, Measurement]:
     """Earlier measurements; none from a file in another format."""
+    fields = ("bandwidth", "rate", "taken_s", "share")
     try:
         known = json.loads(path.read_text("utf-8"))
         return {
-            str(name): {"bandwidth": float(entry["bandwidth"]), "rate": float(entry["rate"])}
+            str(name): Measurement(*(float(entry[field]) for field in fields))
             for name, entry in known.items()
-            if float(entry["bandwidth"]) > 0 and float(entry["rate"]) > 0
+            if all(float(entry[field]) > 0 for field in fields)
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _write(path: Path, known: dict[str, dict[str, float]]) -> None:
+def _write(path: Path, known: dict[str, Measurement]) -> None:
     """Write the file if possible; without a cache folder every process measures again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps({name: asdict(found) for name, found in known.items()}, indent=2) + "\n", "utf-8")
         partial.replace(path)
     except OSError:
         pass

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from tightbeam.export.auto.reasons import why_not
 from tightbeam.export.errors import ExportError
+from tightbeam.export.tables import describe_run, duration, megabytes, titled
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
@@ -19,13 +21,14 @@ from tightbeam.graph_passes import (
     PassError,
     Preset,
     RunSize,
+    Sizes,
     plan_bytes,
     same_for_all,
 )
-from tightbeam.graph_passes.caches.cost import Machine, RunCost, count_weights, predict
+from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts, predict
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 
-__all__ = ["Ranked", "best_of", "rank", "ranking_table"]
+__all__ = ["Ranked", "best_of", "rank", "ranking_table", "refusals_by_graphs", "refusals_by_sizes"]
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class Ranked:
 
 
 def rank(
-    canonical: ModelGraphs, run: RunSize, machine: Machine, weight_bytes: int, memory_limit: int | None
-) -> tuple[list[Ranked], dict[str, str]]:
+    sizes: Sizes,
+    counts: WeightCounts,
+    impossible: Collection[str],
+    run: RunSize,
+    machine: Machine,
+    weight_bytes: int,
+    memory_limit: int | None,
+) -> list[Ranked]:
     """Rank the presets that the model can have, without ``baseline``, which is for comparisons only.
 
     Parameters
     ----------
-    canonical
-        The traced graphs.
+    sizes, counts
+        Sizes of the model, and numbers in the weights of its products.
+    impossible
+        Presets that it cannot have.
     run
         Sizes of the run to predict.
     machine
@@ -64,26 +75,35 @@ def rank(
     -------
     list of Ranked
         Variants within the limit first, then by predicted time.
-    dict of str to str
-        The other presets, with the reason why the algebra does not allow them.
     """
-    sizes, counts = canonical.sizes, count_weights(canonical)
-    folded = canonical.copy()
-    fold_biases(folded)
-    ranked, impossible = [], {}
+    ranked = []
     for name, preset in PRESETS.items():
-        if name == "baseline":
-            continue
-        if refusal := _refusal(folded, preset):
-            impossible[name] = refusal
+        if name == "baseline" or name in impossible:
             continue
         plan = same_for_all(preset, sizes.L, "")
         cache = sum(plan_bytes(plan, sizes, run))
         memory = weight_bytes + cache
-        refused = "over the memory limit" if memory_limit is not None and memory > memory_limit else ""
+        refused = "too large" if memory_limit is not None and memory > memory_limit else ""
         ranked.append(Ranked(name, refused, cache, memory, predict(plan, sizes, run, counts, machine)))
     ranked.sort(key=lambda variant: (bool(variant.refused), variant.prediction.total, variant.cache_bytes))
-    return ranked, impossible
+    return ranked
+
+
+def refusals_by_sizes(sizes: Sizes) -> dict[str, str]:
+    """Presets that no model of these sizes can have, each with the reason."""
+    reasons = {name: why_not(preset, sizes) for name, preset in PRESETS.items()}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def refusals_by_graphs(canonical: ModelGraphs) -> dict[str, str]:
+    """Presets that a traced model cannot have, each with the reason; its graphs may refuse more than its sizes."""
+    found = refusals_by_sizes(canonical.sizes)
+    folded = canonical.copy()
+    fold_biases(folded)
+    for name in PRESETS.keys() - found.keys() - {"baseline"}:
+        if reason := _refusal(folded, PRESETS[name]):
+            found[name] = reason
+    return found
 
 
 def _refusal(folded: ModelGraphs, preset: Preset) -> str:
@@ -93,9 +113,7 @@ def _refusal(folded: ModelGraphs, preset: Preset) -> str:
         (PROMPT if graphs.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
         GENERATED[preset.generated](graphs, layers=[0])
     except PassError as error:
-        return str(error)
-    except KeyError:
-        return f"a decoder-only model keeps no {preset.source} of its prompt"
+        return str(error).partition(": ")[2] or str(error)
     return ""
 
 
@@ -111,26 +129,26 @@ def best_of(ranked: Sequence[Ranked]) -> Ranked:
 
 
 def ranking_table(
-    ranked: Sequence[Ranked], impossible: Mapping[str, str], run: RunSize, machine: Machine
+    ranked: Sequence[Ranked], impossible: Mapping[str, str], run: RunSize, machine: Machine, origin: str
 ) -> RenderableType:
-    """The ranking, best first, with predicted times and bytes; below it the impossible variants and their reasons."""
-    table = Table(
-        title=(
-            f"Predicted for batch {run.B}, {run.M} beams, source of {run.N}, output of {run.T} tokens, at "
-            f"{machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s"
-        ),
-        title_justify="left",
-        box=box.SIMPLE,
+    """The ranking, best first, with predicted times and bytes; below it the impossible variants and their reasons.
+
+    ``origin``: where the machine's two numbers come from.
+    """
+    title = (
+        f"Predicted for {describe_run(run)},\n"
+        f"at {machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s ({origin})"
     )
-    for heading in ("variant", "encoder s", "step ms", "total s", "caches MB", "with weights MB", ""):
-        table.add_column(heading, justify="right" if heading not in ("variant", "") else "left")
+    table = Table(box=box.SIMPLE)
+    for heading in ("variant", "encoder", "step", "run", "cache", "with weights", ""):
+        table.add_column(heading, justify="right" if heading not in ("variant", "") else "left", no_wrap=True)
     for index, variant in enumerate(ranked):
         predicted = variant.prediction
-        times = (f"{predicted.encoder:.3g}", f"{predicted.step * 1e3:.3g}", f"{predicted.total:.3g}")
-        memory = (f"{variant.cache_bytes / 1e6:,.1f}", f"{variant.memory_bytes / 1e6:,.1f}")
-        verdict = variant.refused or ("chosen" if index == 0 else "")
-        table.add_row(variant.variant, *times, *memory, verdict, style="bold" if verdict == "chosen" else None)
+        times = (duration(predicted.encoder), duration(predicted.step), duration(predicted.total))
+        memory = (megabytes(variant.cache_bytes), megabytes(variant.memory_bytes))
+        verdict = variant.refused or ("fastest" if index == 0 else "")
+        table.add_row(variant.variant, *times, *memory, verdict, style="bold" if index == 0 and verdict else None)
     reasons: dict[str, list[str]] = {}
     for name, reason in impossible.items():
-        reasons.setdefault(reason.partition(": ")[2] or reason, []).append(name)
-    return Group(table, *(f"not for this model: {', '.join(names)} ({reason})" for reason, names in reasons.items()))
+        reasons.setdefault(reason, []).append(name)
+    return Group(titled(title, table), *(f"{', '.join(names)} {reason}" for reason, names in reasons.items()))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tightbeam.export.auto.machine import this_machine
-from tightbeam.export.checkpoint.generation import longest_output
-from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.errors import ExportError
-from tightbeam.export.tables import BEAMS
-from tightbeam.graph_passes import RunSize
+from tightbeam.graph_passes import RunSize, Sizes
 from tightbeam.graph_passes.caches.cost import Machine
 
 __all__ = ["Workload", "parse_bytes"]
@@ -61,15 +61,21 @@ class Workload:
             if value is not None and not 0 < value < 2**31:
                 raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
 
-    def run_size(self, checkpoint: Checkpoint, itemsize: int = 4) -> RunSize:
+    def run_size(
+        self, sizes: Sizes, defaults: Mapping[str, Any], itemsize: int = 4, *, speech: bool = False
+    ) -> RunSize:
         """Sizes of the run, with the checkpoint's defaults for what is not given.
 
         Parameters
         ----------
-        checkpoint
-            The checkpoint, for its generation defaults and limits.
+        sizes
+            Sizes of the model, which limit the lengths.
+        defaults
+            The checkpoint's generation settings.
         itemsize
             Bytes of a number in the caches.
+        speech
+            The source is audio, whose windows have one length.
 
         Returns
         -------
@@ -79,36 +85,44 @@ class Workload:
         Raises
         ------
         ExportError
-            A length exceeds the model's positions.
+            A length exceeds the model's positions, or is not that of a window of audio.
         """
-        sizes, defaults = checkpoint.sizes, checkpoint.generation_config
         for name, length, limit in (
             ("source_length", self.source_length, sizes.max_source),
             ("new_tokens", self.new_tokens, sizes.max_target),
         ):
             if length is not None and length > limit:
                 raise ExportError(f"{name}={length} exceeds the model's {limit} positions")
+        source = sizes.max_source if speech else min(TYPICAL_SOURCE, sizes.max_source)
+        if speech and self.source_length not in (None, source):
+            raise ExportError(
+                f"source_length={self.source_length}: a speech model reads whole windows of {source} positions; leave "
+                "--source-length out"
+            )
         return RunSize(
             B=self.batch_size,
-            M=self.num_beams or int(defaults.get("num_beams") or BEAMS),
-            N=self.source_length or min(TYPICAL_SOURCE, sizes.max_source),
+            M=self.num_beams or int(defaults.get("num_beams") or RunSize.M),
+            N=self.source_length or source,
             T=self.new_tokens or longest_output(defaults, sizes.max_target),
             itemsize=itemsize,
         )
 
-    def machine(self) -> Machine:
+    def machine(self) -> tuple[Machine, str]:
         """Bandwidth and matrix rate of the serving machine.
 
         Returns
         -------
         Machine
             Measured on this machine where they are not given.
+        str
+            Where the numbers come from, in words.
         """
         if self.bandwidth_gb_s is not None and self.gflop_s is not None:
-            return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9)
+            return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9), "as given"
         here = this_machine()
-        bandwidth = here.bandwidth if self.bandwidth_gb_s is None else self.bandwidth_gb_s * 1e9
-        return Machine(bandwidth, here.rate if self.gflop_s is None else self.gflop_s * 1e9)
+        bandwidth = here.machine.bandwidth if self.bandwidth_gb_s is None else self.bandwidth_gb_s * 1e9
+        rate = here.machine.rate if self.gflop_s is None else self.gflop_s * 1e9
+        return Machine(bandwidth, rate), here.origin()
 
 
 def parse_bytes(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import FileEntry
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.errors import BundleError
+from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
@@ -34,20 +35,22 @@ def check_speech(checkpoint: Checkpoint) -> None:
 
 
 def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
-    """Copy a speech model's feature settings into a bundle's folder, and describe them; None for a text model."""
+    """Write a speech model's feature settings into a bundle's folder, and describe them; None for a text model."""
     name = checkpoint.family.feature_config
     if name is None:
         return None
-    shutil.copyfile(checkpoint.path / name, folder / name)
+    _, settings = feature_settings(checkpoint.path, name)
+    (folder / name).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return file_entry(folder, name)
 
 
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:
     """The length of a window in samples, and the sampling rate in Hz, by the checkpoint's feature settings."""
     assert checkpoint.family.feature_config is not None
-    path, config = checkpoint.path / checkpoint.family.feature_config, checkpoint.config
+    path, settings = feature_settings(checkpoint.path, checkpoint.family.feature_config)
+    config = checkpoint.config
     try:
-        log_mel = LogMel.read(path)
+        log_mel = LogMel.of(settings, path)
     except BundleError as error:
         raise ExportError(str(error)) from None
     expected = (config.num_mel_bins, 2 * config.max_source_positions)

@@ -1,31 +1,29 @@
-"""``config.json`` and ``generation_config.json``: read, and checked before any weight is."""
+"""``config.json`` and ``generation_config.json`` as JSON, checked without transformers."""
 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers.generation.configuration_utils import METADATA_FIELDS
-
-from tightbeam.export.errors import ExportError, causes, first_line
+from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.families.base import Family
 from tightbeam.export.families.table import FAMILIES
 
 __all__ = [
     "CONFIG_FILE",
     "GENERATION_FILE",
+    "check_special_ids",
     "family_of",
-    "generation_settings",
-    "load_config",
+    "feature_settings",
+    "longest_output",
     "read_json",
     "settings_file",
 ]
 
 CONFIG_FILE = "config.json"
+PROCESSOR_FILE = "processor_config.json"
 GENERATION_FILE = "generation_config.json"
 SPECIAL_IDS = (
     "pad_token_id",
@@ -35,17 +33,6 @@ SPECIAL_IDS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
-NOT_ABOUT_TOKENS = frozenset(
-    {
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "output_logits",
-        "return_dict_in_generate",
-    }
-)
-"""Generation settings that change what `generate` returns beside the tokens, never the tokens themselves."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -82,26 +69,8 @@ def family_of(config_json: dict[str, Any], folder: Path) -> Family:
     return family
 
 
-def load_config(family: Family, config_json: dict[str, Any], folder: Path) -> Any:
-    """transformers' config of a checkpoint. Raises ExportError for values that contradict one another or the family."""
-    path = folder / CONFIG_FILE
-    model_class = getattr(transformers, family.architecture)
-    try:
-        config = model_class.config_class.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the strict config classes raise types of their own for wrong values
-        reason = textwrap.shorten(first_line(list(causes(error))[-1]), 300, placeholder=" ...")
-        zeros = [name for name, value in config_json.items() if type(value) is int and value == 0 and "_id" not in name]
-        if isinstance(error, ZeroDivisionError) and zeros:
-            reason = f"{' or '.join(zeros)} is 0, by which transformers divides"
-        raise ExportError(f"{path}: {reason}; correct the value") from error
-
-    for reason in family.config_errors(config):
-        raise ExportError(f"{path}: {reason}")
-    _check_special_ids(path, vars(config), family.sizes(config).vocabulary)
-    return config
-
-
-def _check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int) -> None:
+def check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int) -> None:
+    """Raise ExportError for a special token's id outside the vocabulary."""
     for field in SPECIAL_IDS:
         value = settings.get(field)
         for token_id in value if isinstance(value, list) else [value]:
@@ -117,21 +86,22 @@ def settings_file(folder: Path) -> Path:
     return own if own.exists() else folder / CONFIG_FILE
 
 
-def generation_settings(family: Family, model: Any, folder: Path, vocabulary: int) -> dict[str, Any]:
-    """The generation settings that a checkpoint makes, as JSON values, unknown names included.
+def feature_settings(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    """The settings of a speech model's feature extractor, and the file that holds them.
 
-    Raises ExportError for settings that the family cannot have, and for token ids outside the vocabulary.
+    transformers 5 writes them into ``processor_config.json``, under "feature_extractor", and takes them from there
+    first; earlier versions wrote the file ``name``. Raises ExportError where neither can be read.
     """
-    # transformers folds the settings of an old-style config.json into model.generation_config
-    settings: dict[str, Any] = json.loads(model.generation_config.to_json_string(use_diff=True, ignore_metadata=True))
-    source = settings_file(folder)
-    if source.name == GENERATION_FILE:
-        for name, value in read_json(source).items():  # transformers drops unknown names, which the runner must refuse
-            if value is not None and name not in METADATA_FIELDS:
-                settings.setdefault(name, value)
-    for reason in family.generation_errors(model.generation_config):
-        raise ExportError(f"{source}: {reason}")
-    if getattr(model.config, "forced_decoder_ids", None):  # Whisper's prompt, where old checkpoints have it
-        settings.setdefault("forced_decoder_ids", model.config.forced_decoder_ids)
-    _check_special_ids(source, settings, vocabulary)
-    return {name: value for name, value in settings.items() if name not in NOT_ABOUT_TOKENS}
+    processor = folder / PROCESSOR_FILE
+    nested = read_json(processor).get("feature_extractor") if processor.exists() else None
+    if nested is None:
+        return folder / name, read_json(folder / name)
+    if not isinstance(nested, dict):
+        raise ExportError(f"{processor}: feature_extractor is no JSON object; restore the file")
+    return processor, nested
+
+
+def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
+    """T, the longest output with these generation defaults, in tokens that the cache holds."""
+    new_tokens = generation.get("max_new_tokens") or (generation.get("max_length") or 21) - 1
+    return int(min(new_tokens, max_target))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.fields import UNSUPPORTED
 from tightbeam.deploy.generation.resolve import options_for
@@ -12,7 +9,7 @@ from tightbeam.export.checkpoint.config import settings_file
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
-__all__ = ["check_settings", "disable_sampling", "longest_output", "set_max_new_tokens"]
+__all__ = ["check_settings", "disable_sampling", "set_max_new_tokens"]
 
 
 def disable_sampling(checkpoint: Checkpoint) -> str:
@@ -32,12 +29,6 @@ def set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
     checkpoint.generation_config["max_new_tokens"] = max_new_tokens
     checkpoint.model.generation_config.max_length = None
     checkpoint.model.generation_config.max_new_tokens = max_new_tokens
-
-
-def longest_output(generation: Mapping[str, Any], max_target: int) -> int:
-    """T, the longest output with these generation defaults, in tokens that the cache holds."""
-    new_tokens = generation.get("max_new_tokens") or (generation.get("max_length") or 21) - 1
-    return int(min(new_tokens, max_target))
 
 
 def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:

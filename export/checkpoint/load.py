@@ -10,22 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightbeam.export.checkpoint.config import (
-    CONFIG_FILE,
-    GENERATION_FILE,
-    family_of,
-    generation_settings,
-    load_config,
-    read_json,
-)
+from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files
+from tightbeam.export.checkpoint.model import generation_settings, load_config, load_model
 from tightbeam.export.checkpoint.quiet import quiet_transformers
-from tightbeam.export.checkpoint.resolve import checkpoint_name, resolve
 from tightbeam.export.checkpoint.tokenizer import load_tokenizer
-from tightbeam.export.checkpoint.weight_files import check_weight_files, load_model
 from tightbeam.export.families.base import Family
 from tightbeam.graph_passes import Sizes
 
-__all__ = ["Checkpoint", "load_checkpoint"]
+__all__ = ["Checkpoint", "load_checkpoint", "load_files"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +26,10 @@ class Checkpoint:
 
     name: str
     """last component of the alias, hub id or path"""
+    source: str
+    """hub id, or the name of the folder, without its parents"""
+    revision: str | None
+    """commit on the hub, where known"""
     path: Path
     """local folder"""
     family: Family
@@ -50,7 +46,7 @@ class Checkpoint:
 
 
 def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
-    """Read and check a checkpoint.
+    """Read and check a checkpoint: ``load_files`` of what ``read_files`` finds.
 
     Parameters
     ----------
@@ -64,21 +60,22 @@ def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
         extra or wrongly shaped tensor, NaN or infinite weights, a special id outside the vocabulary, a tokenizer that
         cannot be read or belongs to another model.
     """
-    folder = resolve(name_or_path)
-    config_json = read_json(folder / CONFIG_FILE)
-    family = family_of(config_json, folder)
-    check_weight_files(folder)
-    if family.feature_config is not None:
-        read_json(folder / family.feature_config)
-    if (folder / GENERATION_FILE).exists():  # transformers ignores a broken one
-        read_json(folder / GENERATION_FILE)
+    return load_files(read_files(name_or_path))
+
+
+def load_files(files: CheckpointFiles) -> Checkpoint:
+    """Read and check weights and tokenizer of a checkpoint. Raises ExportError as ``load_checkpoint``."""
+    check_whole(files)
+    family, folder = files.family, files.path
     with quiet_transformers():
-        config = load_config(family, config_json, folder)
+        config = load_config(family, files.config_json, folder)
         model = load_model(family, config, folder)
         sizes = family.sizes(model.config)
         tokenizer = load_tokenizer(folder, sizes.source_vocabulary)
     return Checkpoint(
-        name=checkpoint_name(name_or_path),
+        name=files.name,
+        source=files.source,
+        revision=files.revision,
         path=folder,
         family=family,
         model=model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tightbeam.export.checkpoint.config import CONFIG_FILE
@@ -12,13 +13,13 @@ from tightbeam.export.checkpoint.weight_files import WEIGHTS_FILE
 from tightbeam.export.errors import ExportError, causes, first_line
 from tightbeam.export.families.table import FAMILIES
 
-__all__ = ["ALIASES", "checkpoint_name", "resolve"]
+__all__ = ["ALIASES", "DOWNLOAD_PATTERNS", "checkpoint_name", "hub_id_of", "resolve"]
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
 ALIASES: dict[str, str] = {alias: hub_id for family in FAMILIES for alias, hub_id in family.aliases.items()}
 """Short name -> hub id, over all families."""
-DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt", "*.tokenizer"]
+DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt", "*.tokenizer")
 HUB_TIMEOUT_S = 5.0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 
@@ -29,7 +30,7 @@ def checkpoint_name(name_or_path: str | os.PathLike[str]) -> str:
     return text if text in ALIASES or text == DEMO else Path(text).expanduser().resolve().name
 
 
-def resolve(name_or_path: str | os.PathLike[str]) -> Path:
+def resolve(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:
     """The local folder of a model, downloaded once where it is on the hub.
 
     A checkpoint folder in the current folder takes precedence over an alias of the same name, as in transformers.
@@ -38,27 +39,40 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     ----------
     name_or_path
         `demo`, an alias, the path of a checkpoint folder, or a hub id (owner/name).
+    patterns
+        Files to download of a model on the hub.
 
     Raises
     ------
     ExportError
         There is no such model, or the hub cannot be reached.
     """
-    text = os.fspath(name_or_path)
+    place = _place(os.fspath(name_or_path))
+    return _checked_folder(place) if isinstance(place, Path) else _download(place, patterns)
+
+
+def hub_id_of(name_or_path: str | os.PathLike[str]) -> str | None:
+    """The hub id (owner/name) of a model that ``resolve`` downloads; None for a folder. Raises ExportError."""
+    place = _place(os.fspath(name_or_path))
+    return None if isinstance(place, Path) else place
+
+
+def _place(text: str) -> Path | str:
+    """A local path, or a hub id. Raises ExportError for a name that can be neither."""
     if text and (Path(text) / CONFIG_FILE).is_file():
-        return _checked_folder(Path(text))
+        return Path(text)
     if text == DEMO:
-        return _checked_folder(DEMO_FOLDER)
+        return DEMO_FOLDER
     if text in ALIASES:
-        return _download(ALIASES[text])
+        return ALIASES[text]
     path = Path(text).expanduser()
     if text and path.exists():
-        return _checked_folder(path)
+        return path
     is_path = path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or "\\" in text or not text
     if is_path:
         raise ExportError(f"{text!r}: no such folder; give a checkpoint folder, a hub id (owner/name), or an alias")
     if HUB_ID.fullmatch(text):
-        return _download(text)
+        return text
     raise ExportError(
         f"{text!r} is neither a folder, nor a hub id (owner/name), nor an alias; "
         f"{_close_aliases(text)} or give the path of a checkpoint folder"
@@ -84,13 +98,13 @@ def _checked_folder(path: Path) -> Path:
     return path.resolve()
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
         folder = snapshot_download(
-            hub_id, allow_patterns=DOWNLOAD_PATTERNS, ignore_patterns=["*/*"], etag_timeout=HUB_TIMEOUT_S
+            hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"], etag_timeout=HUB_TIMEOUT_S
         )
     except Exception as error:  # the hub's client raises its own, httpx's, OSError and ValueError alike
         chain = list(causes(error))

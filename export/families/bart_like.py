@@ -8,14 +8,15 @@ from typing import Any
 
 from tightbeam.export.families.base import (
     Family,
+    WeightNumbers,
     activation_errors,
     encoder_decoder_errors,
     head_errors,
     size_errors,
     square_sizes,
 )
-from tightbeam.export.tracing.encoder_decoder import DecoderStep, EncoderStep, PositionTable, trace_encoder_decoder
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.caches.cost import WeightCounts
 
 SIDES = ("encoder", "decoder")
 SIDE_SIZES = tuple(f"{side}_{part}" for part in ("layers", "ffn_dim", "attention_heads") for side in SIDES)
@@ -31,23 +32,72 @@ class BartLike(Family):
     position_offset: int
     """row of the position table that holds position 0"""
 
+    def sizes_errors(self, config: Any) -> Iterator[str]:
+        yield from bart_sizes_errors(config, ("d_model", "vocab_size", "max_position_embeddings"))
+
     def config_errors(self, config: Any) -> Iterator[str]:
-        yield from bart_errors(config, ("d_model", "vocab_size", "max_position_embeddings"), self.architecture)
+        yield from self.sizes_errors(config)
+        yield from bart_errors(config, self.architecture)
 
     def sizes(self, config: Any) -> Sizes:
         return square_sizes(config, config.max_position_embeddings, config.max_position_embeddings)
 
+    def weights(self, config: Any) -> WeightNumbers:
+        sizes = self.sizes(config)
+        positions = 2 * (int(config.max_position_embeddings) + self.position_offset)
+        shared = getattr(config, "share_encoder_decoder_embeddings", True)
+        copies = 2 if shared and not config.tie_word_embeddings else 0  # both sides then have their own
+        return bart_weights(config, sizes, rows=positions, numbers=copies * sizes.D * sizes.vocabulary)
+
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        from tightbeam.export.tracing.encoder_decoder import (
+            DecoderStep,
+            EncoderStep,
+            PositionTable,
+            trace_encoder_decoder,
+        )
+
         decoder = model.get_decoder()
         with PositionTable(decoder.embed_positions, self.position_offset).in_place_of(decoder) as positions:
             return trace_encoder_decoder(EncoderStep(model.get_encoder()), DecoderStep(model, positions), sizes)
 
 
-def bart_errors(config: Any, sizes: tuple[str, ...], architecture: str) -> Iterator[str]:
-    """Errors of a config with BART's names; its fields ``sizes`` and ``SIDE_SIZES`` must be positive integers."""
+def bart_sizes_errors(config: Any, sizes: tuple[str, ...]) -> Iterator[str]:
+    """Errors of the sizes of a config with BART's names; ``sizes`` and ``SIDE_SIZES`` must be positive integers."""
     errors = list(size_errors(config, (*sizes, *SIDE_SIZES)))
     yield from errors
     for side in () if errors else SIDES:
         yield from head_errors(config, "d_model", f"{side}_attention_heads")
+
+
+def bart_errors(config: Any, architecture: str) -> Iterator[str]:
+    """Errors of a config with BART's names beyond its sizes."""
     yield from activation_errors(config, "activation_function")
     yield from encoder_decoder_errors(config, architecture)
+
+
+def bart_weights(config: Any, sizes: Sizes, rows: int, numbers: int = 0) -> WeightNumbers:
+    """Weights of a model with BART's layers: attention of D x D matrices, and feed-forward parts of two.
+
+    Parameters
+    ----------
+    config
+        A config with BART's names.
+    sizes
+        Sizes of its decoder.
+    rows
+        Rows of all position tables.
+    numbers
+        Numbers in other matrices, which are part of no product with a step's rows.
+    """
+    D, square = sizes.D, sizes.D**2
+    encoder = int(config.encoder_layers) * (4 * square + 2 * D * int(config.encoder_ffn_dim))
+    decoder = sizes.L * (6 * square + 2 * D * int(config.decoder_ffn_dim))
+    head = D * sizes.vocabulary
+    tables = D * (sizes.source_vocabulary + rows)
+    if not getattr(config, "share_encoder_decoder_embeddings", True):
+        tables += head
+    if not getattr(config, "tie_word_embeddings", True):
+        tables += head
+    total = encoder + decoder + sizes.L * 2 * square + tables + numbers
+    return WeightNumbers(total, WeightCounts(encoder, decoder + head))

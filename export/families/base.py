@@ -7,15 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers.activations import ACT2FN
-
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.caches.cost import WeightCounts
 
 __all__ = [
     "Family",
+    "WeightNumbers",
     "activation_errors",
     "encoder_decoder_errors",
     "head_errors",
+    "known_activations",
     "size_errors",
     "square_sizes",
 ]
@@ -41,6 +42,13 @@ class Family:
         """True for a model whose source is audio."""
         return self.feature_config is not None
 
+    def sizes_errors(self, config: Any) -> Iterator[str]:
+        """Contradictions among the sizes in a config, clauses as of ``config_errors``, which begins with these.
+
+        ``config`` has the fields of config.json over transformers' declared defaults; torch is not imported.
+        """
+        raise NotImplementedError
+
     def config_errors(self, config: Any) -> Iterator[str]:
         """Contradictions in a transformers config, or between it and the family.
 
@@ -57,6 +65,10 @@ class Family:
 
     def sizes(self, config: Any) -> Sizes:
         """Sizes in the letters of docs/design.md; those of the decoder where the model has an encoder too."""
+        raise NotImplementedError
+
+    def weights(self, config: Any) -> WeightNumbers:
+        """Numbers in the model's matrices, by its config."""
         raise NotImplementedError
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
@@ -77,6 +89,16 @@ class Family:
             torch's exporter fails, or fixes a size that must be dynamic.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class WeightNumbers:
+    """Numbers in a model's weights, by its config."""
+
+    total: int
+    """of matrices and embedding tables; biases, norms and computed tables are left out"""
+    products: WeightCounts
+    """what the cost model counts"""
 
 
 MAX_LAYERS = 1000
@@ -102,9 +124,16 @@ def head_errors(config: Any, width: str, heads: str) -> Iterator[str]:
 
 def activation_errors(config: Any, name: str) -> Iterator[str]:
     """A clause where transformers lacks the activation in the config's field ``name``."""
-    value = getattr(config, name)
-    if value not in ACT2FN:
-        yield f"{name} {value!r} is unknown; transformers has {', '.join(sorted(ACT2FN))}"
+    value, known = getattr(config, name), known_activations()
+    if value not in known:
+        yield f"{name} {value!r} is unknown; transformers has {', '.join(known)}"
+
+
+def known_activations() -> list[str]:
+    """Names of transformers' activations, sorted; imports torch."""
+    from transformers.activations import ACT2FN
+
+    return sorted(ACT2FN)
 
 
 def encoder_decoder_errors(config: Any, architecture: str) -> Iterator[str]:

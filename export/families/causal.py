@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-from tightbeam.export.families.base import Family, activation_errors, head_errors, size_errors
-from tightbeam.export.tracing.decoder_only import trace_causal
+from tightbeam.export.families.base import Family, WeightNumbers, activation_errors, head_errors, size_errors
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.caches.cost import WeightCounts
 
 __all__ = ["Causal"]
 
@@ -33,8 +31,12 @@ class Causal(Family):
     activation: str = "hidden_act"
     rotary: bool = True
     key_norm: bool = False
+    inner: str = "intermediate_size"
+    """the config's field of the width of the feed-forward part; 4 D where it is none"""
+    gated: bool = True
+    """the feed-forward part has three matrices, not two"""
 
-    def config_errors(self, config: Any) -> Iterator[str]:
+    def sizes_errors(self, config: Any) -> Iterator[str]:
         names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
         errors = list(size_errors(config, names))
         yield from errors
@@ -45,11 +47,17 @@ class Causal(Family):
             yield from head_errors(config, self.width, self.heads)
         if not isinstance(G, int) or G < 1 or H % G:
             yield f"{self.heads} {H} is not divisible by the {G!r} key heads; correct one of them"
+        if (count := getattr(config, self.positions)) < 3:
+            yield f"{self.positions} is {count}; expected 3 at least, for prompts and new tokens"
+
+    def config_errors(self, config: Any) -> Iterator[str]:
+        errors = list(self.sizes_errors(config))
+        yield from errors
+        if errors:
+            return
         window = getattr(config, "sliding_window", None)
         if window is not None and (not isinstance(window, int) or window < 2):  # of 1, transformers' own cache fails
             yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
-        if (count := getattr(config, self.positions)) < 3:
-            yield f"{self.positions} is {count}; expected 3 at least, for prompts and new tokens"
         yield from activation_errors(config, self.activation)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
@@ -80,12 +88,29 @@ class Causal(Family):
             key_norm=self.key_norm,
         )
 
+    def weights(self, config: Any) -> WeightNumbers:
+        sizes = self.sizes(config)
+        D, inner = sizes.D, int(getattr(config, self.inner, None) or 4 * sizes.D)
+        keys_and_values = D * sizes.G * (sizes.K + sizes.V)
+        layer = D * sizes.H * (sizes.K + sizes.V) + keys_and_values + (3 if self.gated else 2) * D * inner
+        head = D * sizes.vocabulary
+        total = sizes.L * layer + head
+        if not getattr(config, "tie_word_embeddings", True):
+            total += head
+        if not self.rotary:
+            total += D * sizes.max_target
+        return WeightNumbers(total, WeightCounts(sizes.L * layer, sizes.L * layer + head))
+
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        from tightbeam.export.tracing.decoder_only import trace_causal
+
         return trace_causal(model, sizes)
 
 
 def _rope_errors(parameters: dict[str, Any]) -> Iterator[str]:
     """Errors of a config's rope_parameters, a dependence on the length of the sequence among them."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     kind = parameters.get("rope_type", "default")
     known = ("default", *ROPE_INIT_FUNCTIONS)
     if not isinstance(kind, str) or kind not in known:

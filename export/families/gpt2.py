@@ -17,6 +17,8 @@ class Gpt2Like(Causal):
     positions: str = "n_positions"
     activation: str = "activation_function"
     rotary: bool = False
+    inner: str = "n_inner"
+    gated: bool = False
 
 
 GPT2 = Gpt2Like(

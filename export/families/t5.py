@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.activations import ACT2FN
-
-from tightbeam.export.families.base import Family, encoder_decoder_errors, size_errors
-from tightbeam.export.tracing.encoder_decoder import EncoderStep, ModelStep, trace_encoder_decoder
-from tightbeam.export.tracing.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
+from tightbeam.export.families.base import (
+    Family,
+    WeightNumbers,
+    encoder_decoder_errors,
+    known_activations,
+    size_errors,
+)
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.caches.cost import WeightCounts
 
 TRAINED = 512
 """Length in tokens that T5 was trained for."""
@@ -39,8 +42,12 @@ SIZES = (
 class T5Like(Family):
     """An encoder-decoder with relative positions; the whole model is traced, scaling before the head included."""
 
-    def config_errors(self, config: Any) -> Iterator[str]:
-        errors = list(size_errors(config, SIZES))
+    bias_in_each_layer: bool = False
+    """each layer has a bias of its own; otherwise the layers of a side share one"""
+
+    def sizes_errors(self, config: Any) -> Iterator[str]:
+        names = [name for name in SIZES if name != "num_decoder_layers" or config.num_decoder_layers is not None]
+        errors = list(size_errors(config, tuple(names)))
         yield from errors
         if not errors:
             buckets, reach = config.relative_attention_num_buckets, config.relative_attention_max_distance
@@ -50,10 +57,13 @@ class T5Like(Family):
                 yield f"relative_attention_max_distance is {reach}; expected more than half of the {buckets} buckets"
         if getattr(config, "n_positions", None) is not None:
             yield from size_errors(config, ("n_positions",))
-        if config.dense_act_fn not in ACT2FN:
+
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from self.sizes_errors(config)
+        if config.dense_act_fn not in (known := known_activations()):
             yield (
                 f"feed_forward_proj {config.feed_forward_proj!r} is unknown; expected relu, gated-gelu, or another of "
-                f"{', '.join(sorted(ACT2FN))}"
+                f"{', '.join(known)}"
             )
         yield from encoder_decoder_errors(config, self.architecture)
 
@@ -66,19 +76,40 @@ class T5Like(Family):
             G=H,
             K=K,
             V=K,
-            L=int(config.num_decoder_layers),
+            L=_decoder_layers(config),
             vocabulary=int(config.vocab_size),
             source_vocabulary=int(config.vocab_size),
             max_source=longest,
             max_target=longest,
         )
 
+    def weights(self, config: Any) -> WeightNumbers:
+        sizes = self.sizes(config)
+        attention = 4 * sizes.D * sizes.H * sizes.K
+        gated = str(config.feed_forward_proj).startswith("gated")
+        feed_forward = (3 if gated else 2) * sizes.D * int(config.d_ff)
+        encoder = int(config.num_layers) * (attention + feed_forward)
+        decoder = sizes.L * (attention + attention // 2 + feed_forward)
+        head = sizes.D * sizes.vocabulary
+        tables = int(config.relative_attention_num_buckets) * sizes.H
+        tables *= int(config.num_layers) + sizes.L if self.bias_in_each_layer else 2
+        total = encoder + decoder + sizes.L * attention // 2 + head + tables
+        return WeightNumbers(total, WeightCounts(encoder, decoder + head))
+
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        from tightbeam.export.tracing.encoder_decoder import EncoderStep, ModelStep, trace_encoder_decoder
+        from tightbeam.export.tracing.relative_positions import SourceBias, StepBias, attentions_with_bias, biases_from
+
         encoder, decoder = model.get_encoder(), model.get_decoder()
         source = {attention: SourceBias(attention) for attention in attentions_with_bias(encoder)}
         own = {attention: StepBias(attention, sizes.max_target) for attention in attentions_with_bias(decoder)}
         with biases_from({**source, **own}):
             return trace_encoder_decoder(EncoderStep(encoder), ModelStep(model, list(own.values())), sizes)
+
+
+def _decoder_layers(config: Any) -> int:
+    """As many as in the encoder where the config does not say."""
+    return int(config.num_layers if config.num_decoder_layers is None else config.num_decoder_layers)
 
 
 T5 = T5Like(
@@ -104,5 +135,6 @@ MT5 = T5Like(
 UMT5 = T5Like(
     model_type="umt5",
     architecture="UMT5ForConditionalGeneration",
+    bias_in_each_layer=True,
     aliases={f"umt5-{size}": f"google/umt5-{size}" for size in ("small", "base", "xl", "xxl")},
 )

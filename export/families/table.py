@@ -106,5 +106,5 @@ FAMILIES: tuple[Family, ...] = (
     # SmolLM3 (2025): Llama where the keys of some layers alone are rotated.
     Causal(model_type="smollm3", architecture="SmolLM3ForCausalLM"),
     # StarCoder2 (Lozhkov et al. 2024): biases everywhere, a plain feed-forward part, and a window.
-    Causal(model_type="starcoder2", architecture="Starcoder2ForCausalLM"),
+    Causal(model_type="starcoder2", architecture="Starcoder2ForCausalLM", gated=False),
 )

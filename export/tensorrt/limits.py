@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 from tightbeam.deploy.bundle.engine_files import EngineLimits
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.runtimes.base import banned_capacity
-from tightbeam.export.checkpoint.generation import longest_output
+from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tables import BEAMS
 from tightbeam.export.tensorrt.builder_process import Range

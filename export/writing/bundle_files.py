@@ -9,7 +9,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, GuardEntry, Manifest
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.checkpoint.audio import write_speech
-from tightbeam.export.checkpoint.generation import longest_output
+from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.writing.entries import (
@@ -20,6 +20,7 @@ from tightbeam.export.writing.entries import (
     state_entries,
 )
 from tightbeam.export.writing.graphs import write_graphs
+from tightbeam.export.writing.provenance import provenance_of
 from tightbeam.graph_passes import LayerPlan, ModelGraphs, PassResult, RunSize
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
@@ -97,4 +98,5 @@ def write_files(
         speech=write_speech(checkpoint, folder),
         generation=checkpoint.generation_config,
         parity=None,
+        provenance=provenance_of(checkpoint),
     )

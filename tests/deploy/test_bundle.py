@@ -210,6 +210,22 @@ def test_a_folder_in_place_of_a_file(copy: Path) -> None:
     refused(copy, "encoder.onnx is missing")
 
 
+def test_a_bundle_rewritten_as_format_1_is_read(copy: Path) -> None:
+    """Format 2 adds the provenance."""
+
+    def older(data: dict[str, Any]) -> None:
+        data["format_version"] = 1
+        del data["provenance"]
+
+    before = Runner.load(copy)
+    assert before.manifest.provenance is not None
+    edit(copy, older)
+    after = Runner.load(copy)
+    assert (after.manifest.format_version, after.manifest.provenance) == (1, None)
+    ids = np.array([[5, 6, 2]])
+    assert after.generate(ids).sequences.tolist() == before.generate(ids).sequences.tolist()
+
+
 def test_folders_that_are_not_bundles(tmp_path: Path) -> None:
     refused(tmp_path, "has no bundle.json", "export-model")
     (tmp_path / "file").write_text("{}")

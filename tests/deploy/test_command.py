@@ -22,7 +22,7 @@ from support.commands import MODULE, SHORT, Command, Done, caller, process
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.command import run_model
 from tightbeam.export.command import main as export_main
-from tightbeam.export.pipeline import STEPS
+from tightbeam.export.progress import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -485,7 +485,7 @@ def test_export_without_tokenizer_says_nothing_wrong(
     done = export(folder, "--output", tmp_path / "out", "--variant", "dedup", "--max-new-tokens", 6)
     assert done.code == 0, done.err
     assert "error" not in done.err and "warning" not in done.err.lower()
-    assert "parity: " in done.out and "equal torch's" in done.out and f"bundle: {tmp_path / 'out'}" in done.out
+    assert f"run-model {tmp_path / 'out'} --ids" in done.out and "has no tokenizer" in done.out
     manifest = Bundle.load(tmp_path / "out").manifest
     assert manifest.tokenizer is None and manifest.parity and manifest.parity.tokens > 0
     tokens = call(tmp_path / "out", "--ids", "--json", stdin=b"[5, 2]").succeeded().records[0]["tokens"]

@@ -21,7 +21,6 @@ from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.text.text_input import run_text_input
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
-from tightbeam.export.tables import memory_table
 from tightbeam.graph_passes import PassError
 
 TEXT = {"tokenizer": True, "vocab_size": 300}
@@ -43,7 +42,6 @@ def test_an_export_ends_with_a_comparison(
     assert bundle.manifest.sizes.decoder_only
     assert bundle.manifest.sizes.rotary == (family == "llama")
     assert Bundle.load(tmp_path / "out").manifest == bundle.manifest
-    assert memory_table(bundle).row_count == 2 * (6 if family == "gpt2" else 2)
     done = subprocess.run(
         [sys.executable, "-m", "tightbeam.deploy.command", str(bundle.path), "-", "--json", "--num-beams", "2"],
         input=f"{SENTENCES[0]}\n".encode(),
@@ -77,14 +75,18 @@ def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointC
 @pytest.mark.parametrize(
     ("family", "choice", "reason"),
     [
-        ("llama", {"variant": "el"}, r"prompt_inputs: .* rotary positions \(RoPE\) .* \(--variant dedup\)"),
+        (
+            "llama",
+            {"variant": "el"},
+            r"^variant el cannot be used with rotary positions \(RoPE\).*; use --variant dedup",
+        ),
         (
             "llama",
             {"variant": "dedup", "generated_cache": "x"},
             "source cache kv and generated cache x do not go together",
         ),
-        ("llama", {"variant": "kcache"}, "prompt_keys: the keys of layer 0 have 12 numbers and are made of 36"),
-        ("gpt_bigcode", {"variant": "slim"}, "self_keys: the keys of layer 0 have 12 numbers and are made of 36"),
+        ("llama", {"variant": "kcache"}, "variant kcache cannot be used with keys of 12 numbers in a model 36 wide"),
+        ("gpt_bigcode", {"variant": "slim"}, "variant slim cannot be used with keys of 12 numbers in a model 36 wide"),
         ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),
     ],
 )
@@ -93,20 +95,20 @@ def test_variants_ruled_out_by_sizes_are_refused_before_tracing(
 ) -> None:
     """The refusal comes before the slow generation and tracing, and leaves no files."""
     steps: list[str] = []
-    with pytest.raises(PassError, match=reason):
+    with pytest.raises((ExportError, PassError), match=reason):
         export_model(checkpoints(family, **TEXT), tmp_path / "out", **choice, on_step=steps.append)
-    assert steps == ["loading"]
+    assert not steps
     assert not list(tmp_path.iterdir())
 
 
-def test_default_variant_is_a_possible_one(
+def test_the_default_variant_is_dedup(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for family, expected in (("gpt2", "el"), ("llama", "dedup")):
+    for family in ("gpt2", "llama"):
         bundle = export_model(checkpoints(family), check=False)
-        assert bundle.manifest.variant == expected
-        assert bundle.path.name.endswith(f"-{expected}")
+        assert bundle.manifest.variant == "dedup"
+        assert bundle.path.name.endswith("-dedup")
 
 
 def test_sampling_checkpoints_are_searched_with_a_warning(checkpoints: CheckpointCache, tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-EXPECTED = {1: [[2, 228, 191, 228, 259, 228, 228, 228, 2], [2, 228, 191, 259, 259, 228, 228, 228, 2]]}
+EXPECTED = {
+    1: [[2, 228, 191, 228, 259, 228, 228, 228, 2], [2, 228, 191, 259, 259, 228, 228, 228, 2]],
+    2: [[2, 148, 171, 220, 115, 138, 162, 161, 2], [2, 148, 189, 220, 115, 138, 138, 206, 2]],
+}
 
 
 def test_every_format_version_has_a_stored_bundle() -> None:
@@ -26,6 +29,7 @@ def test_every_format_version_has_a_stored_bundle() -> None:
 def test_old_bundle_generates_the_same_tokens(version: int) -> None:
     runner = Runner.load(DATA / f"bundle-format-{version}", threads=1)
     assert runner.manifest.format_version == version
+    assert (runner.manifest.provenance is None) == (version == 1)
     found = runner.generate(np.array([[5, 6, 7, 8], [9, 10, 11, 2]]), num_beams=3)
     assert found.sequences.tolist() == EXPECTED[version]
     assert len(runner.generate_text(["the harbour bridge"])) == 1

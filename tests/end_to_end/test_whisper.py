@@ -27,6 +27,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.whisper import speech_options
 from tightbeam.export import export_model
+from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
@@ -292,3 +293,50 @@ def test_input_of_another_kind_is_refused(bundles: BundleCache, checkpoints: Che
     shutil.copyfile(checkpoints("whisper") / "preprocessor_config.json", folder / "preprocessor_config.json")
     edit_json(folder / "config.json", decoder_attention_heads=5)
     assert "not divisible by decoder_attention_heads 5" in refusal(folder)
+
+
+def test_a_checkpoint_as_transformers_5_saves_it(
+    bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path
+) -> None:
+    """The feature extractor's settings are inside processor_config.json, as WhisperProcessor.save_pretrained puts them;
+    those come first where both files are there. The bundle is the same."""
+    folder = checkpoints.copy(tmp_path / "c", "whisper", generation=WHISPER_GENERATION)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").unlink()
+    processor = {"feature_extractor": settings, "processor_class": "WhisperProcessor"}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    bundle = export_model(folder, tmp_path / "out", variant="dedup", max_new_tokens=8)
+    assert bundle.manifest.parity is not None and bundle.manifest.parity.tokens > 0
+    earlier = Runner.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION), threads=1)
+    assert Runner.load(bundle.path, threads=1).log_mel == earlier.log_mel
+
+    edit_json(folder / "processor_config.json", feature_extractor={**settings, "feature_size": 80})
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ExportError, match=r"processor_config\.json: makes features of 80 mels"):
+        export_model(folder, tmp_path / "other", check=False)
+    edit_json(folder / "processor_config.json", feature_extractor="none")
+    with pytest.raises(ExportError, match=r"processor_config\.json: feature_extractor is no JSON object"):
+        export_model(folder, tmp_path / "other", check=False)
+    (folder / "processor_config.json").write_text('{"processor_class": "WhisperProcessor"}')
+    export_model(folder, tmp_path / "other", check=False)
+
+
+def test_the_saved_processor_of_transformers_has_the_settings_inside(tmp_path: Path) -> None:
+    """What the export reads of processor_config.json is what this version of transformers writes there."""
+    extractor = transformers.WhisperFeatureExtractor(feature_size=9, chunk_length=1, hop_length=160)
+    tokenizer = transformers.WhisperTokenizer(vocab={"<|endoftext|>": 0}, merges=[])
+    transformers.WhisperProcessor(extractor, tokenizer).save_pretrained(tmp_path)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    path, settings = feature_settings(tmp_path, "preprocessor_config.json")
+    assert path.name == "processor_config.json"
+    assert (LogMel.of(settings, path).mels, LogMel.of(settings, path).chunk_s) == (9, 1)
+
+
+def test_tables_that_transformers_drops_are_dropped(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """With ``_from_model_config`` transformers reads fields of GenerationConfig alone, so that Whisper has neither
+    languages nor tasks; the comparison with torch passes."""
+    folder = checkpoints.copy(tmp_path / "c", "whisper", generation=WHISPER_GENERATION)
+    edit_json(folder / "generation_config.json", _from_model_config=True)
+    bundle = export_model(folder, tmp_path / "out", max_new_tokens=8)
+    assert not {"lang_to_id", "task_to_id", "is_multilingual"} & bundle.manifest.generation.keys()
+    assert bundle.manifest.parity is not None and bundle.manifest.parity.tokens > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.auto import machine
-from tightbeam.export.auto.machine import cache_file, this_machine
-from tightbeam.export.auto.ranking import best_of, rank
+from tightbeam.export.auto.machine import Measurement, cache_file, this_machine
+from tightbeam.export.auto.ranking import best_of, rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload, parse_bytes
 from tightbeam.export.options import choose
-from tightbeam.graph_passes import PRESETS, ModelGraphs, RunSize, Sizes, plan_bytes, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, ModelGraphs, RunSize, Sizes, plan_bytes, presets_of, rewrite, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine, count_weights, encoder_work, predict, step_work
 
 LARGE = Sizes(1024, 16, 16, 64, 64, 12, 50264, 50264, 1024, 1024)
@@ -89,21 +90,22 @@ def test_predictions_grow_with_every_size() -> None:
 def test_the_ranking_omits_variants_that_do_not_fit_or_are_impossible(canonical: ModelGraphs) -> None:
     run_size, fast = RunSize(B=8, M=4, N=64, T=32), Machine(40e9, 200e9)
     needed = {name: 10_000 + sum(preset.cache_bytes(canonical.sizes, run_size)) for name, preset in PRESETS.items()}
-    ranked, impossible = rank(canonical, run_size, fast, 10_000, None)
-    assert not impossible
+    sizes, counts = canonical.sizes, count_weights(canonical)
+    assert not refusals_by_graphs(canonical)
+    ranked = rank(sizes, counts, {}, run_size, fast, 10_000, None)
     assert {variant.variant: variant.memory_bytes for variant in ranked} == {
         name: count for name, count in needed.items() if name != "baseline"
     }
     assert not any(variant.refused for variant in ranked)
     times = [variant.prediction.total for variant in ranked]
     assert times == sorted(times)
-    limited, _ = rank(canonical, run_size, fast, 10_000, needed["dedup"] - 1)
+    limited = rank(sizes, counts, {}, run_size, fast, 10_000, needed["dedup"] - 1)
     assert {v.variant for v in limited if v.refused} == {
         name for name, count in needed.items() if count >= needed["dedup"] and name != "baseline"
     }
     assert not best_of(limited).refused
     with pytest.raises(ExportError, match=r"no variant fits the memory limit; \w+ needs the least, [\d,]+ bytes"):
-        best_of(rank(canonical, run_size, fast, 10_000, 10_001)[0])
+        best_of(rank(sizes, counts, {}, run_size, fast, 10_000, 10_001))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,11 @@ def test_the_ranking_omits_variants_that_do_not_fit_or_are_impossible(canonical:
 )
 def test_the_ranking_lists_impossible_variants(bundles: BundleCache, family: str, possible: set[str]) -> None:
     graphs = bundles.trace(family)[1]
-    ranked, impossible = rank(graphs, RunSize(B=2, M=2, N=16, T=8), Machine(1e9, 1e9), 1000, None)
+    impossible = refusals_by_graphs(graphs)
+    assert impossible == refusals_by_sizes(graphs.sizes)
+    assert set(presets_of(graphs.sizes)) == set(PRESETS) - set(impossible)
+    run_size, machine = RunSize(B=2, M=2, N=16, T=8), Machine(1e9, 1e9)
+    ranked = rank(graphs.sizes, count_weights(graphs), impossible, run_size, machine, 1000, None)
     assert {variant.variant for variant in ranked} == possible
     assert set(impossible) == set(PRESETS) - {"baseline"} - possible
     assert all("\n" not in reason and len(reason) > 20 for reason in impossible.values())
@@ -126,7 +132,8 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     measured = this_machine()
     assert measured.bandwidth > 1e8
     assert measured.rate > 1e8
-    monkeypatch.setattr(machine, "_bandwidth", lambda: 1 / 0)
+    assert 0 < measured.share <= 1
+    monkeypatch.setattr(machine, "_measure", lambda threads: 1 / 0)
     assert this_machine() == measured
     (name,) = json.loads(cache_file().read_text())
     assert "threads" in name
@@ -134,10 +141,38 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
         cache_file().write_text(broken)
         with pytest.raises(ZeroDivisionError):
             this_machine()
-    monkeypatch.setattr(machine, "_bandwidth", lambda: 2.0)
-    monkeypatch.setattr(machine, "_rate", lambda: 3.0)
+    again = Measurement(2.0, 3.0, time.time(), 1.0)
+    monkeypatch.setattr(machine, "_measure", lambda threads: again)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert this_machine() == Machine(2.0, 3.0)
+    assert this_machine().machine == Machine(2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "share", "kept", "origin"),
+    [
+        (3 * 86400, 1.0, True, "measured 3 days ago"),
+        (86400, 1.0, True, "measured 1 day ago"),
+        (8 * 86400, 1.0, False, "measured 8 days ago"),
+        (60, 0.5, True, "measured just now, on a busy machine"),
+        (7200, 0.5, False, "measured 2 hours ago, on a busy machine"),
+        (-86400, 1.0, False, "measured just now"),
+    ],
+)
+def test_old_and_doubtful_measurements_are_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, share: float, kept: bool, origin: str
+) -> None:
+    """A number of a busy machine does not stay for ever; the report says how old the numbers are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    earlier = Measurement(2e9, 3e9, time.time() - age_s, share)
+    monkeypatch.setattr(machine, "_measure", lambda threads: earlier)
+    assert this_machine() == earlier and earlier.origin() == origin
+    fresh = Measurement(5e9, 6e9, time.time(), 1.0)
+    monkeypatch.setattr(machine, "_measure", lambda threads: fresh)
+    assert this_machine() == (earlier if kept else fresh)
+    assert Workload(gflop_s=7.0).machine() == (
+        Machine(2e9 if kept else 5e9, 7e9),
+        (earlier if kept else fresh).origin(),
+    )
 
 
 def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -146,15 +181,14 @@ def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: Check
     bundle = export_model(checkpoint, tmp_path / "a", variant="auto", workload=workload, on_ranking=tables.append)
     assert bundle.manifest.variant != "dedup"
     assert bundle.manifest.layers[0].reason.startswith(f"auto: {bundle.manifest.variant} is predicted to be fastest")
-    assert [group.renderables[0].row_count for group in tables] == [len(PRESETS) - 1]
+    assert [group.renderables[0].renderables[1].row_count for group in tables] == [len(PRESETS) - 1]
     workload = Workload(bandwidth_gb_s=1e9, gflop_s=1e-3)
     bundle = export_model(checkpoint, tmp_path / "b", variant="auto", workload=workload, check=False)
     assert bundle.manifest.variant == "dedup"
     with pytest.raises(ExportError, match=r"weights and caches need [\d,]+ bytes, over the limit of 1,000"):
         export_model(checkpoint, tmp_path / "c", variant="dedup", workload=Workload(memory_limit=1000), check=False)
-    for unused in (Workload(batch_size=99), Workload(source_length=20), Workload(bandwidth_gb_s=7.0)):
-        with pytest.raises(ExportError, match="--variant auto"):
-            export_model(checkpoint, tmp_path / "c", variant="dedup", workload=unused)
+    with pytest.raises(ExportError, match="bandwidth and matrix rate are for --variant auto and --dry-run"):
+        export_model(checkpoint, tmp_path / "c", variant="dedup", workload=Workload(bandwidth_gb_s=7.0))
     with pytest.raises(ExportError, match="chooses both caches"):
         choose("auto", "k")
 
@@ -164,8 +198,17 @@ def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: Check
     [({"batch_size": 0}, "batch_size=0"), ({"gflop_s": -1.0}, "gflop_s=-1.0"), ({"new_tokens": 65}, "65 exceeds")],
 )
 def test_impossible_workloads_are_refused(bundles: BundleCache, settings: dict[str, Any], expected: str) -> None:
+    checkpoint = bundles.trace("bart")[0]
     with pytest.raises(ExportError, match=expected):
-        Workload(**settings).run_size(bundles.trace("bart")[0])
+        Workload(**settings).run_size(checkpoint.sizes, checkpoint.generation_config)
+
+
+def test_a_speech_model_reads_whole_windows() -> None:
+    sizes = replace(LARGE, max_source=1500)
+    assert Workload().run_size(sizes, {}).N == 512
+    assert Workload().run_size(sizes, {}, speech=True).N == 1500
+    with pytest.raises(ExportError, match="a speech model reads whole windows of 1500 positions"):
+        Workload(source_length=20).run_size(sizes, {}, speech=True)
 
 
 def test_amounts_of_memory() -> None:

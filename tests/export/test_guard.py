@@ -16,8 +16,10 @@ from support.ill_conditioned import OWN_2, spoil
 from support.traces import traced
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
-from tightbeam.export.accuracy.calibration import calibrate, read_calibration
-from tightbeam.export.accuracy.guard import BASELINE_PRECISION, ERROR_RATIO, GuardResult, guard, needs_guard
+from tightbeam.export.accuracy.calibration import calibrate
+from tightbeam.export.accuracy.calibration_file import read_calibration
+from tightbeam.export.accuracy.guard import BASELINE_PRECISION, ERROR_RATIO, GuardResult, guard
+from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, same_for_all
 

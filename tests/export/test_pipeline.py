@@ -19,11 +19,11 @@ from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.export import ExportError, export_model
 from tightbeam.export import pipeline as exporter
 from tightbeam.export.accuracy import parity, reference
-from tightbeam.export.checkpoint.generation import longest_output
+from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
-from tightbeam.export.tables import memory_table
-from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassResult, rewrite
+from tightbeam.export.progress import STEPS
+from tightbeam.graph_passes import LayerPlan, ModelGraphs, PassResult, rewrite
 
 
 def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
     steps: list[str] = []
     target = tmp_path / "deep" / "out"
     bundle = export_model(checkpoint, target, variant="el", max_new_tokens=9, on_step=steps.append)
-    assert tuple(steps) == exporter.STEPS
+    assert tuple(steps) == STEPS
     assert Bundle.load(target).manifest == bundle.manifest
     manifest = bundle.manifest
     assert manifest.parity is not None
@@ -42,7 +42,6 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
     assert manifest.tokenizer is not None
     assert manifest.tokenizer.kind == "tokenizers"
     assert longest_output(manifest.generation, 64) == 9
-    assert memory_table(bundle).row_count == 2 * len(PRESETS)
     runner = Runner.load(target, threads=1)
     assert runner.options().max_length == 10
     texts = list(SENTENCES[:2])
@@ -156,7 +155,7 @@ def test_a_panic_after_loading_is_an_error(
     broken["post_processor"]["special_tokens"].pop("</s>")
     loaded = load_checkpoint(folder)
     loaded.tokenizer.backend_tokenizer.post_processor = Tokenizer.from_str(json.dumps(broken)).post_processor
-    monkeypatch.setattr(exporter, "load_checkpoint", lambda _: loaded)
+    monkeypatch.setattr(exporter, "load_files", lambda _: loaded)
     with pytest.raises(ExportError, match=r"a library panicked on this checkpoint, .*no entry found for key"):
         export_model(folder, tmp_path / "out", variant="dedup")
     assert not (tmp_path / "out").exists()

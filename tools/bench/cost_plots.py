@@ -201,7 +201,7 @@ def roofline(
     if (bandwidth_gb_s is None) != (tflop_s is None):
         raise typer.BadParameter("give --bandwidth-gb-s and --tflop-s together, or neither to measure this machine")
     if bandwidth_gb_s is None or tflop_s is None:
-        numbers = this_machine()
+        numbers = this_machine().machine
     elif bandwidth_gb_s > 0 and tflop_s > 0:
         numbers = Machine(bandwidth_gb_s * 1e9, tflop_s * 1e12)
     else:

@@ -55,7 +55,7 @@ def main(
     counts = count_weights(trace(load_checkpoint(checkpoint)))
     gc.collect()
     cache_file().unlink(missing_ok=True)
-    machine = this_machine()
+    machine = this_machine().machine
     console.print(f"machine: {machine.bandwidth / 1e9:.1f} GB/s, {machine.rate / 1e9:.0f} GFLOP/s")
     runs = [RunSize(B=B, M=beams, N=source, T=new_tokens) for B in batch]
     engines = {variant: OnnxRuntimeCpu(bundle) for variant, bundle in bundles.items()}

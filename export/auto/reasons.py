@@ -1,0 +1,25 @@
+"""Reasons in plain words why a model cannot have a variant, by its sizes alone."""
+
+from __future__ import annotations
+
+from tightbeam.graph_passes import PROMPT, Preset, Sizes
+
+__all__ = ["why_not"]
+
+
+def why_not(preset: Preset, sizes: Sizes) -> str:
+    """The reason why no model of these sizes can have a preset's caches, as a verb phrase; empty where it can.
+
+    The passes check the graphs themselves, and may refuse more.
+    """
+    kinds = {preset.source, preset.generated}
+    if sizes.decoder_only and preset.source not in PROMPT:
+        return "cannot be used with a decoder-only model, whose layers do not read one source"
+    if kinds & {"states", "x"} and sizes.rotary:
+        return "cannot be used with rotary positions (RoPE), which turn the keys that it would make of cached inputs"
+    if kinds & {"states", "x"} and sizes.key_norm:
+        return "cannot be used with a norm of the keys, which it would make of cached inputs"
+    E = sizes.G * sizes.K
+    if kinds & {"k", "first-k"} and sizes.D > E:
+        return f"cannot be used with keys of {E} numbers in a model {sizes.D} wide: they do not determine the values"
+    return ""

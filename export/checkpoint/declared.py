@@ -1,0 +1,84 @@
+"""A checkpoint's config with transformers' defaults, without importing transformers, which takes seconds with torch.
+
+transformers declares the fields of a config class with literal defaults; they are read from its source. What a class
+computes from other fields stays as declared, which is None as a rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["declared_config"]
+
+
+def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNamespace:
+    """The fields of ``config.json``, over the defaults that transformers declares for its model type.
+
+    Parameters
+    ----------
+    model_type
+        Name of the family, such as "bart".
+    config_json
+        The content of ``config.json``.
+
+    Returns
+    -------
+    SimpleNamespace
+        Fields as attributes, also under the other names that transformers knows them by.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        transformers is not installed.
+    """
+    defaults, other_names = _declarations(model_type)
+    fields = {other_names.get(name, name): value for name, value in config_json.items()}
+    fields = {**defaults, **fields, **{name: config_json[name] for name in defaults.keys() & config_json.keys()}}
+    aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
+    return SimpleNamespace(**{**aliases, **fields})
+
+
+@cache
+def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Literal defaults of the config class of a model type, and its ``attribute_map``: other name -> name."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+    folder = Path(spec.submodule_search_locations[0]) / "models" / model_type
+    tree = ast.parse((folder / f"configuration_{model_type}.py").read_text("utf-8"))
+    config_class = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and _literals(node).get("model_type") == model_type
+    )
+    literals = _literals(config_class)
+    other_names = literals.pop("attribute_map", {})
+    return literals, other_names
+
+
+def _literals(config_class: ast.ClassDef) -> dict[str, Any]:
+    """Attributes of a class whose values are literals."""
+    found = {}
+    for node in config_class.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            name, value = node.target.id, node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+        else:
+            continue
+        try:
+            found[name] = _literal(value)
+        except ValueError:  # a call
+            continue
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, or of a product such as ``4096 * 32``. Raises ValueError for anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _literal(node.left) * _literal(node.right)
+    return ast.literal_eval(node)

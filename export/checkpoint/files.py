@@ -1,0 +1,107 @@
+"""A checkpoint's folder and JSON files, checked without torch and transformers, so at once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tightbeam.deploy.bundle.manifest import MANIFEST
+from tightbeam.export.checkpoint.config import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    family_of,
+    feature_settings,
+    read_json,
+    settings_file,
+)
+from tightbeam.export.checkpoint.declared import declared_config
+from tightbeam.export.checkpoint.resolve import DOWNLOAD_PATTERNS, checkpoint_name, hub_id_of, resolve
+from tightbeam.export.checkpoint.weight_files import check_weight_files
+from tightbeam.export.errors import ExportError
+from tightbeam.export.families.base import Family
+from tightbeam.graph_passes import Sizes
+
+__all__ = ["CheckpointFiles", "check_whole", "read_files"]
+
+SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A checkpoint's folder, and what its JSON files say."""
+
+    name: str
+    """last component of the alias, hub id or path"""
+    source: str
+    """hub id, or the name of the folder, without its parents"""
+    revision: str | None
+    """commit on the hub, where the folder is a snapshot of it"""
+    path: Path
+    """local folder"""
+    family: Family
+    config_json: dict[str, Any]
+    declared: SimpleNamespace
+    """the config's fields over transformers' declared defaults"""
+    sizes: Sizes
+    generation: dict[str, Any]
+    """the file that holds the generation settings, without fields that are null"""
+
+
+def read_files(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> CheckpointFiles:
+    """Find a checkpoint, and read its config and generation settings.
+
+    Parameters
+    ----------
+    name_or_path
+        An alias, a hub id, a local folder, or `demo`.
+    patterns
+        Files to download of a model on the hub.
+
+    Raises
+    ------
+    ExportError
+        There is no such checkpoint, a file is damaged, the family is not supported, or sizes contradict one another.
+    """
+    if (Path(name_or_path) / MANIFEST).is_file() and not (Path(name_or_path) / CONFIG_FILE).exists():
+        raise ExportError(
+            f"{os.fspath(name_or_path)} is a bundle, which export-model wrote; give the checkpoint that it was made of"
+        )
+    folder = resolve(name_or_path, patterns)
+    config_json = read_json(folder / CONFIG_FILE)
+    family = family_of(config_json, folder)
+    if (folder / GENERATION_FILE).exists():  # transformers ignores a broken one
+        read_json(folder / GENERATION_FILE)
+    declared = declared_config(family.model_type, config_json)
+    for reason in family.sizes_errors(declared):
+        raise ExportError(f"{folder / CONFIG_FILE}: {reason}")
+    settings = read_json(settings_file(folder))
+    revision = folder.name if folder.parent.name == "snapshots" and SNAPSHOT.fullmatch(folder.name) else None
+    return CheckpointFiles(
+        name=checkpoint_name(name_or_path),
+        source=hub_id_of(name_or_path) or (_cached_id(folder) if revision else None) or folder.name,
+        revision=revision,
+        path=folder,
+        family=family,
+        config_json=config_json,
+        declared=declared,
+        sizes=family.sizes(declared),
+        generation={name: value for name, value in settings.items() if value is not None},
+    )
+
+
+def check_whole(files: CheckpointFiles) -> None:
+    """Raise ExportError where weight files or a speech model's feature settings are missing or damaged."""
+    check_weight_files(files.path)
+    if files.family.feature_config is not None:
+        feature_settings(files.path, files.family.feature_config)
+
+
+def _cached_id(folder: Path) -> str | None:
+    """The hub id of a snapshot in the hub's cache, ``models--<owner>--<name>/snapshots/<commit>``."""
+    kind, _, hub_id = folder.parent.parent.name.partition("--")
+    return hub_id.replace("--", "/", 1) if kind == "models" and hub_id else None

@@ -1,0 +1,60 @@
+"""``--dry-run``: caches and predicted times of every variant from config.json alone, without weights or torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from rich.console import RenderableType
+
+from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
+from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
+from tightbeam.export.checkpoint.files import read_files
+from tightbeam.export.options import ExportOptions
+from tightbeam.export.preparation import check_memory, run_size
+from tightbeam.export.tables import memory_table
+from tightbeam.graph_passes import PRESETS, same_for_all
+
+__all__ = ["dry_run"]
+
+
+def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callable[[RenderableType], None]) -> None:
+    """Show what an export with these options would make, by the checkpoint's config.
+
+    Bytes of caches, and numbers in products, are those of the export. The bytes of weights leave out biases and norms,
+    about 0.1 %. An export may still refuse a variant for its graphs, and its guard may give a layer another cache.
+
+    Parameters
+    ----------
+    model
+        An alias, a hub id, or a folder that has config.json; generation_config.json is read where it is there.
+    options
+        The options of the export.
+    show
+        Called with each table and line.
+
+    Raises
+    ------
+    ExportError
+        The model is unknown, or the options do not fit it, the memory limit among them (after the tables).
+    PassError
+        Kinds of cache do not go together.
+    """
+    files = read_files(model, (CONFIG_FILE, GENERATION_FILE))
+    choice = options.choice()
+    options.check_model(choice, files.sizes)
+    sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)
+    machine, origin = options.workload.machine()
+    weight_bytes, limit = options.itemsize * weights.total, options.workload.memory_limit
+    impossible = refusals_by_sizes(sizes)
+    ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
+    preset = choice.preset or PRESETS[ranked[0].variant]
+    show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
+    show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))
+    show(ranking_table(ranked, impossible, run, machine, origin))
+    show(
+        "By config.json alone. Bytes of weights leave out biases and norms, about 0.1 %.\n"
+        "Only an export tells whether the traced graphs allow a variant, and whether the\n"
+        "guard gives a layer a safer cache."
+    )
+    check_memory(files, choice, options, run)

@@ -1,0 +1,144 @@
+"""The report of an export: six lines, and a sentence for each thing that is not as a user would expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.export.accuracy.precision_error import describe_error
+from tightbeam.export.auto.workload import Workload
+from tightbeam.export.options import AUTO, DEFAULT
+from tightbeam.export.tables import describe_run, guard_table, megabytes, memory_table, passes_table
+from tightbeam.export.writing.entries import plan_of, sizes_of
+from tightbeam.graph_passes import PRESETS, RunSize, plan_bytes, presets_of, same_for_all
+from tightbeam.graph_passes.precision.lower_precision import itemsize
+
+__all__ = ["details", "next_command", "report", "run_of"]
+
+SMALL = "el"
+"""The variant that the report compares with: the smallest source cache, exact for all weights."""
+
+
+def report(
+    bundle: Bundle, workload: Workload, *, variant: str | None, seconds: float, notes: Sequence[str] = ()
+) -> list[str]:
+    """The lines of the report, aligned.
+
+    Parameters
+    ----------
+    bundle
+        The bundle that was written.
+    workload
+        The runs that the user named; bytes of cache are theirs.
+    variant
+        The variant that the user named, if any.
+    seconds
+        Time of the export.
+    notes
+        Further sentences for the user.
+    """
+    manifest = bundle.manifest
+    size = sum(entry.bytes for entry in manifest.files())
+    rows = [
+        ("variant", f"{manifest.variant}, {_why(manifest, variant)}"),
+        ("on disk", f"{megabytes(size)} in {bundle.path}"),
+        ("cache", _cache(manifest, run_of(manifest, workload))),
+        ("check", _check(manifest)),
+        ("time", f"{seconds:.0f} seconds"),
+        ("next", next_command(bundle)),
+    ]
+    rows += [("note", note) for note in (*_notes(manifest, run_of(manifest, workload)), *notes)]
+    return [f"{label:<9}{text}" for label, text in rows]
+
+
+def run_of(manifest: Manifest, workload: Workload) -> RunSize:
+    """Sizes of the runs that a bundle was made for."""
+    speech = manifest.speech is not None
+    return workload.run_size(sizes_of(manifest), manifest.generation, itemsize(manifest.precision), speech=speech)
+
+
+def details(bundle: Bundle, workload: Workload) -> RenderableType:
+    """What the report leaves out: passes, errors of the guard, and the caches of the other variants."""
+    manifest = bundle.manifest
+    tables = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
+    return Group(*tables, memory_table(sizes_of(manifest), run_of(manifest, workload), plan_of(manifest)))
+
+
+def next_command(bundle: Bundle) -> str:
+    """A command that runs the bundle on one input."""
+    manifest = bundle.manifest
+    if manifest.speech is not None:
+        return f"run-model {bundle.path} speech.wav"
+    if manifest.tokenizer is None:
+        return f'echo "[5, 6, 7]" | run-model {bundle.path} --ids'
+    text = "The beginning of a text" if manifest.sizes.decoder_only else "A text."
+    return f'echo "{text}" | run-model {bundle.path}'
+
+
+def _why(manifest: Manifest, variant: str | None) -> str:
+    """The reason for the bundle's variant."""
+    if variant == AUTO:
+        return "the fastest by prediction"
+    if variant is None and manifest.variant == DEFAULT:
+        return "the default: it keeps the source's keys and values once for all beams"
+    return "as asked for"
+
+
+def _cache(manifest: Manifest, run: RunSize) -> str:
+    sizes = sizes_of(manifest)
+    own, whole = sum(plan_bytes(plan_of(manifest), sizes, run)), sum(PRESETS["baseline"].cache_bytes(sizes, run))
+    text = f"{megabytes(own)} for {describe_run(run)}"
+    return text if manifest.variant == "baseline" else f"{text}; baseline's is {megabytes(whole)}"
+
+
+def _check(manifest: Manifest) -> str:
+    """The comparison with torch in plain words."""
+    parity = manifest.parity
+    if parity is None:
+        return "not done (--no-check): the bundle was not compared with torch"
+    sequences = parity.samples * parity.settings
+    if parity.differing:
+        return (
+            f"{parity.differing} of {sequences} sequences differ from torch's, which {_inexact(manifest)} allows; the "
+            f"{parity.tokens} generated tokens of the others are equal"
+        )
+    ties = f"; rounding alone decides {parity.ties} more" if parity.ties else ""
+    return (
+        f"passed: {parity.tokens} generated tokens of {sequences - parity.ties} sequences equal torch's, scores within "
+        f"{parity.max_score_error:.1g}{ties}"
+    )
+
+
+def _inexact(manifest: Manifest) -> str:
+    """The options that make a bundle inexact."""
+    options = ["--weight-threshold"] if manifest.weight_threshold else []
+    options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
+    return " with ".join(options)
+
+
+def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
+    """Sentences about what is not as a user would expect, and about the cache that `el` would save."""
+    sizes = sizes_of(manifest)
+    if SMALL in presets_of(sizes):
+        own = sum(plan_bytes(plan_of(manifest), sizes, run))
+        small = sum(plan_bytes(same_for_all(PRESETS[SMALL], sizes.L, ""), sizes, run))
+        if small < own and manifest.variant != SMALL:
+            yield f"--variant {SMALL} would keep {megabytes(small)} of cache, {megabytes(own - small)} less"
+    fallen: dict[tuple[str, str, str], list[int]] = {}
+    for entry in manifest.guard:
+        if entry.kept != entry.wanted:
+            fallen.setdefault((entry.part, entry.wanted, entry.kept), []).append(entry.layer)
+    for (part, wanted, kept), layers in fallen.items():
+        where = f"layer {layers[0]} keeps" if len(layers) == 1 else f"layers {', '.join(map(str, layers))} keep"
+        yield f"{where} {kept} as {part} cache, as {wanted} was not exact enough (--verbose has the errors)"
+    if manifest.precision != "fp32":
+        yield describe_error(manifest.precision, manifest.precision_error)
+    if manifest.tokenizer is None:
+        yield (
+            "the checkpoint has no tokenizer, so the bundle takes and gives token ids"
+            if (manifest.speech is None)
+            else "the checkpoint has no tokenizer, so the bundle gives token ids"
+        )

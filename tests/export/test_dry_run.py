@@ -1,0 +1,160 @@
+"""``--dry-run``: what config.json alone gives equals what the export of the same checkpoint gives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from rich.console import Console, RenderableType
+
+from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json
+from support.checkpoints import CLASSES, CheckpointCache
+from tightbeam.export import ExportError
+from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
+from tightbeam.export.auto.workload import Workload
+from tightbeam.export.checkpoint.declared import declared_config
+from tightbeam.export.checkpoint.files import read_files
+from tightbeam.export.command import main
+from tightbeam.export.dry_run import dry_run
+from tightbeam.export.families.base import Family
+from tightbeam.export.families.table import FAMILIES
+from tightbeam.export.options import ExportOptions
+from tightbeam.export.preparation import run_size
+from tightbeam.graph_passes.caches.cost import Machine, count_weights
+
+SMALL = [*CLASSES, "gpt2", "gpt_bigcode", "falcon", "llama", "mistral", "qwen3", "olmo2", "phi3", "gemma", "starcoder2"]
+MACHINE = Workload(batch_size=3, bandwidth_gb_s=10.0, gflop_s=100.0)
+
+
+def shown(model: Path | str, options: ExportOptions) -> str:
+    parts: list[RenderableType] = []
+    dry_run(model, options, parts.append)
+    console = Console(width=80, highlight=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
+
+
+def config_only(checkpoint: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        if (checkpoint / name).exists():
+            shutil.copy(checkpoint / name, folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_config_alone_gives_the_numbers_of_the_export(bundles: BundleCache, tmp_path: Path, family: str) -> None:
+    """Sizes, and with them bytes of caches, the run, the products' weights, the ranking and its refusals are equal."""
+    checkpoint, canonical = bundles.trace(family)
+    files = read_files(config_only(checkpoint.path, tmp_path / family))
+    assert files.sizes == checkpoint.sizes == canonical.sizes
+    run = run_size(files, ExportOptions(workload=MACHINE))
+    speech = checkpoint.family.is_speech
+    assert run == MACHINE.run_size(checkpoint.sizes, checkpoint.generation_config, speech=speech)
+    weights = files.family.weights(files.declared)
+    counts = count_weights(canonical)
+    assert weights.products == counts
+    assert refusals_by_sizes(files.sizes) == refusals_by_graphs(canonical)
+    predicted, real = (
+        [(found.variant, found.cache_bytes) for found in rank(files.sizes, each, {}, run, Machine(1e9, 1e10), 0, None)]
+        for each in (weights.products, counts)
+    )
+    assert predicted == real
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_weights_are_those_of_a_model_of_real_size(family: Family) -> None:
+    """All matrices are counted, and what is left out, biases and norms, is 0.13 % at most."""
+    model_class = getattr(transformers, family.architecture)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class())
+    declared = declared_config(family.model_type, {})
+    total = family.weights(declared).total
+    assert not list(family.sizes_errors(declared))
+    assert family.sizes(declared) == family.sizes(model.config)
+    assert total == sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    assert total > 0.9987 * sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("bart", {"tie_word_embeddings": False}),
+        ("fsmt", {"src_vocab_size": 90}),
+        ("prophetnet", {"tie_word_embeddings": False}),
+        ("marian", {"share_encoder_decoder_embeddings": False}),
+        ("mt5", {"num_decoder_layers": 2}),
+        ("llama", {"tie_word_embeddings": True, "head_dim": 20}),
+        ("gpt2", {"n_inner": 70}),
+    ],
+)
+def test_weights_of_unusual_configs(checkpoints: CheckpointCache, family: str, config: dict[str, Any]) -> None:
+    files = read_files(checkpoints(family, **config))
+    model_class = getattr(transformers, files.family.architecture)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_pretrained(files.path))
+    assert files.sizes == files.family.sizes(model.config)
+    expected = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    assert files.family.weights(files.declared).total == expected
+
+
+def test_fields_under_other_names_and_missing_ones(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = config_only(checkpoints("gpt2"), tmp_path / "c")
+    config = json.loads((folder / "config.json").read_text())
+    width = config.pop("n_embd")
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": width}))
+    assert read_files(folder).sizes == read_files(checkpoints("gpt2")).sizes
+    (folder / "config.json").write_text('{"model_type": "mistral"}')
+    assert read_files(folder).sizes.max_target == 4096 * 32
+
+
+def test_tables_show_the_users_own_sizes(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = config_only(checkpoints("bart"), tmp_path / "c")
+    workload = Workload(2, 3, 10, 5, bandwidth_gb_s=10.0, gflop_s=100.0)
+    out = shown(folder, ExportOptions(variant="el", workload=workload))
+    assert "Bytes of cache in fp32 for batch 2, 3 beams, source of 10, output of 5 tokens" in out
+    sizes = read_files(folder).sizes
+    source, generated = 2 * 10 * sizes.D * 4, 2 * 3 * 5 * 2 * sizes.D * sizes.L * 4
+    (row,) = [line.split() for line in out.splitlines() if line.endswith("chosen  ")]
+    assert row[:4] == ["el", f"{source:,}", f"{generated:,}", f"{source + generated:,}"]
+    assert "at 10 GB/s and 100 GFLOP/s (as given)" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert f"{source // 2:,}" in shown(folder, ExportOptions(variant="el", workload=workload, precision="fp16"))
+    assert "llama" in shown(config_only(checkpoints("llama"), tmp_path / "l"), ExportOptions(workload=MACHINE))
+
+
+def test_a_dry_run_applies_the_memory_limit(
+    checkpoints: CheckpointCache, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = config_only(checkpoints("bart"), tmp_path / "c")
+    rates = ["--bandwidth-gb-s", "10", "--gflop-s", "100"]
+    monkeypatch.setattr(sys, "argv", ["export-model", str(folder), "--dry-run", *rates, "--memory-limit", "1kB"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    captured = capsys.readouterr()
+    assert "too large" in captured.out and "fastest" not in captured.out
+    assert captured.err.startswith("error: weights and caches need ") and captured.err.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["export-model", str(folder), "--dry-run", *rates, "--memory-limit", "1GB"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert not exit_.value.code
+    assert "fastest" in capsys.readouterr().out
+    with pytest.raises(ExportError, match="no variant fits the memory limit"):
+        shown(folder, ExportOptions(variant="auto", workload=Workload(memory_limit=1000, gflop_s=1, bandwidth_gb_s=1)))
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_sizes_that_contradict_one_another_are_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = config_only(checkpoints("bart"), tmp_path / "c")
+    edit_json(folder / "config.json", decoder_attention_heads=5)
+    with pytest.raises(ExportError, match="d_model 36 is not divisible by decoder_attention_heads 5"):
+        shown(folder, ExportOptions())

@@ -1,0 +1,98 @@
+"""Errors that need no torch come before torch is imported, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json
+from support.checkpoints import CheckpointCache
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = """
+import sys
+from tightbeam.export.command import main
+code = None
+try:
+    main()
+except SystemExit as exit_:
+    code = exit_.code
+print([name for name in ("torch", "transformers", "onnxruntime") if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+SEVERAL = """
+import json, sys
+from tightbeam.export import command
+for arguments in json.loads(sys.argv.pop()):
+    sys.argv = ["export-model", *arguments]
+    try:
+        command.main()
+    except SystemExit as exit_:
+        print("code", exit_.code, file=sys.stderr)
+    print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+"""
+
+
+def test_errors_come_before_torch_is_imported(
+    checkpoints: CheckpointCache, bundles: BundleCache, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").mkdir()
+    bart = str(checkpoints("bart"))
+    edited = {name: checkpoints.copy(tmp_path / name, "bart") for name in ("family", "cut", "heads", "pickled", "list")}
+    edit_json(edited["family"] / "config.json", model_type="bert")
+    edit_json(edited["heads"] / "config.json", decoder_attention_heads=5)
+    (edited["cut"] / "config.json").write_text('{"model_type": ')
+    (edited["list"] / "generation_config.json").write_text("[]")
+    (edited["pickled"] / "model.safetensors").rename(edited["pickled"] / "pytorch_model.bin")
+    whisper = checkpoints.copy(tmp_path / "whisper", "whisper")
+    (whisper / "preprocessor_config.json").unlink()
+    target = ["--output", str(tmp_path / "out")]
+    cases: list[tuple[list[str], str]] = [
+        ([bart, "--output", str(tmp_path / "taken")], "exists; choose another --output"),
+        ([bart, *target, "--variant", "elx"], "variant 'elx' is unknown; expected one of baseline, dedup"),
+        ([bart, *target, "--source-cache", "nothing"], "source-cache 'nothing' is unknown"),
+        ([bart, *target, "--precision", "int4"], "precision 'int4' is not supported"),
+        ([bart, *target, "--memory-limit", "lots"], "'lots' is no amount of memory"),
+        ([bart, *target, "--batch-size", "0"], "batch_size=0 is out of range"),
+        ([bart, *target, "--source-length", "65"], "source_length=65 exceeds the model's 64 positions"),
+        ([bart, *target, "--max-new-tokens", "64"], "max_new_tokens=64 and the start token exceed"),
+        ([bart, *target, "--gflop-s", "3"], "bandwidth and matrix rate are for --variant auto"),
+        ([bart, *target, "--memory-limit", "1kB"], "over the limit of 1,000"),
+        ([bart, *target, "--memory-limit", "1kB", "--variant", "auto"], "no variant fits the memory limit"),
+        ([str(tmp_path / "nowhere"), *target], "no such folder"),
+        (["bart-large-cn", *target], "did you mean bart-large-cnn"),
+        ([str(tmp_path / "taken"), *target], "no config.json"),
+        ([str(bundles("dedup")), *target], "is a bundle, which export-model wrote; give the checkpoint"),
+        ([str(edited["family"]), *target], "model_type is 'bert'; supported families"),
+        ([str(edited["cut"]), *target], "config.json: not readable as JSON"),
+        ([str(edited["list"]), *target], "generation_config.json: expected a JSON object"),
+        ([str(edited["heads"]), *target], "d_model 36 is not divisible by decoder_attention_heads 5"),
+        ([str(edited["pickled"]), *target], "pickled weights are not read"),
+        ([str(whisper), *target], "preprocessor_config.json: not readable as JSON"),
+        ([str(checkpoints("llama")), *target, "--variant", "el"], "variant el cannot be used with rotary positions"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL, json.dumps([arguments for arguments, _ in cases])],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "tests",
+        timeout=300,
+    )
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3 * len(cases), done.stderr
+    for (_, expected), error, code, imported in zip(cases, lines[::3], lines[1::3], lines[2::3], strict=True):
+        assert error.startswith("error: ") and expected in error
+        assert (code, imported) == ("code 1", "[]"), error
+    assert not done.stdout and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [["--dry-run", "--bandwidth-gb-s", "9", "--gflop-s", "9"], ["--variant", "elx"]])
+def test_a_short_process_imports_no_runtime(checkpoints: CheckpointCache, options: list[str]) -> None:
+    arguments = [sys.executable, "-c", RUN, str(checkpoints("bart")), *options]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT / "tests", timeout=120)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
