@@ -139,7 +139,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
     manifest = bundle.manifest
     sizes, files = manifest.sizes, manifest.files()
     source, generated = cache_bytes(manifest, workload)
-    provenance = getattr(manifest, "provenance", None)
+    provenance = manifest.provenance
     return {
         "bundle": str(bundle.path),
         "format_version": manifest.format_version,
