@@ -9,8 +9,8 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.runtimes.base import banned_capacity
 from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.errors import ExportError
-from tightbeam.export.tables import BEAMS
 from tightbeam.export.tensorrt.builder_process import Range
+from tightbeam.graph_passes import RunSize
 
 __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
 
@@ -61,7 +61,7 @@ def engine_limits(
         default = manifest.generation.get(setting)
         if default is not None and (type(default) is not int or default < 1):
             raise ExportError(f"{setting} of the bundle is {default!r}, expected 1 or more; export the model again")
-    beams = max_num_beams if max_num_beams is not None else max(BEAMS, manifest.generation.get("num_beams") or 1)
+    beams = max_num_beams if max_num_beams is not None else max(RunSize.M, manifest.generation.get("num_beams") or 1)
     source = max_source_length if max_source_length is not None else sizes.max_source
     new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)
     candidates = max_candidates if max_candidates is not None else min(CANDIDATES_A_BEAM * beams, sizes.vocabulary)
