@@ -28,17 +28,17 @@ class Workload:
     ----------
     batch_size : int
         Samples of a run.
-    num_beams : int, optional
+    num_beams : int or None
         Beams of a sample; the checkpoint's by default.
-    source_length : int, optional
+    source_length : int or None
         Tokens of a source; 512 by default, or the model's limit where that is less.
-    new_tokens : int, optional
+    new_tokens : int or None
         Tokens of an output; the bundle's longest by default.
-    memory_limit : int, optional
+    memory_limit : int or None
         Upper bound on the bytes of weights and caches; none by default.
-    bandwidth_gb_s : float, optional
+    bandwidth_gb_s : float or None
         Memory bandwidth of the serving machine; measured on this machine by default.
-    gflop_s : float, optional
+    gflop_s : float or None
         Matrix rate of the serving machine; measured on this machine by default.
 
     Raises

@@ -24,6 +24,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make a page of the repository a page of the site. An object that lacks documentation ends the build."""
     uri = page.file.src_uri
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]
     if undocumented := faults(markdown):
         raise PluginError("\n".join([f"{uri} shows what is not documented:", *undocumented]))
     return with_tables(for_site(markdown, SOURCES.get(uri, f"docs/{uri}"), uri))

@@ -58,8 +58,8 @@ def _command(name: str) -> str:
         is_argument = parameter.param_type_name == "argument"
         (arguments if is_argument else options).append(_parameter(*record, is_argument=is_argument))
     tables = [
-        _table(("argument", "value", "default", "meaning"), arguments),
-        _table(("option", "value", "default", "meaning"), options),
+        _table(("argument", "meaning", "value", "default"), arguments),
+        _table(("option", "meaning", "value", "default"), options),
     ]
     return "\n\n".join([f"```text\n{usage}\n```", _escaped(description), *tables])
 
@@ -79,7 +79,7 @@ def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
             bounds = ", " + re.sub(r"^(\S+)<=x<=(\S+)$", r"\1 to \2", re.sub(r"^x>=(\S+)$", r"\1 or more", fact))
     value = VALUES.get(value.strip("<>"), value.strip("<>")) + bounds
     meaning = f"{_escaped(text)} In short: {_code(short)}." if comma else _escaped(text)
-    return _code(name.upper() if is_argument else name), value, default, meaning
+    return _code(name.upper() if is_argument else name), meaning, value, default
 
 
 VALUES = {
@@ -152,4 +152,4 @@ def _code(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Text as Markdown that shows it as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
