@@ -33,20 +33,17 @@ def ragged_rows(input_ids: Any) -> list[list[int]] | None:
     InputError
         The rows hold something else than integers, or one is empty.
     """
-    if not isinstance(input_ids, list | tuple) or not all(_is_row(row) for row in input_ids):
+    if not isinstance(input_ids, list | tuple):
         return None
-    if len({len(row) for row in input_ids}) < 2:
+    rows = [row.tolist() if getattr(row, "ndim", 0) == 1 else row for row in input_ids]  # arrays and tensors
+    if not all(isinstance(row, list | tuple) for row in rows) or len({len(row) for row in rows}) < 2:
         return None
-    for index, row in enumerate(input_ids):
+    for index, row in enumerate(rows):
         wrong = [token for token in row if isinstance(token, bool) or not isinstance(token, Integral)]
         if wrong or not len(row):
             held = f"holds {type(wrong[0]).__name__}" if wrong else "is empty"
             raise InputError(f"row {index} of input_ids {held}, expected integers; pass a row of token ids a sample")
-    return [[int(token) for token in row] for row in input_ids]
-
-
-def _is_row(value: object) -> bool:
-    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    return [[int(token) for token in row] for row in rows]
 
 
 def join_results(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
@@ -123,7 +124,7 @@ RAGGED = [[5, 6, 7, 8, 9, 2], [8, 2], [11, 12, 2]]
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_rows_of_different_lengths_give_what_each_gives_alone(runner: Runner, num_beams: int) -> None:
     settings = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 8, "min_new_tokens": 8}
-    for rows in (RAGGED, tuple(map(tuple, RAGGED)), [np.array(row) for row in RAGGED]):
+    for rows in (RAGGED, tuple(map(tuple, RAGGED)), [np.array(row) for row in RAGGED], list(map(torch.tensor, RAGGED))):
         found = runner.generate(rows, **settings)
         for sample, row in enumerate(rows):
             alone = runner.generate([row], **settings)
