@@ -49,6 +49,7 @@ class BeamStepper:
         # No row is longer than max_length, so a larger size bans nothing.
         inputs["no_repeat_ngram_size"][...] = min(options.no_repeat_ngram_size, options.max_length)
         inputs["candidates"][...] = options.candidates
+        self._slots = np.arange(self._beams)  # [M]
         self._samples = np.arange(len(inputs["lengths"]))  # [B']: sample of the batch by place
         self._bind_buffers()
 
@@ -56,7 +57,9 @@ class BeamStepper:
         """Refer to the decoding's present buffers."""
         inputs = self._decoding.inputs
         rows, M = len(inputs["tokens"]), self._beams
-        self._first_rows = np.arange(0, rows, M)[:, None]  # [B, 1]
+        self._places = np.arange(rows // M)[:, None]  # [B, 1]
+        self._first_rows = M * self._places
+        self._tokens = inputs["tokens"].reshape(-1, M)
         self._beam_index = inputs["beam_index"].reshape(-1, M)
         self._rows_history = inputs["history"].reshape(rows // M, M, -1)
         self.history = self._rows_history if self._padded is None else self._padded
@@ -68,11 +71,11 @@ class BeamStepper:
         T = tokens_so_far + 1 - self._prompt_length  # tokens that the decoder has been fed, this step included
         if M > 1 and T > 1:
             past = self._ancestry[:, :, : T - 1]
-            past[:] = np.take_along_axis(past, inputs.parents[:, :, None], axis=1)
-        self._ancestry[:, :, T - 1] = np.arange(M)
+            past[:] = past[self._places, inputs.parents]
+        self._ancestry[:, :, T - 1] = self._slots
         np.add(inputs.parents, self._first_rows, out=self._beam_index)
         buffers = self._decoding.inputs
-        buffers["tokens"][:] = inputs.tokens.reshape(-1, 1)
+        self._tokens[:] = inputs.tokens
         np.add(self._row_positions, T - 1, out=buffers["positions"])
         buffers["lengths"].fill(T)
         buffers["history_lengths"].fill(tokens_so_far)
@@ -104,10 +107,11 @@ class BeamStepper:
 
     def _check(self, scores: Array, tokens: Array, length: int) -> None:
         """Raise NonFiniteError for a sample whose scores are NaN."""
+        if tokens.min() >= 0 and not np.isnan(scores.min()):  # the least of all is NaN where one is
+            return
         invalid = np.isnan(scores).any(axis=1) | (tokens < 0).any(axis=1)
-        if invalid.any():
-            sample = int(self._samples[invalid].min())
-            raise NonFiniteError(f"the model's scores of sample {sample} are NaN or infinite after {length} tokens")
+        sample = int(self._samples[invalid].min())
+        raise NonFiniteError(f"the model's scores of sample {sample} are NaN or infinite after {length} tokens")
 
     def compact(self, compaction: Compaction) -> None:
         self._decoding.compact(compaction)

@@ -32,7 +32,8 @@ class Bans:
         B, M, T = history.shape
         fixed = self.while_short if self.min_length > T else self.always
         fixed = np.union1d(fixed, self.first) if self.begin == T else fixed
-        parts = [np.broadcast_to(fixed, (B, M, len(fixed)))]
+        parts = [np.empty((B, M, len(fixed)), np.int64)]
+        parts[0][:] = fixed
         for words in self.words:  # [W, n], all words of one length
             prefix = words.shape[1] - 1
             if prefix <= T:
@@ -49,6 +50,8 @@ def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
         forced = (options.forced_bos_token_id,)
     if length == options.max_length - 1 and options.forced_eos_token_ids:
         forced = options.forced_eos_token_ids
+    if not forced:
+        return ()
     suppressed = {*options.suppress_tokens, *(options.begin_suppress_tokens if length == options.begin else ())}
     return tuple(sorted(set(forced) - suppressed))
 

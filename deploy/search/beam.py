@@ -38,7 +38,6 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callba
 
     for length in range(P, options.max_length):
         running = step.history  # [B', M, T_max], the remaining samples
-        samples = np.arange(len(running))[:, None]
         history = running[:, :, :length]
         candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
         if forced := forced_tokens(options, length):
@@ -53,24 +52,33 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callba
             finished.report(callback, ~cancelled)
             break
 
-        open_scores = candidates.scores + np.where(ends, OUT, IN)  # [B', C]
-        chosen = best(open_scores, M)  # [B', M]
-        scores = open_scores[samples, chosen]
-        parents = candidates.beams[samples, chosen]
-        history[:] = history[samples, parents]
-        running[:, :, length] = candidates.tokens[samples, chosen]
+        chosen = _open_candidates(candidates, ends, M)
+        scores, parents = chosen.scores, chosen.beams
+        history[:] = history[np.arange(len(running))[:, None], parents]
+        running[:, :, length] = chosen.tokens
 
         final = finished.final(scores, length + 1 - P)
-        finished.report(callback, final & ~cancelled)
         removed = final | cancelled
-        if removed.all():
-            break
         if removed.any():
+            finished.report(callback, final & ~cancelled)
+            if removed.all():
+                break
             compaction = Compaction.of(removed)
             step.compact(compaction)
             finished.running = compaction.apply(finished.running)
             scores, parents = compaction.apply(scores), compaction.apply(parents)
     return finished.result()
+
+
+def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:
+    """Return the best candidates [B', count] in arrays of their own; those that end, bool [B', C], come last."""
+    if not ends.any():  # in order already
+        every = (candidates.scores, candidates.beams, candidates.tokens)
+        return Candidates(*(values[:, :count].copy() for values in every))
+    scores = candidates.scores + np.where(ends, OUT, IN)
+    order = best(scores, count)
+    samples = np.arange(len(order))[:, None]
+    return Candidates(scores[samples, order], candidates.beams[samples, order], candidates.tokens[samples, order])
 
 
 class Finished:
@@ -83,7 +91,7 @@ class Finished:
     stays hopeless. `_beam_search` lowers by 1e9 the offers to a hopeless sample, and those to a full pool under
     early_stopping=True. Scores are sums of log-probabilities, at most 0, so such an offer is at most -1e9 in float32.
     A pool holds nothing lower, since it begins with -1e9 and only improves, and of equal scores the older wins: the
-    offer is rejected. The batch of `_beam_search` ends when every sample is hopeless, or all pools are full under
+    offer is rejected. For the same reason a place is taken where its score is above -1e9. The batch of `_beam_search` ends when every sample is hopeless, or all pools are full under
     early_stopping=True, hence not before each pool is final by the same rule. Later steps change nothing, not even the
     padding, which depends on the returned sequences alone.
     """
@@ -95,19 +103,19 @@ class Finished:
         self.sequences[:, :, : self.P] = beginnings[:, None]
         self.lengths = np.zeros((B, M), np.int64)  # new tokens
         self.scores = np.full((B, M), OUT)
-        self.taken = np.zeros((B, M), np.bool_)
         self.running = np.arange(B)
 
     def offer(self, candidates: Candidates, ends: Bools, history: Ints) -> None:
         """Offer the candidates that end, bool [B', C], to the pools. They continue ``history`` [B', M, length]."""
         M, length = self.options.num_beams, history.shape[2]
-        taken = ends.copy()
-        taken[:, M:] = False  # the candidates after the first M are only there to keep M beams running
+        taken = ends[:, :M]  # the candidates after the first M are only there to keep M beams running
+        if not taken.any():
+            return
         new = length + 1 - self.P
-        scores = candidates.scores / np.float32(new**self.options.length_penalty)  # [B', C]
+        scores = candidates.scores[:, :M] / np.float32(new**self.options.length_penalty)  # [B', M]
         scores = scores + np.where(taken, IN, OUT)
 
-        merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', M + C]
+        merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', 2 M]
         chosen = best(merged, M)  # [B', M]
         if (chosen == np.arange(M)).all():
             return  # no offer was accepted
@@ -117,11 +125,9 @@ class Finished:
         arrivals = np.full((*chosen.shape, self.options.max_length), self.options.fill_token_id, np.int64)
         arrivals[:, :, :length] = history[places, candidates.beams[places, came]]
         arrivals[:, :, length] = candidates.tokens[places, came]
-        merged_taken = np.concatenate([self.taken[self.running], taken], axis=1)
         self.sequences[self.running] = np.where(kept[:, :, None], self.sequences[samples, old], arrivals)
         self.lengths[self.running] = np.where(kept, self.lengths[samples, old], new)
         self.scores[self.running] = merged[places, chosen]
-        self.taken[self.running] = merged_taken[places, chosen]
 
     def final(self, running_scores: Floats, length: int) -> Bools:
         """Return bool [B'], True for a sample whose pool is final.
@@ -133,13 +139,9 @@ class Finished:
         options = self.options
         if options.early_stopping == "never" and options.length_penalty > 0:
             length = options.max_length - self.P
-        scores, taken = self.scores[self.running], self.taken[self.running]  # [B', M]
-        reachable = running_scores[:, :1] / np.float32(length**options.length_penalty)  # [B', 1]
-        to_beat = np.where(taken, scores.min(axis=1, keepdims=True), OUT)  # [B', M]
-        hopeful = (reachable > to_beat).any(axis=1, keepdims=True)  # [B', 1]
-        full = taken.all(axis=1, keepdims=True) & (options.early_stopping is True)
-        final: Bools = np.logical_or(~hopeful, full)[:, 0]
-        return final
+        worst = self.scores[self.running, -1]  # [B']
+        final: Bools = running_scores[:, 0] / np.float32(length**options.length_penalty) <= worst
+        return final | (worst > OUT) if options.early_stopping is True else final
 
     def report(self, callback: SearchCallback, which: Bools) -> None:
         """Report those of the running samples, bool [B'], whose results are final."""

@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
+from tightbeam.deploy.generation.given import layers
+from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers, resolve_options
 from tightbeam.deploy.search import Candidates, StepInputs, search
 from tightbeam.deploy.search.bans import Bans, forced_candidates
 from tightbeam.deploy.search.beam import Finished
@@ -161,8 +162,8 @@ def check(
         expected = model.generate(
             ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **overrides, **prompt
         )
-    options = resolve_options(
-        defaults, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
+    options = resolve_layers(
+        layers(defaults, overrides), vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
     )
     result = search(ReferenceStep(model, size, options), options, size)
     np.testing.assert_array_equal(result.sequences, expected.sequences.numpy())
@@ -443,7 +444,6 @@ def test_condition_under_which_a_sample_can_improve(
     running_scores = np.array([[-16.0, -17.0]], np.float32)
     assert not finished.final(running_scores, length=2).any()  # with a place to fill there is always hope
     finished.scores = np.array([[-0.1, worst]], np.float32)
-    finished.taken[:] = True
     assert finished.final(running_scores, length=2).tolist() == [not hopeful or early_stopping is True]
 
 
