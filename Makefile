@@ -32,7 +32,7 @@ PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test lint docs slow wheel cuda cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo serve-demo server test lint docs slow wheel cuda cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,8 @@ serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton In
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force
 	$(BIN)/triton-repo build/demo-dedup build/models --name demo --force > /dev/null
 	$(BIN)/serve-local build/models --text "$$(head -1 export/demo/examples.txt)"
+
+server: $(BUILT) $(SERVED) ## [0 min] install Triton Inference Server into .venv/triton, where serve-local finds it
 
 test: lint $(BUILT) $(SERVED) ## [10 min] lint, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \

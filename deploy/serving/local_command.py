@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ def serve_local(
     The server comes with the package's extra "server", for Linux on x86-64 with Python 3.11 or 3.12; a tritonserver on
     PATH will do too.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends the server too, as Ctrl-C does
     try:
         models = served_models(repository)
         if text is not None and not any(_takes_text(model.bundle) for model in models):

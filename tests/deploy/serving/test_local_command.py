@@ -178,6 +178,16 @@ def test_killed_server_ends_the_command(made: dict[str, Path], tmp_path: Path) -
         assert started.process.returncode == 1
 
 
+def test_kill_ends_the_server_too(made: dict[str, Path], tmp_path: Path) -> None:
+    served.skip_without_server()
+    served.serve(made["text"], tmp_path / "models", "text")
+    with Started(tmp_path / "models") as started:
+        address = next(line for line in started.lines if line.startswith("Ready: ")).split()[1].rstrip(",")
+        assert started.stop(signal.SIGTERM) == "stopped"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address.removeprefix("http://").split(":")[0], int(address.rpartition(":")[2])))
+
+
 def test_tritonserver_on_path(made: dict[str, Path], tmp_path: Path) -> None:
     """A server of one's own: here a script, with the libraries and the Python that the wheel's server needs."""
     served.skip_without_server()
