@@ -18,6 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import tightbeam
 from tightbeam.export import export_model
+from tightbeam.plugins.library import cpu_library
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "export" / "demo"
@@ -111,6 +112,8 @@ def test_bundle_runs_with_the_native_library(
     found = json.loads(report.stdout)
     assert found["version"] == found["metadata"] == tightbeam.__version__
     assert all(path.startswith(str(machine.folder)) for path in found["libraries"]) and found["mapped"]
+    own = cpu_library()
+    assert own is not None and Path(found["libraries"][0]).read_bytes() == own.read_bytes()  # as fast as a clone's
 
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"{line}\n" for line in lines))
