@@ -24,7 +24,8 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+    bool,
+    typer.Option("--version", metavar="", help="Show the version and exit.", is_eager=True, callback=_print_version),
 ]
 """Type of the last parameter of every command, ``version: Version = False``, which no command reads."""
 

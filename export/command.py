@@ -63,21 +63,23 @@ def export_model(
         typer.Option(help="Limit on the bytes of weights and caches, such as 2GB; an export that exceeds it fails."),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Samples of a run: what the bytes of cache, --variant auto and --memory-limit assume.")
+        int, typer.Option(help="Samples of a run, for the reported cache, --variant auto and --memory-limit.")
     ] = 8,
     num_beams: Annotated[
         int | None,
-        typer.Option(
-            help="Beams that the bytes of cache, --variant auto and --memory-limit assume; by default the checkpoint's."
-        ),
+        typer.Option(help="Beams of a run, for the same purposes as --batch-size; the checkpoint's by default."),
     ] = None,
     source_length: Annotated[
         int | None,
-        typer.Option(help="Source tokens that they assume: the model's longest, at most 512, by default."),
+        typer.Option(
+            help="Source tokens of a run, for the same purposes as --batch-size; by default the longest, at most 512."
+        ),
     ] = None,
     new_tokens: Annotated[
         int | None,
-        typer.Option(help="New tokens that they assume; the bundle's longest output by default."),
+        typer.Option(
+            help="New tokens of a run, for the same purposes as --batch-size; by default the bundle's longest output."
+        ),
     ] = None,
     bandwidth_gb_s: Annotated[
         float | None,
@@ -94,15 +96,23 @@ def export_model(
         ),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16.")
+        bool,
+        typer.Option(
+            "--no-check", metavar="", help="Do not compare the bundle with torch, nor measure the error of fp16."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace an existing bundle.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show caches and predicted times by config.json alone; write nothing."),
+        typer.Option(
+            "--dry-run", metavar="", help="Show caches and predicted times by config.json alone; write nothing."
+        ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print what each pass did, all variants' caches and measured errors too.")
+        bool,
+        typer.Option(
+            "--verbose", metavar="", help="Print what each pass did, all variants' caches and measured errors too."
+        ),
     ] = False,
     version: Version = False,
 ) -> None:
