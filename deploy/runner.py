@@ -61,6 +61,7 @@ class Runner:
     Parameters
     ----------
     bundle : Bundle
+        The bundle, read and checked.
     runtime : Runtime
         Runs the bundle's graphs.
     codec : TextCodec or None
@@ -69,6 +70,7 @@ class Runner:
     Attributes
     ----------
     bundle : Bundle
+        The bundle that was loaded.
     log_mel : LogMel or None
         The feature extractor of a speech model; None for a text model.
     cache_bytes : (int, int)
@@ -432,6 +434,7 @@ class Runner:
         Parameters
         ----------
         rows : sequence of sequences of int
+            Token ids of each row.
         options : GenerationOptions
             The settings, for the pad token.
 
@@ -448,6 +451,7 @@ class Runner:
         Parameters
         ----------
         input_ids : integers [B, N]
+            The batch.
 
         Returns
         -------
@@ -464,6 +468,7 @@ class Runner:
         Parameters
         ----------
         texts : sequence of str
+            Sources of an encoder-decoder model, or prompts of a decoder-only model.
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise.
         batch_size : int
@@ -558,6 +563,7 @@ class Runner:
         Parameters
         ----------
         text : str
+            The source, or the prompt of a decoder-only model.
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
             positions as ``settings`` make new tokens.
@@ -612,6 +618,7 @@ class Runner:
         Parameters
         ----------
         tokens : sequence of int
+            The source, or the prompt of a decoder-only model.
 
         Raises
         ------
@@ -643,11 +650,12 @@ class Runner:
         Parameters
         ----------
         sequence : integers [T]
+            A row of ``SearchResult.sequences``; special tokens are left out.
 
         Returns
         -------
         str
-            The text without special tokens.
+            The text.
 
         Raises
         ------

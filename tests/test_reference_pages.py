@@ -171,6 +171,7 @@ class Thing:
     Parameters
     ----------
     size : int
+        Its size.
     """
 
     def __init__(self, size): ...
@@ -201,6 +202,7 @@ class Thing:
     [
         ("size : int\n", "length : int\n", "Thing does not describe its parameter size"),
         ("by : int\n", "by_much : int\n", "Thing.grow does not describe its parameter by"),
+        ("            Amount.\n", "", "Thing.grow names by and does not say what it is"),
         ("by : int\n", "by, twice : int\n", "Thing.grow describes twice, which is no parameter"),
         ("Returns\n        -------\n        int\n", "", "Thing.grow returns int and has no section Returns"),
         ("KeyError\n            Never.", "OSError\n", "Thing.grow raises KeyError and does not say so under Raises"),

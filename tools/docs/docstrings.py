@@ -19,6 +19,8 @@ __all__ = ["DIRECTIVE", "errors_of", "exports", "faults"]
 DIRECTIVE = re.compile(r"^::: (tightbeam\.[\w.]+)$", re.MULTILINE)
 HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
 ENTRY = re.compile(r"^(\**\w+(?:, \**\w+)*)(?: ?:.*)?$", re.MULTILINE)
+BARE = re.compile(r"^(\**\w+(?:, \**\w+)*) ?:.*\n(?! )", re.MULTILINE)
+"""An entry without an indented text under it."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -70,6 +72,9 @@ def errors_of(node: ast.ClassDef | Function, name: str) -> Iterator[str]:
         yield f"{name} has no docstring that begins with a sentence of one line"
         return
     sections = _sections(text)
+    for heading in ("Parameters", "Attributes"):
+        for entry in BARE.findall(f"{sections.get(heading, '').strip()}\n"):
+            yield f"{name} names {entry} and does not say what it is"
     if isinstance(node, ast.ClassDef):
         yield from _class_errors(node, name, sections)
     elif not _is_property(node):
