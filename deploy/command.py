@@ -181,6 +181,9 @@ def run_model(
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
         _check_output(output, force, names)
+        waits = STDIN in names and sys.stdin is not None and sys.stdin.isatty() and not quiet
+        if waits and document:  # it is read whole before the model is loaded
+            say("note: reading one text from standard input; end with Ctrl-D")
         files = InputFiles(names, document=document)
         start = time.perf_counter()
         runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
@@ -195,11 +198,10 @@ def run_model(
             runner.require_tokenizer()
         kind = AUDIO_NAMES if runner.is_speech else IDS if ids else TEXT
         files.check(kind)
-        if STDIN in names and not document and sys.stdin.isatty():
+        if waits and not document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
         for note in () if quiet else notes:
             say(f"note: {note}")
-        bad = 0
         unit = "file" if runner.is_speech else "document" if document else "line"
         summary = RunSummary(unit, load_seconds)
         hidden = quiet or (output == STDOUT and sys.stdout.isatty())
@@ -214,10 +216,7 @@ def run_model(
                 result.number, result.file = place.number, place.file if len(names) > 1 else None
                 print(result.as_json() if json_lines else result.as_text(), file=sink, flush=True)
                 _report(result, place.prefix, quiet)
-                if result.error is None:
-                    summary.add(result.new_tokens)
-                else:
-                    bad += 1
+                summary.add(result)
                 progress.advance(bar)
     except (BundleError, GenerationError, InputError) as error:
         say(f"error: {error}")
@@ -236,8 +235,8 @@ def run_model(
         raise typer.Exit(1) from None
     if not quiet:
         say(summary.text())
-    if bad:
-        say(f"error: {bad} of the {unit}s could not be run; each is named above")
+    if summary.failed:
+        say(f"error: {summary.failed} of the {unit}s could not be run; each is named above")
         raise typer.Exit(1)
 
 

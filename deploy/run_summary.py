@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tightbeam.deploy.text.text_input import InputResult
+
 __all__ = ["RunSummary", "peak_memory_bytes"]
 
 
@@ -22,6 +24,8 @@ class RunSummary:
         Seconds that loading the model took.
     inputs : int
         Inputs that were run without an error.
+    failed : int
+        Inputs with an error.
     tokens : int
         Tokens generated for them, in all sequences returned, without start token and prompt.
     """
@@ -29,13 +33,15 @@ class RunSummary:
     unit: str
     load_seconds: float
     inputs: int = 0
+    failed: int = 0
     tokens: int = 0
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, tokens: int) -> None:
+    def add(self, result: InputResult) -> None:
         """Count an input and its tokens."""
-        self.inputs += 1
-        self.tokens += tokens
+        self.inputs += result.error is None
+        self.failed += result.error is not None
+        self.tokens += result.new_tokens
 
     def text(self) -> str:
         """One line, up to the present moment."""

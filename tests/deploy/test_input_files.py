@@ -22,6 +22,7 @@ from support.commands import MODULE, SHORT, SUMMARY, Command, caller, process
 from tightbeam.deploy import InputError, Runner
 from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, TEXT, InputFiles, InputKind
 from tightbeam.deploy.run_summary import RunSummary, peak_memory_bytes
+from tightbeam.deploy.text.text_input import InputResult
 
 
 @pytest.fixture
@@ -269,14 +270,16 @@ def test_summary_counts_lines_and_tokens(bundle: Path, runner: Runner, call: Com
 def test_summary_line(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = RunSummary("line", 0.3, started=8)
     for tokens in (100, 87):
-        summary.add(tokens)
+        summary.add(InputResult(1, new_tokens=tokens))
     monkeypatch.setattr("tightbeam.deploy.run_summary.time.perf_counter", lambda: 8.5)
     monkeypatch.setattr("tightbeam.deploy.run_summary.peak_memory_bytes", lambda: 104_400_000)
     assert summary.text() == (
         "2 lines, 187 tokens in 0.50 s: 4.0 lines/s, 374 tokens/s; 104 MB at most; model loaded in 0.30 s"
     )
     summary = RunSummary("file", 12.3, started=6)
-    summary.add(1)
+    summary.add(InputResult(1, new_tokens=1))
+    summary.add(InputResult(2, error="bad"))
+    assert summary.failed == 1
     monkeypatch.setattr("tightbeam.deploy.run_summary.peak_memory_bytes", lambda: 0)
     assert summary.text() == "1 file, 1 token in 2.5 s: 0.40 files/s, 0.40 tokens/s; model loaded in 12 s"
 
@@ -314,17 +317,26 @@ def test_errors_of_a_config_name_the_file(bundle: Path, call: Command, tmp_path:
     call(bundle, "--generation-config", config, "--num-beams", -1, stdin=b"a\n").failed("num_beams=-1 (from the call)")
 
 
-def test_a_terminal_is_told_what_is_read(bundle: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ((), "reading from standard input, a text in each line"),
+        (("--ids",), "reading from standard input, a JSON list of token ids in each line"),
+        (("--document",), "reading one text from standard input"),
+    ],
+    ids=str,
+)
+def test_a_terminal_is_told_what_is_read(bundle: Path, options: tuple[str, ...], note: str) -> None:
     leader, follower = pty.openpty()
-    command = [*MODULE, str(bundle), *SHORT]
+    command = [*MODULE, str(bundle), *options, *SHORT]
     with subprocess.Popen(command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         os.close(follower)
         assert running.stdout and running.stderr
         first = running.stderr.readline().decode()
-        os.write(leader, b"a small town\n\x04")
+        os.write(leader, b"[5, 6, 2]\n\x04")
         out = running.stdout.read()
         running.stderr.read()
     os.close(leader)
-    assert first == "note: reading from standard input, a text in each line; end with Ctrl-D\n"
+    assert first == f"note: {note}; end with Ctrl-D\n"
     assert running.returncode == 0
     assert out.count(b"\n") == 1

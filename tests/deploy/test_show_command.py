@@ -135,6 +135,15 @@ def test_report_of_other_bundles(changed: Any) -> None:
     assert texts["check"].endswith("rounding alone decides 1 sequence; 2 sequences differ, as this bundle is inexact")
 
 
+def test_provenance_is_shown(changed: Any) -> None:
+    origin = {"source": "facebook/bart-base", "revision": "aadd2ab", "created": "2026-01-31T12:00:00Z"}
+    origin |= {"versions": {"tightbeam": "0.1.0", "torch": "2.13.0"}}
+    bundle = Bundle.load(changed(format_version=2, provenance=origin))
+    lines = dict(report_of(bundle, workload_of(bundle.manifest)))
+    assert lines["made"] == ("2026-01-31T12:00:00Z from facebook/bart-base at aadd2ab by tightbeam 0.1.0, torch 2.13.0")
+    assert facts_of(bundle, workload_of(bundle.manifest))["provenance"] == origin
+
+
 def test_an_engine_that_cannot_be_used_is_named(changed: Any) -> None:
     folder = changed()
     (folder / "engines" / "sm80").mkdir(parents=True)
