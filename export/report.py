@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -69,13 +70,13 @@ def details(bundle: Bundle, workload: Workload) -> RenderableType:
 
 def next_command(bundle: Bundle) -> str:
     """A command that runs the bundle on one input."""
-    manifest = bundle.manifest
+    manifest, path = bundle.manifest, shlex.quote(str(bundle.path))
     if manifest.speech is not None:
-        return f"run-model {bundle.path} speech.wav"
+        return f"run-model {path} speech.wav"
     if manifest.tokenizer is None:
-        return f'echo "[5, 6, 7]" | run-model {bundle.path} --ids'
+        return f'echo "[5, 6, 7]" | run-model {path} --ids'
     text = "The beginning of a text" if manifest.sizes.decoder_only else "A text."
-    return f'echo "{text}" | run-model {bundle.path}'
+    return f'echo "{text}" | run-model {path}'
 
 
 def _why(manifest: Manifest, variant: str | None) -> str:
