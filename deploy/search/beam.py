@@ -91,9 +91,10 @@ class Finished:
     stays hopeless. `_beam_search` lowers by 1e9 the offers to a hopeless sample, and those to a full pool under
     early_stopping=True. Scores are sums of log-probabilities, at most 0, so such an offer is at most -1e9 in float32.
     A pool holds nothing lower, since it begins with -1e9 and only improves, and of equal scores the older wins: the
-    offer is rejected. For the same reason a place is taken where its score is above -1e9. The batch of `_beam_search` ends when every sample is hopeless, or all pools are full under
-    early_stopping=True, hence not before each pool is final by the same rule. Later steps change nothing, not even the
-    padding, which depends on the returned sequences alone.
+    offer is rejected. For the same reason a place is taken where its score is above -1e9. The batch of `_beam_search`
+    ends when every sample is hopeless, or all pools are full under early_stopping=True, hence not before each pool is
+    final by the same rule. Later steps change nothing, not even the padding, which depends on the returned sequences
+    alone.
     """
 
     def __init__(self, beginnings: Ints, options: GenerationOptions) -> None:
