@@ -121,6 +121,18 @@ def test_commands_exist(page: Path) -> None:
     assert not wrong, f"{name_of(page)} runs {', '.join(wrong)}, which is not there"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lists_and_tables_begin_after_an_empty_line(page: Path) -> None:
+    """mkdocs takes them for text otherwise, unlike GitHub."""
+    lines = prose(page.read_text("utf-8")).splitlines()
+    starts = re.compile(r"(- |\d+\. |\|)")
+    inside = re.compile(r"(- |\d+\. |\||  |#|$)")
+    wrong = [
+        line for above, line in zip(lines, lines[1:], strict=False) if starts.match(line) and not inside.match(above)
+    ]
+    assert not wrong, f"{name_of(page)}: no empty line above {wrong[0]!r}"
+
+
 def test_comments_cite_sections_of_the_design() -> None:
     headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / "design.md").read_text("utf-8"), re.MULTILINE)
     wrong = []

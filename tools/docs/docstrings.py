@@ -107,7 +107,9 @@ def _function_errors(node: Function, name: str, sections: Mapping[str, str]) -> 
     if returns not in ("None", "NoReturn") and not sections.keys() & {"Returns", "Yields"}:
         yield f"{name} returns {returns} and has no section Returns"
     raised = {
-        ast.unparse(part.exc.func) for part in ast.walk(node) if isinstance(part, ast.Raise) and _is_call(part.exc)
+        ast.unparse(part.exc.func)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Raise) and isinstance(part.exc, ast.Call) and isinstance(part.exc.func, ast.Name)
     }
     for error in sorted(raised - _names(sections, "Raises") - {"NotImplementedError"}):
         yield f"{name} raises {error} and does not say so under Raises"
@@ -139,10 +141,6 @@ def _is_property(node: Function) -> bool:
 
 def _is_text(node: ast.stmt | None) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _is_call(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
 def _tree(module: str, root: Path) -> ast.Module:

@@ -50,7 +50,8 @@ def _command(name: str) -> str:
     usage = " ".join([name, *made.collect_usage_pieces(context)])
     usage = re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), usage)
     description = "\n\n".join(" ".join(part.split()) for part in made.help.split("\n\n"))
-    arguments, options = [], []
+    arguments: list[tuple[str, ...]] = []
+    options: list[tuple[str, ...]] = []
     for parameter in made.params:
         record = parameter.get_help_record(context)
         if record is None:  # hidden
