@@ -92,8 +92,8 @@ def run_model(
         int | None,
         typer.Option(
             min=1,
-            help="Threads of one operator on the CPU; by default one for each core. Fewer are often faster for a small "
-            "model, and where other programs keep the cores busy.",
+            help="Threads of one operator on the CPU; by default one for each core that this process may use. One is "
+            "the least work for a model of a few million numbers, and for any model where all cores are busy.",
         ),
     ] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams of beam search; 1 is greedy search.")] = None,

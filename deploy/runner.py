@@ -112,7 +112,8 @@ class Runner:
             "onnxruntime"; "tensorrt", the TensorRT engine of this bundle that fits the GPU; or "tensorrt:NAME", the
             engine of that name.
         threads : int, optional
-            Threads of one operator in ONNX Runtime on the CPU, 1 to 1024; all cores by default.
+            Threads of one operator in ONNX Runtime on the CPU, 1 to 1024; by default one for each core that the process
+            may use by affinity and by its container's quota.
         device : str
             Where ONNX Runtime runs: "cpu" or "cuda".
         verify : bool
@@ -729,15 +730,14 @@ class Runner:
                     f"attention_mask is {list(mask.shape)}, expected {list(ids.shape)} like input_ids; "
                     "pass one value for each token"
                 )
-            if not np.isin(mask, (0, 1)).all():
+            if not ((mask == 0) | (mask == 1)).all():
                 raise InputError("attention_mask holds other values than 0 and 1; pass 0 at padding and 1 elsewhere")
         empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
         if empty.size:
             raise InputError(
                 f"sample {int(empty[0])} has no token that attention_mask lets through; expected a 1 in every row"
             )
-        whole = unbroken(mask.astype(np.int64))
-        if self.decoder_only and not whole.all():
+        if self.decoder_only and not (whole := unbroken(mask.astype(np.int64))).all():
             sample = int(np.argmin(whole))
             raise InputError(
                 f"attention_mask has a gap in sample {sample}; expected a prompt in one piece, padded on a side"

@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.cores import allowed_cores
 from tightbeam.deploy.errors import BundleError, RuntimeSetupError, first_line
 from tightbeam.deploy.runtimes.base import letters_of, unexpected_names
 from tightbeam.plugins.library import ENVIRONMENT
@@ -29,15 +30,26 @@ TYPES: dict[str, type[np.generic]] = {
 }
 
 
+SPIN_US = 20
+"""Microseconds for which an idle thread waits for the next operator before it sleeps. ONNX Runtime's own time is a
+thousand times as long, which takes the cores from other programs and from the thread that is waited for; no more than
+this was gained from it on idle cores (docs/benchmarks.md, A tiny model, and threads)."""
+
+
 def session_options(threads: int | None) -> ort.SessionOptions:
-    """Return the options of a session. Its threads stop spinning after a run: else they take the cores from another
-    session's run (a step took twice as long beside a second session, on 2 cores)."""
+    """Return the options of a session of so many threads; None is one for each core that the process may use.
+
+    The threads stop spinning after a run: else they take the cores from another session's run (a step took twice as
+    long beside a second session, on 2 cores).
+    """
     options = ort.SessionOptions()
     options.log_severity_level = QUIET
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `placement`
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    cores = allowed_cores()
+    if threads is not None or cores < (os.cpu_count() or 1):  # by default as many as the whole machine has
+        options.intra_op_num_threads = threads or cores
     return options
 
 

@@ -50,7 +50,7 @@ class OnnxRuntimeCpu:
     ----------
     bundle : Bundle
     threads : int, optional
-        Threads of one operator; all cores by default.
+        Threads of one operator; by default one for each core that the process may use.
 
     Raises
     ------

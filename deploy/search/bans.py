@@ -64,9 +64,10 @@ def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_
     """
     M = options.num_beams
     C, vocabulary = options.candidates, options.vocab_size
-    forced = (np.arange(M)[:, None] * vocabulary + np.array(tokens, np.int64)).reshape(-1)  # [M * tokens], beam-major
-    pool = np.union1d(forced, np.arange(C))  # [X], positions in the M x vocabulary scores of a sample
-    scores = np.where(np.isin(pool, forced), beam_scores[:, pool // vocabulary], np.float32(-np.inf))  # [B, X]
+    forced = {beam * vocabulary + token for beam in range(M) for token in tokens}
+    places = sorted(forced.union(range(C)))  # X positions in the M x vocabulary scores of a sample
+    pool, may_follow = np.array(places), np.array([place in forced for place in places])  # [X]
+    scores = np.where(may_follow, beam_scores[:, pool // vocabulary], np.float32(-np.inf))  # [B, X]
     chosen = best(scores, C)  # [B, C]
     flat = pool[chosen]
     return Candidates(np.take_along_axis(scores, chosen, axis=1), flat // vocabulary, flat % vocabulary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
 
+from tightbeam.deploy.cores import allowed_cores
 from tightbeam.deploy.serving.messages import (
     Batch,
     Cancel,
@@ -184,4 +184,4 @@ def _signal_name(number: int) -> str:
 
 def threads_per_worker(instances: int) -> int | None:
     """Threads for each of ``instances`` workers; None for all cores."""
-    return None if instances <= 1 else max(1, len(os.sched_getaffinity(0)) // instances)
+    return None if instances <= 1 else max(1, allowed_cores() // instances)

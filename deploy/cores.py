@@ -1,0 +1,55 @@
+"""The cores that a process may use, where that is fewer than the machine has: by affinity, or by a container's quota.
+
+ONNX Runtime starts a thread for each core of the machine by default, whatever share of it the process has.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+__all__ = ["allowed_cores", "quota"]
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def allowed_cores() -> int:
+    """Return the number of cores, at least 1, that this process may use."""
+    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(quota(), given)))
+
+
+def quota(root: Path = CGROUPS, processes: Path = Path("/proc/self/cgroup")) -> float:
+    """Return the processor time that control groups give this process, in cores; infinite without a limit.
+
+    Parameters
+    ----------
+    root : Path
+        Where control groups are mounted.
+    processes : Path
+        The file that names the process's own group.
+    """
+    own = [line.removeprefix("0::/") for line in _read(processes).splitlines() if line.startswith("0::/")]
+    folder = root.joinpath(*own)
+    groups = [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
+    return min(_version_1(root / "cpu"), *(_version_2(group / "cpu.max") for group in groups))
+
+
+def _version_2(file: Path) -> float:
+    """The quotient of ``QUOTA PERIOD``; ``max`` is no limit."""
+    words = _read(file).split()
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else math.inf
+
+
+def _version_1(folder: Path) -> float:
+    """The same in two files; -1 is no limit."""
+    share, period = (_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return int(share) / int(period) if share.isdigit() and period.isdigit() else math.inf
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
