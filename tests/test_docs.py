@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -127,9 +128,7 @@ def test_lists_and_tables_begin_after_an_empty_line(page: Path) -> None:
     lines = prose(page.read_text("utf-8")).splitlines()
     starts = re.compile(r"(- |\d+\. |\|)")
     inside = re.compile(r"(- |\d+\. |\||  |#|$)")
-    wrong = [
-        line for above, line in zip(lines, lines[1:], strict=False) if starts.match(line) and not inside.match(above)
-    ]
+    wrong = [line for above, line in pairwise(lines) if starts.match(line) and not inside.match(above)]
     assert not wrong, f"{name_of(page)}: no empty line above {wrong[0]!r}"
 
 
