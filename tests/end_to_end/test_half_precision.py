@@ -268,6 +268,7 @@ def test_auto_counts_two_bytes_a_number(folders: Folders, tmp_path: Path) -> Non
     with pytest.raises(ExportError) as caught:
         export_model(folder, tmp_path / "out", variant="el", workload=Workload(**sizes_of, memory_limit=1), check=False)
     needed = int(str(caught.value).split(" bytes")[0].rpartition(" ")[2].replace(",", ""))
+    needed += needed // 20  # by config.json alone, so without biases and norms, 3 % of this tiny model
     limit = Workload(**sizes_of, memory_limit=needed // 2)
     with pytest.raises(ExportError, match="weights and caches need"):
         export_model(folder, tmp_path / "out", variant="el", workload=limit, check=False)
