@@ -32,7 +32,7 @@ def script(parts: list[tuple[str, str]]) -> str:
     """One bash script of all blocks. Python blocks of a page share one interpreter's state, by running again."""
     lines, python = ["set -e"], ""
     for index, (language, body) in enumerate(parts):
-        lines.append(f"echo '@@{index}@@'")
+        lines.append(f"printf '\\n@@{index}@@\\n'")
         if language == "sh":
             lines += [body, "set -e"]
         elif language == "python":
@@ -71,7 +71,8 @@ def test_pages_print_what_they_say(tmp_path: Path) -> None:
     except ServerError as error:
         pytest.skip(f"the tutorial serves a model: {error}")
     folder = clone(tmp_path / "tightbeam")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PATH": path}
     for page in PAGES:
         parts = blocks(page)
         commands = tmp_path / f"{page.stem}.sh"
