@@ -72,13 +72,13 @@ def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callba
 
 def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:
     """Return the best candidates [B', count] in arrays of their own; those that end, bool [B', C], come last."""
+    scores, beams, tokens = candidates.scores, candidates.beams, candidates.tokens
     if not ends.any():  # in order already
-        every = (candidates.scores, candidates.beams, candidates.tokens)
-        return Candidates(*(values[:, :count].copy() for values in every))
-    scores = candidates.scores + np.where(ends, OUT, IN)
+        return Candidates(scores[:, :count].copy(), beams[:, :count].copy(), tokens[:, :count].copy())
+    scores = scores + np.where(ends, OUT, IN)
     order = best(scores, count)
     samples = np.arange(len(order))[:, None]
-    return Candidates(scores[samples, order], candidates.beams[samples, order], candidates.tokens[samples, order])
+    return Candidates(scores[samples, order], beams[samples, order], tokens[samples, order])
 
 
 class Finished:
