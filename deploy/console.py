@@ -24,8 +24,7 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 Version = Annotated[
-    bool,
-    typer.Option("--version", metavar="", help="Show the version and exit.", is_eager=True, callback=_print_version),
+    bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
 ]
 """Type of the last parameter of every command, ``version: Version = False``, which no command reads."""
 
@@ -39,8 +38,12 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     signal.signal(signal.SIGTERM, _interrupt)
+    command = typer.main.get_command(app)
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""  # --help would show <bool> after a flag
     try:
-        code = app(prog_name=name, standalone_mode=False)
+        code = command(prog_name=name, standalone_mode=False)
     except Exception as error:
         if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class
             raise

@@ -97,22 +97,16 @@ def export_model(
     ] = None,
     no_check: Annotated[
         bool,
-        typer.Option(
-            "--no-check", metavar="", help="Do not compare the bundle with torch, nor measure the error of fp16."
-        ),
+        typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace an existing bundle.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", metavar="", help="Show caches and predicted times by config.json alone; write nothing."
-        ),
+        typer.Option("--dry-run", help="Show caches and predicted times by config.json alone; write nothing."),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", metavar="", help="Print what each pass did, all variants' caches and measured errors too."
-        ),
+        typer.Option("--verbose", help="Print what each pass did, all variants' caches and measured errors too."),
     ] = False,
     version: Version = False,
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tightbeam.deploy.errors import BundleError
+from tightbeam.export import export_model
 from tightbeam.export import pipeline as exporter
 from tightbeam.export.accuracy.calibration import calibrate
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
@@ -88,7 +89,7 @@ def _export(
                 continue
             try:
                 with _timed(seconds, folder.name):
-                    exporter.export_model(checkpoint.path, folder, variant=variant, precision=precision, check=False)
+                    export_model(checkpoint.path, folder, variant=variant, precision=precision, check=False)
             except (BundleError, ExportError, PassError) as error:
                 refused[folder.name] = str(error)
     return refused
@@ -99,7 +100,7 @@ def _one_trace(checkpoint: Checkpoint, canonical: ModelGraphs) -> Iterator[None]
     """Patch the exporter: one checkpoint, loaded, traced and calibrated once for all its variants."""
     seen = functools.cache(lambda: calibrate(checkpoint, None))
     shared: Any = {
-        "load_checkpoint": lambda _: checkpoint,
+        "load_files": lambda _: checkpoint,
         "trace": lambda _: canonical.copy(),
         "calibrate": lambda *_: seen(),
     }
