@@ -39,7 +39,7 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     signal.signal(signal.SIGTERM, _interrupt)
     command = typer.main.get_command(app)
-    for parameter in command.params:
+    for parameter in command.get_params(typer.Context(command)):  # that of --help too
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""  # --help would show <bool> after a flag
     try:
