@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -39,6 +41,7 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     signal.signal(signal.SIGTERM, _interrupt)
     command = typer.main.get_command(app)
+    command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help or ""))  # --help breaks lines itself
     for parameter in command.get_params(typer.Context(command)):  # that of --help too
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""  # --help would show <bool> after a flag
