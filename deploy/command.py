@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tightbeam.deploy.audio.transcribe import transcribe_files
-from tightbeam.deploy.console import Version, command_line, console, say
+from tightbeam.deploy.console import Version, command_line, console, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -214,7 +214,9 @@ def run_model(
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(names) > 1 else None
-                print(result.as_json() if json_lines else result.as_text(), file=sink, flush=True)
+                line = result.as_json() if json_lines else result.as_text()
+                sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
+                sink.flush()
                 _report(result, place.prefix, quiet)
                 summary.add(result)
                 progress.advance(bar)
@@ -225,10 +227,10 @@ def run_model(
         say("error: interrupted; the results written so far are whole")
         raise typer.Exit(130) from None
     except BrokenPipeError:  # the reader has closed the pipe
-        _drop_output()
+        drop_output()
         raise typer.Exit(1) from None
     except OSError as error:
-        _drop_output()
+        drop_output()
         say(
             f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk",
         )
@@ -238,14 +240,6 @@ def run_model(
     if summary.failed:
         say(f"error: {summary.failed} of the {unit}s could not be run; each is named above")
         raise typer.Exit(1)
-
-
-def _drop_output() -> None:
-    """Discard what is still buffered for standard output, which Python would write again at exit."""
-    if sys.stdout is not None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
 
 
 def _report(result: InputResult, place: str, quiet: bool) -> None:
@@ -266,12 +260,26 @@ def _check_output(output: str, force: bool, inputs: list[str]) -> None:
             raise InputError("--force replaces the --output file; leave it out, or name one")
         return
     path = Path(output)
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another --output") from None
     if path.is_dir():
         raise InputError(f"{output} is a folder; pass --output the name of a file")
-    if any(Path(name).exists() and path.exists() and path.samefile(name) for name in inputs if name != STDIN):
+    if path.is_file() and any(os.path.samestat(there, used) for used in map(_status, inputs) if used is not None):
         raise InputError(f"{output} is one of the inputs too; pass another --output")
-    if path.is_file() and path.stat().st_size and not force:
+    if path.is_file() and there.st_size and not force:
         raise InputError(f"{output} exists and is not empty; pass --force to replace it, or another --output")
+
+
+def _status(source: str) -> os.stat_result | None:
+    """The status of an input; None where there is none, as its own error says later."""
+    try:
+        return os.fstat(sys.stdin.fileno()) if source == STDIN else os.stat(source)
+    except (AttributeError, OSError, ValueError):  # no standard input, none that is a file, no such file
+        return None
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import re
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -15,7 +17,7 @@ from rich.console import Console
 
 import tightbeam
 
-__all__ = ["Version", "command_line", "console", "say"]
+__all__ = ["Version", "command_line", "console", "drop_output", "say"]
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
@@ -47,6 +49,16 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
             parameter.metavar = ""  # --help would show <bool> after a flag
     try:
         code = command(prog_name=name, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has closed the pipe
+        drop_output()
+        code = 1
+    except OSError as error:
+        drop_output()
+        failed = f"cannot use {error.filename}" if error.filename else "cannot write to standard output"
+        say(f"error: {failed}: {(error.strerror or str(error)).lower()}; check it, and the disk")
+        code = 1
     except Exception as error:
         if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class
             raise
@@ -63,11 +75,23 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def drop_output() -> None:
+    """Discard what is still buffered for standard output, which Python would write again at exit."""
+    if sys.stdout is not None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def console() -> Console:
     """A console on standard error, without decoration."""
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def say(message: str) -> None:
-    """Print one line on standard error; characters of the message that are not printable are escaped."""
-    console().print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
+    """Print one line on standard error; characters of the message that are not printable are escaped.
+
+    A message that cannot be written is lost, and nothing else.
+    """
+    with suppress(OSError):
+        console().print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))

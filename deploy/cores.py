@@ -39,17 +39,22 @@ def quota(root: Path = CGROUPS, processes: Path = Path("/proc/self/cgroup")) -> 
 def _version_2(file: Path) -> float:
     """The quotient of ``QUOTA PERIOD``; ``max`` is no limit."""
     words = _read(file).split()
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else math.inf
+    return _share(*words) if len(words) == 2 else math.inf
 
 
 def _version_1(folder: Path) -> float:
     """The same in two files; -1 is no limit."""
-    share, period = (_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    return int(share) / int(period) if share.isdigit() and period.isdigit() else math.inf
+    return _share(*(_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")))
+
+
+def _share(quota: str, period: str) -> float:
+    """The quotient; what is no quotient of positive integers is no limit."""
+    numbers = [int(word) if word.isdecimal() else 0 for word in (quota, period)]
+    return numbers[0] / numbers[1] if all(numbers) else math.inf
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tightbeam.deploy.console import Version, command_line, say
+from tightbeam.deploy.console import Version, command_line, drop_output, say
 
 __all__ = ["main"]
 
@@ -186,5 +186,6 @@ def export_model(
         seconds = time.monotonic() - began
         print(*report(bundle, workload, variant=variant, seconds=seconds, notes=notes), sep="\n", flush=True)
     except OSError as error:
+        drop_output()
         say(f"error: cannot print the report: {error.strerror}; the bundle {bundle.path} is whole")
         raise typer.Exit(1) from None

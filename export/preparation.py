@@ -9,6 +9,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export.accuracy.calibration_file import read_calibration
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
+from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.options import Choice, ExportOptions
@@ -71,7 +72,8 @@ def run_size(files: CheckpointFiles, options: ExportOptions) -> RunSize:
     """Sizes of the run that the options describe. Raises ExportError for a length that the model does not have."""
     defaults = files.generation
     if options.max_new_tokens is not None:
-        defaults = {**defaults, "max_new_tokens": options.max_new_tokens}
+        defaults = {**defaults, "max_new_tokens": options.max_new_tokens, "max_length": None}
+    check_run_settings(settings_file(files.path), defaults)
     return options.workload.run_size(files.sizes, defaults, options.itemsize, speech=files.family.is_speech)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tightbeam.export.families.table import FAMILIES
 __all__ = [
     "CONFIG_FILE",
     "GENERATION_FILE",
+    "check_run_settings",
     "check_special_ids",
     "family_of",
     "feature_settings",
@@ -78,6 +80,14 @@ def check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int) 
                 raise ExportError(
                     f"{path}: {field} is {token_id!r}, outside the vocabulary of {vocabulary}; correct the id"
                 )
+
+
+def check_run_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ExportError for beams or lengths that are no positive integers."""
+    for field in ("num_beams", "max_new_tokens", "max_length"):
+        value = settings.get(field)
+        if value is not None and not (type(value) is int and 1 <= value < 2**31):
+            raise ExportError(f"{path}: {field} is {reprlib.repr(value)}; expected a whole number of at least 1")
 
 
 def settings_file(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -111,6 +112,8 @@ def size_errors(config: Any, names: tuple[str, ...]) -> Iterator[str]:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield f"{name} is {value!r}; expected a whole number of at least 1"
+        elif value >= 2**31:
+            yield f"{name} is {reprlib.repr(value)}; expected less than {2**31:,}"
         elif "layer" in name and value > MAX_LAYERS:
             yield f"{name} is {value}; expected at most {MAX_LAYERS}, more than any model has"
 

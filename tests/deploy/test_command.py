@@ -427,6 +427,49 @@ def test_full_disk(bundle: Path, texts: Path) -> None:
     Done(done.returncode, "", done.stderr.decode()).failed("No space left on device", code=1)
 
 
+COMMANDS = [
+    f"tightbeam.{name}"
+    for name in (
+        *("deploy.command", "deploy.show_command", "deploy.serving.command", "deploy.serving.local_command"),
+        *("export.command", "export.build_command"),
+    )
+]
+
+
+def entry(module: str) -> list[str]:
+    return [sys.executable, "-c", f"from {module} import main; main()"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("module", COMMANDS)
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_full_disk_under_help_and_version(module: str, option: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*entry(module), option], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    failed = Done(done.returncode, "", done.stderr.decode()).failed("standard output: no space left on device")
+    assert len(failed.messages) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_full_disk_under_show_bundle_and_triton_repo(bundle: Path, tmp_path: Path) -> None:
+    for module, *more in ((COMMANDS[1],), (COMMANDS[2], tmp_path)):
+        with open("/dev/full", "wb") as full:
+            command = [*entry(module), str(bundle), *map(str, more)]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        failed = Done(done.returncode, "", done.stderr.decode()).failed("standard output: no space left on device")
+        assert len(failed.messages) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_under_standard_error_loses_no_result(bundle: Path) -> None:
+    lines = b"a small town\n\nby the river\n"  # the second is an error
+    kept = process(bundle, "--json", "--batch-size", 1, *SHORT, stdin=lines)
+    with open("/dev/full", "wb") as full:
+        command = [*MODULE, str(bundle), "--json", "--batch-size", "1", *SHORT]
+        done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert (done.returncode, done.stdout.decode()) == (1, kept.out)
+
+
 @pytest.mark.parametrize(
     ("closed", "part"), [("<&-", "standard input is closed"), (">&-", "standard output is closed")]
 )

@@ -22,6 +22,22 @@ from tightbeam.deploy.runtimes._onnxruntime import session_options
         ({"a/b/cpu.max": "150000 100000"}, "0::/a/b", 1.5),
         ({"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, "0::/a/b", 3.0),
         ({"a/cpu.max": "300000 100000"}, "0::/other", math.inf),
+        *(
+            ({"cpu.max": text}, "0::/", math.inf)
+            for text in (
+                "100000 0",
+                "0 100000",
+                "-1 100000",
+                "100000 -1",
+                "100000 x",
+                "\u00b2 100000",
+                "1",
+                "1 2 3",
+                "",
+            )
+        ),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "0"}, "", math.inf),
+        ({"cpu.max": "150000 100000"}, "nonsense\n0::/../..", 1.5),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu:/x", math.inf),
         ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu:/x", 0.5),
     ],

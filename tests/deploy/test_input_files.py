@@ -227,6 +227,20 @@ def test_an_error_before_the_run_leaves_the_output_file(bundle: Path, call: Comm
     assert path.read_text() == "precious"
 
 
+def test_standard_input_is_not_replaced_by_the_results(bundle: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("a small town\n")
+    with path.open("rb") as stream:
+        command = [*MODULE, str(bundle), "-o", str(path), "--force"]
+        done = subprocess.run(command, stdin=stream, capture_output=True, timeout=60)
+    assert done.returncode == 1 and b"is one of the inputs too; pass another --output" in done.stderr
+    assert path.read_text() == "a small town\n"
+
+
+def test_an_impossible_name_of_the_output_file(bundle: Path, call: Command) -> None:
+    call(bundle, "-o", "x" * 300, stdin=b"a town").failed("cannot write xxx", "file name too long", "another --output")
+
+
 def test_an_interrupted_run_leaves_whole_lines(bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     command = [*MODULE, str(bundle), "-", "-o", str(path), "--batch-size", "1", *SHORT]

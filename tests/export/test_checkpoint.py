@@ -296,6 +296,7 @@ def test_file_or_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
         ({"d_model": 37}, "d_model 37 is not divisible by encoder_attention_heads 2"),
         ({"decoder_attention_heads": 5}, "not divisible by decoder_attention_heads 5"),
         ({"decoder_attention_heads": 0}, "decoder_attention_heads is 0; expected a whole number of at least 1"),
+        ({"vocab_size": 10**400}, "vocab_size is 1000"),
         ({"decoder_layers": -1}, "decoder_layers is -1"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"d_model": "many"}, "d_model"),

@@ -160,3 +160,16 @@ def test_sizes_that_contradict_one_another_are_refused(checkpoints: CheckpointCa
     edit_json(folder / "config.json", decoder_attention_heads=5)
     with pytest.raises(ExportError, match="d_model 36 is not divisible by decoder_attention_heads 5"):
         shown(folder, ExportOptions())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_beams": "4"}, {"num_beams": [4]}, {"num_beams": -1}, {"max_length": "x"}, {"max_new_tokens": 1e400}],
+)
+def test_settings_that_are_no_numbers(checkpoints: CheckpointCache, tmp_path: Path, settings: dict[str, Any]) -> None:
+    model = config_only(checkpoints("bart"), tmp_path / "bart")
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ExportError, match=r"generation_config\.json: (\w+) is .*; expected a whole number of at least 1"
+    ):
+        shown(model, ExportOptions(workload=MACHINE))
