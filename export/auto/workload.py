@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from tightbeam.export.auto.machine import this_machine
@@ -132,7 +133,7 @@ def parse_bytes(text: str) -> int:
     unit += "b" if unit and not unit.endswith("b") else ""
     if found is None or (unit not in UNITS and unit != "b"):
         raise ExportError(f"{text!r} is no amount of memory; expected a number with a unit, such as 2GB or 512MiB")
-    count = float(found.group(1)) * UNITS.get(unit, 1)
+    count = Decimal(found.group(1)) * UNITS.get(unit, 1)  # in float 8.2MB would be 8,199,999 bytes
     if not 1 <= count < MOST_BYTES:
         raise ExportError(f"{text[:40]!r} is no memory of any machine; expected more than 0 and less than 1,000 TB")
     return int(count)

@@ -219,6 +219,7 @@ def test_amounts_of_memory() -> None:
         "7b": 7,
         "2g": 2 * 10**9,
         " 3 MB ": 3 * 10**6,
+        "8.2MB": 8_200_000,
     }
     assert {text: parse_bytes(text) for text in amounts} == amounts
     for text in (
