@@ -17,7 +17,7 @@ from rich.console import Console
 
 import tightbeam
 
-__all__ = ["Version", "command_line", "console", "drop_output", "say"]
+__all__ = ["Version", "command_line", "console", "drop_output", "printable", "say"]
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
@@ -88,10 +88,15 @@ def console() -> Console:
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: characters that are not printable are escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def say(message: str) -> None:
     """Print one line on standard error; characters of the message that are not printable are escaped.
 
     A message that cannot be written is lost, and nothing else.
     """
     with suppress(OSError):
-        console().print("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
+        console().print(printable(message))

@@ -10,7 +10,7 @@ import typer
 
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle_facts import facts_of, report_of, workload_of
-from tightbeam.deploy.console import Version, command_line, say
+from tightbeam.deploy.console import Version, command_line, printable, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 
 __all__ = ["main"]
@@ -61,7 +61,7 @@ def show_bundle(
             print(json.dumps(facts_of(loaded, workload), ensure_ascii=False, indent=2))
         else:
             for word, text in report_of(loaded, workload):
-                print(f"{word:<12}{text}")
+                print(f"{word:<12}{printable(text)}")
     except (BundleError, GenerationError, InputError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None

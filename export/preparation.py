@@ -13,6 +13,7 @@ from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.options import Choice, ExportOptions
+from tightbeam.export.writing.creation_time import creation_time
 from tightbeam.graph_passes import RunSize, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine
 
@@ -55,6 +56,7 @@ def prepare(
         The target cannot be written.
     """
     options.check_rates()
+    creation_time()  # a wrong SOURCE_DATE_EPOCH is an error now
     texts = read_calibration(options.calibration) if options.calibration is not None else None
     choice = options.choice()
     suffix = "" if options.precision == "fp32" else f"-{options.precision}"

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import CALL, Layer
 
@@ -130,6 +128,7 @@ class Fields:
                     if name in SPEECH_ONLY:
                         fix = "it is for speech models; remove it"
                     shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
+                    shown = shown if shown.isprintable() else repr(shown)
                     raise GenerationError(
                         f"{shown}={reprlib.repr(value)} (from {layer.source}) is not a generation setting; {fix}"
                     )
@@ -159,7 +158,7 @@ class Fields:
                 neutral = DORMANT[name]
             else:
                 continue
-            if isinstance(value, np.ndarray) or value not in neutral:
+            if getattr(value, "ndim", 0) or value not in neutral:  # an array or a tensor is no choice
                 where = "leave it out" if source == CALL else "remove it there"
                 fix = f"{where} or pass {name}={neutral[0]!r}" if neutral else where
                 raise self.error(name, "is not supported", fix)

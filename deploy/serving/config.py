@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.backend import ENGINE, MAX_ROWS, URL
@@ -88,7 +89,8 @@ class ServingSettings:
 
     def rows(self, manifest: Manifest) -> int:
         """The limit of rows for a bundle. Raises RepositoryError where it refuses the checkpoint's own beams."""
-        beams = int(manifest.generation.get("num_beams") or 1)
+        given = manifest.generation.get("num_beams")
+        beams = given if isinstance(given, int) else 1  # the worker refuses settings that are damaged
         if 0 < self.max_rows < beams:
             raise RepositoryError(
                 f"--max-rows {self.max_rows} leaves no room for the {beams} beams that the checkpoint searches with; "
@@ -118,8 +120,17 @@ class ServingSettings:
                 f"--engine {self.engine} does not run with --device {self.device}; on a GPU TensorRT runs a bundle "
                 "(--device gpu --engine tensorrt), on a CPU ONNX Runtime does (--device cpu --engine onnxruntime)"
             )
-        if not re.fullmatch(r"https?://[^\s/]+", self.url):
+        if not _is_http_address(self.url):
             raise RepositoryError(f"--url {self.url} is not an HTTP address; pass one such as http://127.0.0.1:8000")
+
+
+def _is_http_address(url: str) -> bool:
+    """True for a scheme and a host, with or without a port; nothing that a shell would read as more."""
+    host = r"(?:[\w.~%+-]+(?::[\w.~%+-]*)?@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?"
+    try:
+        return bool(re.fullmatch(f"https?://{host}", url, re.ASCII)) and urlsplit(url).port != 0
+    except ValueError:  # a port beyond 65535, brackets around no address
+        return False
 
 
 def model_name_of(folder: str) -> str:

@@ -66,7 +66,8 @@ def request_command(
     audio
         JSON file with the request, where the model takes audio; by default a request of four samples.
     """
-    curl = f"curl -N {url}/v2/models/{name}/generate_stream" if stream else f"curl {url}/v2/models/{name}/generate"
+    page = shlex.quote(f"{url}/v2/models/{name}/generate{'_stream' if stream else ''}")
+    curl = f"curl -N {page}" if stream else f"curl {page}"
     if manifest.speech is not None and audio is not None:
         # With curl's own content type, Triton 24.10 crashes on a body of more than about 4 MB.
         return f"{curl} -H Content-Type:application/json -d @{shlex.quote(str(audio))}"

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 from tightbeam.deploy.bundle.manifest import Provenance
 from tightbeam.export.checkpoint.load import Checkpoint
-from tightbeam.export.errors import ExportError
+from tightbeam.export.writing.creation_time import creation_time
 
 __all__ = ["provenance_of"]
 
 PACKAGES = ("tightbeam", "torch", "transformers", "onnx", "onnxruntime")
-TIME = "SOURCE_DATE_EPOCH"
-"""Environment variable with the time to write, in seconds since 1970, for builds that are equal byte for byte."""
 
 
 def provenance_of(checkpoint: Checkpoint) -> Provenance:
     """The origin of a bundle that is made now. Raises ExportError where ``SOURCE_DATE_EPOCH`` is no time."""
-    seconds = os.environ.get(TIME)
-    try:
-        now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
-    except (ValueError, OverflowError, OSError):
-        raise ExportError(f"{TIME}={seconds!r} is no time; expected seconds since 1970, or unset it") from None
     return Provenance(
         source=checkpoint.source,
         revision=checkpoint.revision,
-        created=f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        versions={package: version(package) for package in PACKAGES},
+        created=creation_time(),
+        versions={package: _version(package) for package in PACKAGES},
     )
+
+
+def _version(package: str) -> str:
+    """The version of a package; of the module where a distribution of another name, onnxruntime-gpu, brings it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return str(getattr(import_module(package), "__version__", "unknown"))

@@ -199,6 +199,8 @@ def test_unsupported_fields_are_refused_wherever_they_come_from(field: str) -> N
         resolve({field: "x"})
     with pytest.raises(GenerationError, match=f"^{field}="):
         resolve(**{field: np.zeros(3)})
+    with pytest.raises(GenerationError, match=f"^{field}="):
+        resolve(**{field: torch.zeros(3)})
 
 
 @pytest.mark.parametrize("field", sorted(DORMANT))
@@ -217,6 +219,7 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ({"do_sample": True}, f"do_sample=True {CALL} is not supported; leave it out or pass do_sample=False"),
         ({"num_beam": 4}, f"num_beam=4 {CALL} is not a generation setting; did you mean num_beams?"),
         ({"z" * 9999: 1}, f"{'z' * 60}...=1 {CALL} is not a generation setting; remove it"),
+        ({"a\nb": 1}, f"'a\\nb'=1 {CALL} is not a generation setting; remove it"),
         ({"zzzzz": None}, f"zzzzz=None {CALL} is not a generation setting; remove it"),
         ({"num_beams": 0}, f"num_beams=0 {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"num_beams": True}, f"num_beams=True {CALL} is not an integer of at least 1; pass 1 or more"),

@@ -176,3 +176,8 @@ def test_prompts_leave_positions_for_new_tokens(bundles: BundleCache) -> None:
     speech = Bundle.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION), verify=False).manifest
     with pytest.raises(ValueError, match="--source-length is for text"):
         workload_of(speech, source_length=5)
+
+
+def test_a_report_holds_nothing_that_steers_a_terminal(changed: Any, call: Command) -> None:
+    done = call(changed(model="a\x1b[2J\nb"))
+    assert done.code == 0 and "a\\x1b[2J\\nb (" in done.out and "\x1b" not in done.out

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from support.checkpoints import CheckpointCache
@@ -60,3 +61,15 @@ def test_a_snapshot_of_the_hub_has_its_id_and_commit(
         assert (found.source, found.revision) == ("facebook/bart-large-cnn", COMMIT)
         assert found.name == "bart-large-cnn"
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bart"
+
+
+def test_a_module_of_another_distribution_has_its_own_version(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(package: str) -> str:
+        if package == "onnxruntime":  # onnxruntime-gpu brings the module
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr("tightbeam.export.writing.provenance.version", missing)
+    assert provenance_of(checkpoint).versions["onnxruntime"] == onnxruntime.__version__

@@ -317,6 +317,10 @@ def test_model_name_is_derived_from_the_folders() -> None:
         ),
         (["--url", "http://a b"], ["is not an HTTP address"]),
         (["--url", "http://a/"], ["is not an HTTP address"]),
+        *(
+            (["--url", f"http://{host}"], ["is not an HTTP address"])
+            for host in ("a;id", "a$(id):80", "a&b=1", "a:99999", "a:0", "a:", "[::1", "[g]", "a'b")
+        ),
         (["--next-version"], ["does not exist, so it has no next version; leave --next-version out"]),
         (["--next-version", "--force"], ["--force replaces the versions that --next-version keeps; pass one"]),
     ],
