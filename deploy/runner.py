@@ -524,7 +524,7 @@ class Runner:
         Parameters
         ----------
         paths : sequence of str or path
-            Names of WAV or FLAC files.
+            Names of WAV, FLAC, OGG or MP3 files.
         batch_size : int
             Windows run together, at most.
         **settings
@@ -550,7 +550,7 @@ class Runner:
             raise InputError("paths is one string, expected a list of file names; pass [path]")
         for path in paths:
             if not isinstance(path, str | os.PathLike):
-                raise InputError(f"paths holds {type(path).__name__}, expected names of WAV or FLAC files; pass those")
+                raise InputError(f"paths holds {type(path).__name__}, expected names of audio files; pass those")
         settings = self._without_effect(settings)
         self.options(**settings)
         outputs = (

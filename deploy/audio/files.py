@@ -53,13 +53,15 @@ def read_audio(path: str, rate_hz: int) -> Samples:
     except (ImportError, OSError):  # OSError: without its C library
         raise InputError(f"reading audio needs the package soundfile, which is not installed; {INSTALL}") from None
     if fault := _file_fault(path):
-        raise InputError(f"{fault}; expected a WAV or FLAC file")
+        raise InputError(f"{fault}; expected a WAV, FLAC, OGG or MP3 file")
     try:
         channels, found_hz = soundfile.read(path, dtype="float32", always_2d=True)  # [n, channels]
     except MemoryError:
         raise InputError(f"{path} is too long for this machine's memory; cut it into pieces") from None
     except (RuntimeError, OSError, TypeError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as audio ({first_line(error)}); expected a WAV or FLAC file") from None
+        raise InputError(
+            f"{path} cannot be read as audio ({first_line(error)}); expected a WAV, FLAC, OGG or MP3 file"
+        ) from None
     samples: Samples = channels.mean(axis=1)
     if fault := audio_fault(samples):
         raise InputError(f"{path} {fault}")

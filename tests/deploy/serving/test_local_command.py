@@ -254,7 +254,9 @@ def test_options_that_no_model_takes(refused: Refused, made: dict[str, Path], tm
         assert "--text 'a town' is for models that take text" in refused(repository, "--text", "a town")
     assert "--audio a.wav is for speech models" in refused(tmp_path / "ids", "--audio", "a.wav")
     absent = tmp_path / "a.wav"
-    assert f"there is no file {absent}; expected a WAV or FLAC file" in refused(tmp_path / "speech", "--audio", absent)
+    assert f"there is no file {absent}; expected a WAV, FLAC, OGG or MP3 file" in refused(
+        tmp_path / "speech", "--audio", absent
+    )
 
 
 def test_port_in_use(refused: Refused, made: dict[str, Path], tmp_path: Path) -> None:
