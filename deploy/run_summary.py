@@ -48,10 +48,10 @@ class RunSummary:
         seconds = max(time.perf_counter() - self.started, 1e-9)
         peak = peak_memory_bytes()
         memory = f"; {peak / 1e6:,.0f} MB at most" if peak else ""
-        rates = f": {_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
         return (
-            f"{_count(self.inputs, self.unit)}, {_count(self.tokens, 'token')} in {_number(seconds)} s"
-            f"{rates if self.inputs else ''}{memory}; model loaded in {_number(self.load_seconds)} s"
+            f"{_count(self.inputs, self.unit)}, {_count(self.tokens, 'token')} in {_number(seconds)} s: "
+            f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
+            f"{memory}; model loaded in {_number(self.load_seconds)} s"
         )
 
 
