@@ -380,5 +380,5 @@ def test_the_command_reports_in_one_line(bundle: Bundle, options: tuple[object, 
 
 
 def test_the_command_runs_onnx_runtime_on_request(bundle: Bundle) -> None:
-    done = command(bundle.path, "-", "--engine", "onnxruntime", "--ids")
+    done = command(bundle.path, "-", "--engine", "onnxruntime", "--ids", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

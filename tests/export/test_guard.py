@@ -149,7 +149,7 @@ def test_attention_of_nan_is_an_error(checkpoints: CheckpointCache, tmp_path: Pa
 
     edit_weights(folder, change)
     with pytest.raises(ExportError, match=r"the attention of decoder layer 1 gives no finite numbers|not numbers"):
-        export_model(folder, tmp_path / "out", check=False)
+        export_model(folder, tmp_path / "out", variant="el", check=False)
 
 
 def test_keys_and_values_need_no_guard() -> None:
@@ -203,7 +203,7 @@ def test_activations_are_those_of_the_model(spoiled: Given) -> None:
 def test_mixed_choices_by_hand(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     bundle = export_model(checkpoints("bart"), tmp_path / "out", source_cache="k", generated_cache="x")
     assert bundle.manifest.variant == "k+x"
-    assert bundle.manifest.layers[0].reason == "preset el, --source-cache k, --generated-cache x"
+    assert bundle.manifest.layers[0].reason == "preset dedup, --source-cache k, --generated-cache x"
     same = export_model(checkpoints("bart"), tmp_path / "el", variant="slim", generated_cache="kv", check=False)
     assert same.manifest.variant == "el"
     with pytest.raises(ExportError, match=r"generated-cache 'z' is unknown; expected one of kv-reordered, kv, k, x"):

@@ -101,27 +101,27 @@ def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: Checkpoint
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "step"),
     [
-        ("num_beams", "x"),
-        ("num_beams", 2.0),
-        ("num_beams", 0),
-        ("no_repeat_ngram_size", "x"),
-        ("min_length", "x"),
-        ("max_length", "x"),
-        ("max_new_tokens", 1.5),
-        ("begin_suppress_tokens", 5),
+        ("num_beams", "x", []),
+        ("num_beams", 2.0, []),
+        ("num_beams", 0, []),
+        ("no_repeat_ngram_size", "x", ["loading"]),
+        ("min_length", "x", ["loading"]),
+        ("max_length", "x", []),
+        ("max_new_tokens", 1.5, []),
+        ("begin_suppress_tokens", 5, ["loading"]),
     ],
 )
 def test_settings_of_a_wrong_kind_are_refused_before_the_work(
-    checkpoints: CheckpointCache, tmp_path: Path, name: str, value: Any, check: bool
+    checkpoints: CheckpointCache, tmp_path: Path, name: str, value: Any, step: list[str], check: bool
 ) -> None:
     folder = checkpoints.copy(tmp_path / "c", "bart")
     edit_json(folder / "generation_config.json", **{name: value})
     steps: list[str] = []
-    with pytest.raises(ExportError, match=rf"generation_config.json: {name}="):
+    with pytest.raises(ExportError, match=rf"generation_config.json: {name}(=| is )"):
         export_model(folder, tmp_path / "out", check=check, on_step=steps.append)
-    assert steps == ["loading"]
+    assert steps == step
 
 
 @pytest.mark.parametrize(
