@@ -96,7 +96,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
     for variant in PRESETS:
         runner = Runner.load(bundles(variant, "t5"), threads=1)
         assert runner.manifest.sizes.max_source == runner.manifest.sizes.max_target == LENGTH
-        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LENGTH, LENGTH - 1))
+        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LENGTH, LENGTH - 1) * 6)
         lengths = {"max_length": LENGTH, "min_length": LENGTH}
         expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
 
