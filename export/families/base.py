@@ -112,10 +112,10 @@ def size_errors(config: Any, names: tuple[str, ...]) -> Iterator[str]:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield f"{name} is {value!r}; expected a whole number of at least 1"
+        elif "layer" in name and value > MAX_LAYERS:
+            yield f"{name} is {reprlib.repr(value)}; expected at most {MAX_LAYERS}, more than any model has"
         elif value >= 2**31:
             yield f"{name} is {reprlib.repr(value)}; expected less than {2**31:,}"
-        elif "layer" in name and value > MAX_LAYERS:
-            yield f"{name} is {value}; expected at most {MAX_LAYERS}, more than any model has"
 
 
 def head_errors(config: Any, width: str, heads: str) -> Iterator[str]:
