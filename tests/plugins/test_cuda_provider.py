@@ -63,7 +63,7 @@ def run(bundle: Path, stand_in: Path, log: Path) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "TIGHTBEAM_LIBRARY": str(LIBRARY),
     }
-    command = [sys.executable, str(ROOT / "tests" / "provider_run.py"), str(bundle)]
+    command = [sys.executable, str(ROOT / "tests" / "support" / "provider_run.py"), str(bundle)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
