@@ -19,7 +19,7 @@ Present = frozenset[str]
 
 FLOAT = "Float"
 """The float type that a node runs in: float32, float16 or bfloat16."""
-TYPES = (FLOAT, "float32", "int32", "int64", "bool")
+TYPES = (FLOAT, "float32", "int8", "uint8", "int32", "int64", "bool")
 """Types of tensors; all but ``FLOAT`` as numpy calls them."""
 
 
@@ -106,6 +106,8 @@ class Operator:
         on what is missing, so each combination has a body of its own.
     may_be_zero
         Letters whose size may be 0; any other size is at least 1.
+    gpu
+        False where it has CPU kernels alone: no CUDA kernel and no TensorRT plugin is made.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Operator:
     body: Callable[[Present], str] = field(repr=False)
     attributes: tuple[Attribute, ...] = ()
     may_be_zero: tuple[str, ...] = ()
+    gpu: bool = True
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 # A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline") and on x86-64
-# for AVX2 with FMA ("v3") and AVX-512 ("v4"). It is given TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the
-# number of floats in a register; kernels/cpu/math.h chooses among the copies when the library is loaded.
+# for AVX2 with FMA ("v3") and AVX-512 ("v4"); quantized_kernels.cpp also for both with VNNI. It is given TIGHTBEAM_ISA,
+# one of these names, and TIGHTBEAM_LANES, the number of floats in a register; kernels/cpu/instruction_sets.h finds
+# the best one of a machine when the library is loaded.
 #
 # An inline function or a template of a common header that such a file uses, and that the compiler does not inline,
 # becomes a weak symbol that the linker keeps one copy of: an AVX-512 copy in code meant for every processor would be an
@@ -10,20 +11,30 @@ set(levels baseline)
 set(baseline_options "")
 set(baseline_lanes 4)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
-  list(APPEND levels v3 v4)
+  list(APPEND levels v3 v4 v3_vnni v4_vnni)
   add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_X86_64>)
 endif()
 set(v3_options -mavx2 -mfma)
 set(v3_lanes 8)
 set(v4_options ${v3_options} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
 set(v4_lanes 16)
+set(v3_vnni_options ${v3_options} -mavxvnni)
+set(v3_vnni_lanes 8)
+set(v4_vnni_options ${v4_options} -mavx512vnni)
+set(v4_vnni_lanes 16)
 
 # Contraction to FMA, and neither errno nor floating point traps: what vectors need. Sums keep their order.
 set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+# Quantised products are the same on every processor, so nothing is contracted there.
+set_source_files_properties(kernels/cpu/quantized_kernels.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 set(kernel_objects "")
 foreach(level IN LISTS levels)
-  add_library(tightbeam_kernels_${level} OBJECT ${kernels})
+  set(level_kernels ${kernels})
+  if(level MATCHES "_vnni$")
+    list(FILTER level_kernels INCLUDE REGEX "/quantized_kernels\\.cpp$")
+  endif()
+  add_library(tightbeam_kernels_${level} OBJECT ${level_kernels})
   target_compile_definitions(tightbeam_kernels_${level} PRIVATE TIGHTBEAM_ISA=${level}
     TIGHTBEAM_LANES=${${level}_lanes})
   target_compile_options(tightbeam_kernels_${level} PRIVATE ${kernel_options} ${${level}_options})

@@ -5,8 +5,8 @@ usage: generate_operators.py FOLDER, the folder ``generated`` of the build:
     operators.h       the list of the operators, for macros; the version of their domain; their tables, declared
     operators.cpp     their tables
     arguments.h       includes all arguments.h
-    launch_plans.h    includes all launch_plan.h
-    cuda/<op>.cu      the kernels of an operator, so that nvcc compiles them in parallel
+    launch_plans.h    includes all launch_plan.h, of operators with kernels for a GPU
+    cuda/<op>.cu      the CUDA kernels of such an operator, so that nvcc compiles them in parallel
 
 A file is only written where its text changes, so that nothing is compiled without need.
 """
@@ -91,8 +91,12 @@ const Operator& {operator.folder}_table() {{
 def generated_files(ops: Any) -> dict[str, str]:
     """The text of every file by its path."""
     operators = list(ops.OPERATORS.values())
-    entries = [f"  EACH({operator.folder}, {operator.name}Arguments)" for operator in operators]
-    macro = " \\\n".join(["#define TIGHTBEAM_OPERATORS(EACH)", *entries])
+    with_gpu = [operator for operator in operators if operator.gpu]
+
+    def macro(name: str, listed: list[Operator]) -> str:
+        entries = [f"  EACH({operator.folder}, {operator.name}Arguments)" for operator in listed]
+        return " \\\n".join([f"#define {name}(EACH)", *entries])
+
     folders = [operator.folder for operator in operators]
     declared = "\n".join(f"const Operator& {folder}_table();" for folder in folders)
     files = {
@@ -101,7 +105,10 @@ def generated_files(ops: Any) -> dict[str, str]:
 #include "kernels/operator.h"
 
 // Every operator: its folder, and the struct of its kernels' arguments.
-{macro}
+{macro("TIGHTBEAM_OPERATORS", operators)}
+
+// Those that have kernels for a GPU.
+{macro("TIGHTBEAM_GPU_OPERATORS", with_gpu)}
 
 namespace tightbeam {{
 
@@ -124,9 +131,9 @@ namespace tightbeam {{
         "arguments.h": f"{NOTE}#pragma once\n\n"
         + "".join(f'#include "ops/{folder}/arguments.h"\n' for folder in folders),
         "launch_plans.h": f"{NOTE}#pragma once\n\n"
-        + "".join(f'#include "ops/{folder}/launch_plan.h"\n' for folder in folders),
+        + "".join(f'#include "ops/{operator.folder}/launch_plan.h"\n' for operator in with_gpu),
     }
-    for operator in operators:
+    for operator in with_gpu:
         files[f"cuda/{operator.folder}.cu"] = f"""{NOTE}#include "kernels/cuda/launch_on_stream.cuh"
 #include "ops/{operator.folder}/kernel_cuda.cuh"
 

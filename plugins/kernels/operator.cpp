@@ -77,6 +77,12 @@ std::vector<Dimension> Operator::parse(const char* shape) {
   return dimensions;
 }
 
+bool Operator::has_float_type() const {
+  for (const Input& input : inputs)
+    if (input.type == Element::Float) return true;
+  return false;
+}
+
 int Operator::letter(const char* name) const {
   for (size_t i = 0; i < letters.size(); ++i)
     if (letters[i] == name) return static_cast<int>(i);

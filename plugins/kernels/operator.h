@@ -16,7 +16,7 @@
 namespace tightbeam {
 
 // Float: the type that the operator is asked to run in, float32, float16 or bfloat16.
-enum class Element { Float, float32, int32, int64, boolean };
+enum class Element { Float, float32, int8, uint8, int32, int64, boolean };
 
 // A sum of products of letters (by their index in Operator::letters) and a number.
 struct Term {
@@ -122,6 +122,9 @@ struct Operator {
 
   // Input and dimension that are written exactly as this one of an output; {-1, -1} if there is none.
   std::pair<int, int> same_dimension(size_t output, size_t dimension) const;
+
+  // True where nodes differ in their float type.
+  bool has_float_type() const;
 
   int letter(const char* name) const;
   int input(const char* name) const;

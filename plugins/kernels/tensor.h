@@ -8,10 +8,18 @@
 
 namespace tightbeam {
 
-enum class Type { float32, float16, bfloat16, int32, int64, boolean };
+enum class Type { float32, float16, bfloat16, int8, uint8, int32, int64, boolean };
 
 constexpr size_t bytes_of(Type type) {
-  return type == Type::int64 ? 8 : type == Type::boolean ? 1 : type == Type::float16 || type == Type::bfloat16 ? 2 : 4;
+  switch (type) {
+    case Type::int64: return 8;
+    case Type::float16:
+    case Type::bfloat16: return 2;
+    case Type::int8:
+    case Type::uint8:
+    case Type::boolean: return 1;
+    default: return 4;
+  }
 }
 
 struct Tensor {

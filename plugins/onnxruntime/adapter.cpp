@@ -29,6 +29,8 @@ const CustomOperator& self(const OrtCustomOp* op) { return *static_cast<const Cu
 ONNXTensorElementDataType onnx_type(Element element, ONNXTensorElementDataType float_type) {
   switch (element) {
     case Element::float32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case Element::int8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case Element::uint8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
     case Element::int32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
     case Element::int64: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
     case Element::boolean: return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
@@ -41,6 +43,8 @@ Type tensor_type(ONNXTensorElementDataType type) {
   switch (type) {
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return Type::float16;
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return Type::bfloat16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return Type::int8;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8: return Type::uint8;
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return Type::int32;
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: return Type::int64;
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: return Type::boolean;

@@ -120,6 +120,7 @@ void add_cpu_operator(Operators& operators) {
     operators.back()->GetMayInplace = shared_memory_of<Kernel>;
   };
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, run_or_widen<Kernel, float>);
+  if (!Kernel::table().has_float_type()) return;
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, run_or_widen<Kernel, Float16>);
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, run_or_widen<Kernel, BFloat16>);
 }

@@ -17,7 +17,7 @@ namespace tightbeam {
   void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream); \
   template <class Float>                                                                     \
   size_t op##_workspace(const Arguments<Float>& arguments);
-TIGHTBEAM_OPERATORS(TIGHTBEAM_DECLARE)
+TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_DECLARE)
 #undef TIGHTBEAM_DECLARE
 
 namespace {
@@ -135,14 +135,14 @@ void add_cuda_operator(Operators& operators) {
       launch_##op(arguments, workspace, stream);                                                  \
     }                                                                                             \
   };
-TIGHTBEAM_OPERATORS(TIGHTBEAM_KERNEL)
+TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_KERNEL)
 #undef TIGHTBEAM_KERNEL
 
 }  // namespace
 
 void add_cuda_operators(Operators& operators) {
 #define TIGHTBEAM_ADD(op, Arguments) add_cuda_operator<op##_kernel>(operators);
-  TIGHTBEAM_OPERATORS(TIGHTBEAM_ADD)
+  TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_ADD)
 #undef TIGHTBEAM_ADD
 }
 

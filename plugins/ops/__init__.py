@@ -16,6 +16,9 @@ from tightbeam.plugins.ops.beam_latent_attention import BEAM_LATENT_ATTENTION
 from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
+from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
+from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
+from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.schema import Operator
 
@@ -42,6 +45,9 @@ OPERATORS: dict[str, Operator] = {
         SOURCE_ATTENTION,
         LATENT_ATTENTION,
         BEAM_TOP_K,
+        QUANTIZE_ROWS,
+        QUANTIZED_MATMUL,
+        QUANTIZED_GATHER,
     )
 }
 """Every operator by its name."""

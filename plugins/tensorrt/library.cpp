@@ -48,14 +48,14 @@ struct Entry {
     launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                   \
     return plan;                                                                        \
   }
-TIGHTBEAM_OPERATORS(TIGHTBEAM_PLAN)
+TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_PLAN)
 #undef TIGHTBEAM_PLAN
 
 const Entry& find(const char* name) {
   static const std::vector<Entry> entries = {
 #define TIGHTBEAM_ENTRY(op, Arguments) \
   {op##_table(), {plan_of_##op<float>, plan_of_##op<Float16>, plan_of_##op<BFloat16>}},
-      TIGHTBEAM_OPERATORS(TIGHTBEAM_ENTRY)
+      TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_ENTRY)
 #undef TIGHTBEAM_ENTRY
   };
   for (const Entry& entry : entries)
@@ -74,6 +74,8 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 Type tensor_type(Element element, int float_type) {
   switch (element) {
     case Element::float32: return Type::float32;
+    case Element::int8: return Type::int8;
+    case Element::uint8: return Type::uint8;
     case Element::int32: return Type::int32;
     case Element::int64: return Type::int64;
     case Element::boolean: return Type::boolean;

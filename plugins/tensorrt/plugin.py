@@ -111,7 +111,7 @@ def make_plugin(name: str, tensors: str, attributes: Mapping[str, float], launch
 def _register(found: TensorRT) -> tuple[Any, ...]:
     registry = found.trt.get_plugin_registry()
     _, creator_class = _classes(found)
-    creators = tuple(creator_class(operator) for operator in OPERATORS.values())
+    creators = tuple(creator_class(operator) for operator in OPERATORS.values() if operator.gpu)
     for creator in creators:
         if not registry.register_creator(creator, NAMESPACE):
             raise TensorRTError(f"{found.distribution} {found.version} does not take the plugin {creator.name}")

@@ -22,6 +22,9 @@ MODULES: dict[str, ModuleType] = {
         ("SourceAttention", "source_attention"),
         ("LatentAttention", "latent_attention"),
         ("BeamTopK", "beam_top_k"),
+        ("QuantizeRows", "quantize_rows"),
+        ("QuantizedMatMul", "quantized_matmul"),
+        ("QuantizedGather", "quantized_gather"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""

@@ -15,7 +15,7 @@ from support.tolerance import assert_close
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.ops._case import Array, Case
 
-OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64}
+OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64, "quantized": np.int8, "embeddings": np.float32}
 _sessions: dict[tuple[Any, ...], ort.InferenceSession] = {}
 
 
@@ -34,10 +34,11 @@ def model_of(
         return onnx.helper.make_tensor_value_info(tensor, kind, [f"{tensor}{axis}" for axis in range(rank)])
 
     taken = [info(tensor, array.dtype, array.ndim) for tensor, array in inputs.items()]
-    first_float = next(array.dtype for array in inputs.values() if array.dtype.kind in "fV")
+    kinds = {array.dtype for tensor, array in inputs.items() if tensor not in operator.float32}
+    first_float = next((dtype for dtype in kinds if dtype.kind in "fV"), np.dtype(np.float32))
     given = []
     for tensor in outputs:
-        dtype = OUTPUT_TYPES.get(tensor, np.float32 if tensor in ("lse", "scores") else first_float)
+        dtype = OUTPUT_TYPES.get(tensor, np.float32 if tensor in ("lse", "scores", "scale") else first_float)
         rank = 4 if tensor.endswith("cache_out") else 3 if (name, tensor) == ("LatentAttention", "output") else 2
         given.append(info(tensor, dtype, rank))
     graph = onnx.helper.make_graph([node], name, taken, given)

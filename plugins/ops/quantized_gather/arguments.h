@@ -1,0 +1,48 @@
+// Arguments of the kernels of QuantizedGather, and how they are filled from a call.
+#pragma once
+
+#include "kernels/cpu/quantized.h"
+#include "kernels/operator.h"
+
+namespace tightbeam {
+
+template <class Float>
+struct QuantizedGatherArguments {
+  int R;
+  int vocabulary;
+  int groups;  // of four neighbours: numbers of a row / 4
+  int blocks;  // of a row that have a scale of their own
+
+  const long long* tokens;       // [R]
+  const unsigned char* weights;  // [tiles, groups, 32, 4]
+  const float* scale;            // [blocks, vocabulary]
+  float* embeddings;             // [R, 4 groups]
+};
+
+class Parallel;
+
+template <class Float>
+QuantizedGatherArguments<Float> quantized_gather_arguments(const Call& call) {
+  QuantizedGatherArguments<Float> arguments{};
+  arguments.R = call.size("R");
+  arguments.vocabulary = call.size("vocabulary");
+  arguments.groups = call.size("groups");
+  arguments.blocks = call.size("blocks");
+  const int tiles = call.size("tiles"), expected = (arguments.vocabulary - 1) / TILE_COLUMNS + 1;
+  if (tiles != expected)
+    call.fail("weights has " + std::to_string(tiles) + " tiles, expected " + std::to_string(expected) +
+              " of 32 columns for vocabulary = " + std::to_string(arguments.vocabulary));
+  if (arguments.groups % arguments.blocks != 0)
+    call.fail("scale has " + std::to_string(arguments.blocks) + " blocks, expected a divisor of " +
+              std::to_string(arguments.groups) + ", the groups of four numbers in a row");
+  arguments.tokens = call.input<long long>("tokens");
+  arguments.weights = call.input<unsigned char>("weights");
+  arguments.scale = call.input<float>("scale");
+  arguments.embeddings = call.output<float>("embeddings");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for a token outside the vocabulary.
+void quantized_gather(const QuantizedGatherArguments<float>& arguments, const Parallel& parallel);
+
+}  // namespace tightbeam

@@ -1,0 +1,84 @@
+"""QuantizedMatMul: rows of integers times a matrix of integers, scaled, with bias, activation and addend in one pass.
+
+    products = activation(sum over b of (rows_b . weights_b) row_scale_b scale_b + bias) + addend
+
+The sums of integers are exact. Floats are combined in just this order, and never contracted, so that every processor
+gives the same bits. A row's numbers, and each column's weights, have a scale for each of their blocks; one block is the
+common case. Weights lie in tiles of 32 columns, in the order in which kernels read them, so that nothing is packed or
+copied when a model is loaded: ``weights[y // 32, x // 4, y % 32, x % 4]`` is 128 more than the weight of number x of a
+row and column y. Columns are padded to a whole tile; what the padding holds does not matter.
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.schema import Attribute, FLOAT, Input, Operator, Output
+
+__all__ = ["ACTIVATIONS", "GROUP", "QUANTIZED_MATMUL", "TILE_COLUMNS", "ZERO_POINT"]
+
+TILE_COLUMNS = 32
+GROUP = 4
+"""Numbers of a row whose weights lie side by side."""
+ZERO_POINT = 128
+"""The byte of weight 0."""
+ACTIVATIONS = {"": 0, "Relu": 1, "Gelu": 2}
+"""Values of the attribute ``activation`` by the operator of ONNX that it stands for."""
+
+BODY = """
+    axis0 = Constant <value = int64[1] {0}> ()
+    axis1 = Constant <value = int64[1] {1}> ()
+    axis2 = Constant <value = int64[1] {2}> ()
+    rest = Constant <value = int64[1] {-1}> ()
+    zero_point = Constant <value = uint8 {128}> ()
+
+    blocks = Shape <start = 0, end = 1> (scale)
+    columns = Shape <start = 1, end = 2> (scale)
+    R = Shape <start = 0, end = 1> (rows)
+    width = Shape <start = 1, end = 2> (rows)
+    block_width = Div (width, blocks)
+    rows_shape = Concat <axis = 0> (R, blocks, block_width)
+    rows_by_block = Reshape (rows, rows_shape)
+    A = Transpose <perm = [1, 0, 2]> (rows_by_block)
+    untiled = Transpose <perm = [1, 3, 0, 2]> (weights)
+    weights_shape = Concat <axis = 0> (blocks, block_width, rest)
+    padded = Reshape (untiled, weights_shape)
+    B = Slice (padded, axis0, columns, axis2)
+    integers = MatMulInteger (A, B, , zero_point)
+    numbers = Cast <to = 1> (integers)
+    row_scales_of_blocks = Transpose <perm = [1, 0]> (row_scale)
+    row_scales = Unsqueeze (row_scales_of_blocks, axis2)
+    scales = Unsqueeze (scale, axis1)
+    by_row = Mul (numbers, row_scales)
+    scaled = Mul (by_row, scales)
+    summed = ReduceSum <keepdims = 0> (scaled, axis0)
+    biased = Add (summed, bias)
+
+    which = Constant <value_int: int = @activation> ()
+    one = Constant <value = int64 {1}> ()
+    two = Constant <value = int64 {2}> ()
+    is_relu = Equal (which, one)
+    is_gelu = Equal (which, two)
+    rectified = Relu (biased)
+    gelu = Gelu (biased)
+    active_or_not = Where (is_relu, rectified, biased)
+    active = Where (is_gelu, gelu, active_or_not)
+    added = Cast <to = 1> (addend)
+    sums = Add (active, added)
+    products = CastLike (sums, addend)
+"""
+
+QUANTIZED_MATMUL = Operator(
+    "QuantizedMatMul",
+    "quantized_matmul",
+    (
+        Input("rows", "int8", "R, 4 groups", "rows of integers, as QuantizeRows gives them"),
+        Input("row_scale", "float32", "R, blocks", "what one of a row's integers is worth, for each block"),
+        Input("weights", "uint8", "tiles, groups, 32, 4", "the matrix in tiles of 32 columns, plus 128"),
+        Input("scale", "float32", "blocks, Y", "what one of a column's integers is worth, for each block"),
+        Input("bias", "float32", "Y", "added to each row before the activation"),
+        Input("addend", FLOAT, "addend_rows, addend_columns", "added after it: [R, Y], or one number as [1, 1]"),
+    ),
+    (Output("products", FLOAT, "R, Y", "the products"),),
+    lambda present: BODY,
+    (Attribute("activation", "int", "0 none, 1 ReLU, 2 GELU", 0),),
+    gpu=False,
+)

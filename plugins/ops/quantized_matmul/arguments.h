@@ -1,0 +1,69 @@
+// Arguments of the kernels of QuantizedMatMul, and how they are filled from a call.
+#pragma once
+
+#include "kernels/cpu/quantized.h"
+#include "kernels/operator.h"
+
+namespace tightbeam {
+
+template <class Float>
+struct QuantizedMatMulArguments {
+  int R;
+  int Y;       // columns
+  int groups;  // of four neighbours: numbers of a row / 4
+  int blocks;  // of a row that have a scale of their own
+  int activation;
+
+  const signed char* rows;       // [R, 4 groups]
+  const float* row_scale;        // [R, blocks]
+  const unsigned char* weights;  // [tiles, groups, 32, 4]
+  const float* scale;            // [blocks, Y]
+  const float* bias;             // [Y]
+  const Float* addend;           // [R, Y], or null
+  Float addend_of_all;           // where it is null
+  Float* products;               // [R, Y]
+};
+
+class Parallel;
+
+template <class Float>
+QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
+  QuantizedMatMulArguments<Float> arguments{};
+  arguments.R = call.size("R");
+  arguments.Y = call.size("Y");
+  arguments.groups = call.size("groups");
+  arguments.blocks = call.size("blocks");
+  arguments.activation = call.int_attribute("activation");
+  const int tiles = call.size("tiles"), rows = call.size("addend_rows"), columns = call.size("addend_columns");
+  if (tiles != (arguments.Y - 1) / TILE_COLUMNS + 1)
+    call.fail("weights has " + std::to_string(tiles) + " tiles, expected " +
+              std::to_string((arguments.Y - 1) / TILE_COLUMNS + 1) + " of 32 columns for Y = " +
+              std::to_string(arguments.Y));
+  if (arguments.groups > MAX_GROUPS)
+    call.fail("rows has " + std::to_string(4L * arguments.groups) + " numbers a row, expected at most " +
+              std::to_string(4 * MAX_GROUPS));
+  if (arguments.groups % arguments.blocks != 0)
+    call.fail("scale has " + std::to_string(arguments.blocks) + " blocks, expected a divisor of " +
+              std::to_string(arguments.groups) + ", the groups of four numbers in a row");
+  if (arguments.activation < 0 || arguments.activation > 2)
+    call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0, 1 or 2");
+  const bool whole = rows == arguments.R && columns == arguments.Y;
+  if (!whole && (rows != 1 || columns != 1))
+    call.fail("addend is [" + std::to_string(rows) + ", " + std::to_string(columns) + "], expected [1, 1] or [" +
+              std::to_string(arguments.R) + ", " + std::to_string(arguments.Y) + "]");
+  arguments.rows = call.input<signed char>("rows");
+  arguments.row_scale = call.input<float>("row_scale");
+  arguments.weights = call.input<unsigned char>("weights");
+  arguments.scale = call.input<float>("scale");
+  arguments.bias = call.input<float>("bias");
+  const Float* addend = call.input<Float>("addend");
+  if (whole) arguments.addend = addend;
+  else arguments.addend_of_all = *addend;
+  arguments.products = call.output<Float>("products");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+void quantized_matmul(const QuantizedMatMulArguments<float>& arguments, const Parallel& parallel);
+
+}  // namespace tightbeam

@@ -1,0 +1,93 @@
+"""Cases of QuantizedMatMul, its definition in numpy, and the layout of its weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tightbeam.plugins.ops._case import Array, Case
+from tightbeam.plugins.ops.quantized_matmul import GROUP, TILE_COLUMNS, ZERO_POINT
+
+__all__ = ["cases", "exact", "random_case", "tiled", "untiled"]
+
+
+def tiled(weights: Array) -> Array:
+    """Integers [X, Y] of -127..127 in tiles [Y / 32, X / 4, 32, 4]; X is a multiple of 4."""
+    X, Y = weights.shape
+    padded = np.zeros((X, -(-Y // TILE_COLUMNS) * TILE_COLUMNS), np.int8)
+    padded[:, :Y] = weights
+    tiles = padded.reshape(X // GROUP, GROUP, -1, TILE_COLUMNS).transpose(2, 0, 3, 1)
+    return np.ascontiguousarray(tiles).view(np.uint8) ^ np.uint8(ZERO_POINT)
+
+
+def untiled(tiles: Array, Y: int) -> Array:
+    """The inverse of :func:`tiled`: integers [X, Y] as int64."""
+    weights = tiles.transpose(1, 3, 0, 2).reshape(tiles.shape[1] * GROUP, -1)[:, :Y]
+    return weights.astype(np.int64) - ZERO_POINT
+
+
+def random_case(
+    seed: int, *, R: int, groups: int, Y: int, blocks: int = 1, activation: int = 0, added: bool = False,
+    extreme: bool = False
+) -> Case:
+    """Random integers and scales; ``extreme``: all integers are -127 or 127."""
+    generator = np.random.default_rng(seed)
+
+    def integers(*shape: int) -> Array:
+        if extreme:
+            return (generator.integers(0, 2, shape) * 254 - 127).astype(np.int8)
+        return generator.integers(-127, 128, shape).astype(np.int8)
+
+    def scales(*shape: int) -> Array:
+        return (generator.uniform(0.5, 2, shape) / (127 * math.sqrt(GROUP * groups))).astype(np.float32)
+
+    inputs: dict[str, Array] = {
+        "rows": integers(R, GROUP * groups),
+        "row_scale": scales(R, blocks),
+        "weights": tiled(integers(GROUP * groups, Y)),
+        "scale": (127 * scales(blocks, Y)).astype(np.float32),
+        "bias": generator.standard_normal(Y).astype(np.float32),
+        "addend": generator.standard_normal((R, Y) if added else (1, 1)).astype(np.float32),
+    }
+    name = f"R{R}-X{GROUP * groups}-Y{Y}-blocks{blocks}-activation{activation}{'-added' * added}-seed{seed}"
+    return Case(name, inputs, {"activation": activation}, floats=("addend",))
+
+
+def cases() -> list[Case]:
+    """One of everything, odd sizes, all heights of a tile of rows, several tiles of columns and blocks of many rows,
+    and the largest sums that there can be."""
+    poisoned = random_case(9, R=3, groups=4, Y=40)
+    poisoned.inputs["row_scale"][1] = np.nan
+    return [
+        random_case(0, R=1, groups=1, Y=1),
+        *(random_case(1, R=R, groups=5, Y=33) for R in range(1, 14)),
+        random_case(2, R=7, groups=12, Y=100, blocks=3, added=True),
+        random_case(3, R=101, groups=9, Y=70, added=True, activation=1),
+        random_case(4, R=200, groups=16, Y=31, blocks=4),
+        random_case(5, R=2, groups=7, Y=65, activation=2, added=True),
+        random_case(6, R=5, groups=3000, Y=34, extreme=True),
+        random_case(7, R=1, groups=4, Y=700, activation=1),
+        random_case(8, R=900, groups=3, Y=5),
+        poisoned,
+    ]
+
+
+def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
+    """The definition, in ``dtype``; the sums of integers are exact."""
+    inputs = case.inputs
+    scale, row_scale = inputs["scale"].astype(dtype), inputs["row_scale"].astype(dtype)
+    blocks, Y = scale.shape
+    rows = np.split(inputs["rows"].astype(np.int64), blocks, axis=1)
+    weights = np.split(untiled(inputs["weights"], Y), blocks, axis=0)
+    products = np.zeros((len(row_scale), Y), dtype)
+    for block in range(blocks):
+        integers = (rows[block] @ weights[block]).astype(dtype)
+        products += integers * row_scale[:, block, None] * scale[block]
+    products += inputs["bias"].astype(dtype)
+    if case.attributes["activation"] == 1:
+        products = np.maximum(products, dtype(0))
+    elif case.attributes["activation"] == 2:
+        erf = np.vectorize(math.erf, otypes=[dtype])
+        products = dtype(0.5) * products * (dtype(1) + erf(products / dtype(math.sqrt(2))))
+    return {"products": products + inputs["addend"].astype(dtype)}
