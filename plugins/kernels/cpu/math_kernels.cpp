@@ -1,37 +1,12 @@
 // Compiled once for each instruction set (CMakeLists.txt): TIGHTBEAM_ISA names it, TIGHTBEAM_LANES is the number of
 // floats in a register. Nothing here may have external linkage but the table: a function that the linker shares
-// between the copies would bring wide instructions to machines without them. So no header with inline code is used.
+// between the copies would bring wide instructions to machines without them. So of headers with inline code only
+// vectors.h is used, whose code has internal linkage.
 #include "kernels/cpu/math.h"
+#include "kernels/cpu/vectors.h"
 
 namespace tightbeam {
 namespace {
-
-constexpr int LANES = TIGHTBEAM_LANES;
-typedef float Vector __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
-typedef int Integers __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
-typedef unsigned Bits __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
-
-inline Vector load(const float* from) {
-  Vector vector;
-  __builtin_memcpy(&vector, from, sizeof vector);
-  return vector;
-}
-
-inline void store(float* to, Vector vector) { __builtin_memcpy(to, &vector, sizeof vector); }
-
-// The first `count` numbers, then zeros.
-inline Vector load_some(const float* from, int count) {
-  Vector vector = {};
-  __builtin_memcpy(&vector, from, count * sizeof(float));
-  return vector;
-}
-
-inline void store_some(float* to, Vector vector, int count) { __builtin_memcpy(to, &vector, count * sizeof(float)); }
-
-inline Vector broadcast(float number) { return number - Vector{}; }
-
-// Small arrays of registers stay in registers only where the loops over them are gone before the compiler places them.
-#define TIGHTBEAM_UNROLL _Pragma("GCC unroll 16")
 
 // Lane i is the sum of the lanes of vectors[i]: LANES sums for LANES - 1 additions, two shuffles each.
 inline Vector sums_of(Vector* v) {
@@ -220,29 +195,6 @@ float row_max(const float* numbers, size_t count) {
   return result;
 }
 
-// e^x for x <= 0, to 2 units in the last place; 0 below -87, NaN of NaN. x = n ln 2 + r, and e^r by a polynomial of
-// degree 6. Lanes that do not count may hold any x.
-inline Vector exponential(Vector x) {
-  const Vector lowest = broadcast(-87.0f);
-  const Integers vanishes = x < lowest;
-  x = vanishes ? lowest : x;
-  const Vector magic = broadcast(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
-  const Vector shifted = x * 1.44269504f + magic;
-  const Vector n = shifted - magic;
-  Vector r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vector p = broadcast(1.0f / 720);
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const Bits exponent = ((Bits)shifted) << 23;  // the low bits of `shifted` are n
-  const Vector result = (Vector)((Bits)p + exponent);
-  return x != x ? x : vanishes ? broadcast(0.0f) : result;
-}
-
 inline float total_of(Vector vector) {
   float total = 0;
   for (int lane = 0; lane < LANES; ++lane) total += vector[lane];
@@ -308,11 +260,6 @@ size_t next_above(const float* numbers, size_t from, size_t count, float thresho
 }
 
 }  // namespace
-
-#define TIGHTBEAM_TEXT_(x) #x
-#define TIGHTBEAM_TEXT(x) TIGHTBEAM_TEXT_(x)
-#define TIGHTBEAM_JOIN_(a, b) a##b
-#define TIGHTBEAM_JOIN(a, b) TIGHTBEAM_JOIN_(a, b)
 
 extern const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA);
 const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA) = {

@@ -9,9 +9,9 @@ template <class Float>
 struct QuantizeRowsArguments {
   int R, X;
 
-  const Float* rows;         // [R, X]
-  signed char* quantized;    // [R, X]
-  float* scale;              // [R, 1]
+  const Float* rows;       // [R, X]
+  signed char* quantized;  // [R, X]
+  float* scale;            // [R, 1]
 };
 
 class Parallel;

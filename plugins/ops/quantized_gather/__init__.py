@@ -15,7 +15,7 @@ BODY = """
     axis0 = Constant <value = int64[1] {0}> ()
     axis1 = Constant <value = int64[1] {1}> ()
     rest = Constant <value = int64[1] {-1}> ()
-    tile_columns = Constant <value = int64 {32}> ()
+    tile_columns = Constant <value = int64 {16}> ()
     zero_point = Constant <value = float {128.0}> ()
 
     tiles = Div (tokens, tile_columns)
@@ -44,7 +44,7 @@ QUANTIZED_GATHER = Operator(
     "quantized_gather",
     (
         Input("tokens", "int64", "R", "columns to look up"),
-        Input("weights", "uint8", "tiles, groups, 32, 4", "the matrix in tiles of 32 columns, plus 128"),
+        Input("weights", "uint8", "tiles, groups, 16, 4", "the matrix in tiles of 16 columns, plus 128"),
         Input("scale", "float32", "blocks, vocabulary", "what one of a column's integers is worth, for each block"),
     ),
     (Output("embeddings", "float32", "R, 4 groups", "a row for each token"),),

@@ -14,7 +14,7 @@ struct QuantizedGatherArguments {
   int blocks;  // of a row that have a scale of their own
 
   const long long* tokens;       // [R]
-  const unsigned char* weights;  // [tiles, groups, 32, 4]
+  const unsigned char* weights;  // [tiles, groups, 16, 4]
   const float* scale;            // [blocks, vocabulary]
   float* embeddings;             // [R, 4 groups]
 };
@@ -31,7 +31,7 @@ QuantizedGatherArguments<Float> quantized_gather_arguments(const Call& call) {
   const int tiles = call.size("tiles"), expected = (arguments.vocabulary - 1) / TILE_COLUMNS + 1;
   if (tiles != expected)
     call.fail("weights has " + std::to_string(tiles) + " tiles, expected " + std::to_string(expected) +
-              " of 32 columns for vocabulary = " + std::to_string(arguments.vocabulary));
+              " of 16 columns for vocabulary = " + std::to_string(arguments.vocabulary));
   if (arguments.groups % arguments.blocks != 0)
     call.fail("scale has " + std::to_string(arguments.blocks) + " blocks, expected a divisor of " +
               std::to_string(arguments.groups) + ", the groups of four numbers in a row");

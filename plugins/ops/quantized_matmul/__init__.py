@@ -4,18 +4,18 @@
 
 The sums of integers are exact. Floats are combined in just this order, and never contracted, so that every processor
 gives the same bits. A row's numbers, and each column's weights, have a scale for each of their blocks; one block is the
-common case. Weights lie in tiles of 32 columns, in the order in which kernels read them, so that nothing is packed or
-copied when a model is loaded: ``weights[y // 32, x // 4, y % 32, x % 4]`` is 128 more than the weight of number x of a
+common case. Weights lie in tiles of 16 columns, in the order in which kernels read them, so that nothing is packed or
+copied when a model is loaded: ``weights[y // 16, x // 4, y % 16, x % 4]`` is 128 more than the weight of number x of a
 row and column y. Columns are padded to a whole tile; what the padding holds does not matter.
 """
 
 from __future__ import annotations
 
-from tightbeam.plugins.schema import Attribute, FLOAT, Input, Operator, Output
+from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["ACTIVATIONS", "GROUP", "QUANTIZED_MATMUL", "TILE_COLUMNS", "ZERO_POINT"]
 
-TILE_COLUMNS = 32
+TILE_COLUMNS = 16
 GROUP = 4
 """Numbers of a row whose weights lie side by side."""
 ZERO_POINT = 128
@@ -72,7 +72,7 @@ QUANTIZED_MATMUL = Operator(
     (
         Input("rows", "int8", "R, 4 groups", "rows of integers, as QuantizeRows gives them"),
         Input("row_scale", "float32", "R, blocks", "what one of a row's integers is worth, for each block"),
-        Input("weights", "uint8", "tiles, groups, 32, 4", "the matrix in tiles of 32 columns, plus 128"),
+        Input("weights", "uint8", "tiles, groups, 16, 4", "the matrix in tiles of 16 columns, plus 128"),
         Input("scale", "float32", "blocks, Y", "what one of a column's integers is worth, for each block"),
         Input("bias", "float32", "Y", "added to each row before the activation"),
         Input("addend", FLOAT, "addend_rows, addend_columns", "added after it: [R, Y], or one number as [1, 1]"),

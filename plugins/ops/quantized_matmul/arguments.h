@@ -16,7 +16,7 @@ struct QuantizedMatMulArguments {
 
   const signed char* rows;       // [R, 4 groups]
   const float* row_scale;        // [R, blocks]
-  const unsigned char* weights;  // [tiles, groups, 32, 4]
+  const unsigned char* weights;  // [tiles, groups, 16, 4]
   const float* scale;            // [blocks, Y]
   const float* bias;             // [Y]
   const Float* addend;           // [R, Y], or null
@@ -37,8 +37,8 @@ QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
   const int tiles = call.size("tiles"), rows = call.size("addend_rows"), columns = call.size("addend_columns");
   if (tiles != (arguments.Y - 1) / TILE_COLUMNS + 1)
     call.fail("weights has " + std::to_string(tiles) + " tiles, expected " +
-              std::to_string((arguments.Y - 1) / TILE_COLUMNS + 1) + " of 32 columns for Y = " +
-              std::to_string(arguments.Y));
+              std::to_string((arguments.Y - 1) / TILE_COLUMNS + 1) +
+              " of 16 columns for Y = " + std::to_string(arguments.Y));
   if (arguments.groups > MAX_GROUPS)
     call.fail("rows has " + std::to_string(4L * arguments.groups) + " numbers a row, expected at most " +
               std::to_string(4 * MAX_GROUPS));
@@ -57,8 +57,10 @@ QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
   arguments.scale = call.input<float>("scale");
   arguments.bias = call.input<float>("bias");
   const Float* addend = call.input<Float>("addend");
-  if (whole) arguments.addend = addend;
-  else arguments.addend_of_all = *addend;
+  if (whole)
+    arguments.addend = addend;
+  else
+    arguments.addend_of_all = *addend;
   arguments.products = call.output<Float>("products");
   return arguments;
 }

@@ -13,7 +13,7 @@ __all__ = ["cases", "exact", "random_case", "tiled", "untiled"]
 
 
 def tiled(weights: Array) -> Array:
-    """Integers [X, Y] of -127..127 in tiles [Y / 32, X / 4, 32, 4]; X is a multiple of 4."""
+    """Integers [X, Y] of -127..127 in tiles [Y / 16, X / 4, 16, 4]; X is a multiple of 4."""
     X, Y = weights.shape
     padded = np.zeros((X, -(-Y // TILE_COLUMNS) * TILE_COLUMNS), np.int8)
     padded[:, :Y] = weights
@@ -28,8 +28,15 @@ def untiled(tiles: Array, Y: int) -> Array:
 
 
 def random_case(
-    seed: int, *, R: int, groups: int, Y: int, blocks: int = 1, activation: int = 0, added: bool = False,
-    extreme: bool = False
+    seed: int,
+    *,
+    R: int,
+    groups: int,
+    Y: int,
+    blocks: int = 1,
+    activation: int = 0,
+    added: bool = False,
+    extreme: bool = False,
 ) -> Case:
     """Random integers and scales; ``extreme``: all integers are -127 or 127."""
     generator = np.random.default_rng(seed)

@@ -1,0 +1,64 @@
+// Vectors of one instruction set, for the files that are compiled once for each (cmake/InstructionSets.cmake). All of
+// it has internal linkage, so that no two copies are ever shared.
+#pragma once
+
+namespace tightbeam {
+namespace {
+
+constexpr int LANES = TIGHTBEAM_LANES;
+typedef float Vector __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+typedef int Integers __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+typedef unsigned Bits __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+
+inline Vector load(const float* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+inline void store(float* to, Vector vector) { __builtin_memcpy(to, &vector, sizeof vector); }
+
+// The first `count` numbers, then zeros.
+inline Vector load_some(const float* from, int count) {
+  Vector vector = {};
+  __builtin_memcpy(&vector, from, count * sizeof(float));
+  return vector;
+}
+
+inline void store_some(float* to, Vector vector, int count) { __builtin_memcpy(to, &vector, count * sizeof(float)); }
+
+inline Vector broadcast(float number) { return number - Vector{}; }
+
+// Small arrays of registers stay in registers only where the loops over them are gone before the compiler places them.
+#define TIGHTBEAM_UNROLL _Pragma("GCC unroll 16")
+
+// e^x for x <= 0, to 2 units in the last place; 0 below -87, NaN of NaN. x = n ln 2 + r, and e^r by a polynomial of
+// degree 6. Lanes that do not count may hold any x.
+inline Vector exponential(Vector x) {
+  const Vector lowest = broadcast(-87.0f);
+  const Integers vanishes = x < lowest;
+  x = vanishes ? lowest : x;
+  const Vector magic = broadcast(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
+  const Vector shifted = x * 1.44269504f + magic;
+  const Vector n = shifted - magic;
+  Vector r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vector p = broadcast(1.0f / 720);
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Bits exponent = ((Bits)shifted) << 23;  // the low bits of `shifted` are n
+  const Vector result = (Vector)((Bits)p + exponent);
+  return x != x ? x : vanishes ? broadcast(0.0f) : result;
+}
+
+}  // namespace
+}  // namespace tightbeam
+
+#define TIGHTBEAM_TEXT_(x) #x
+#define TIGHTBEAM_TEXT(x) TIGHTBEAM_TEXT_(x)
+#define TIGHTBEAM_JOIN_(a, b) a##b
+#define TIGHTBEAM_JOIN(a, b) TIGHTBEAM_JOIN_(a, b)
