@@ -29,6 +29,7 @@ from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
+from tightbeam.graph_passes.precision.quantize import quantize
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
@@ -93,7 +94,7 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 
 
 def to_precision(graphs: ModelGraphs, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in ``precision``: "fp32" (as they are), "fp16" or "bf16".
+    """Copy of a variant's graphs in ``precision``: "fp32" (as they are), "fp16", "bf16" or "int8".
 
     Raises PassError for a weight beyond the range of the precision.
     """
@@ -130,6 +131,8 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
 
 
 def _precision_passes(precision: str) -> list[Pass]:
+    if precision == "int8":
+        return [quantize]
     return [] if precision == "fp32" else [partial(lower_precision, precision=precision)]
 
 

@@ -13,7 +13,15 @@ INLINE_BYTES = 256
 
 
 def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
-    """Infer the element types of a graph.
+    """Infer the element types of a graph: a type of ``onnx.TensorProto`` by the name of each tensor.
+
+    Parameters and exceptions are those of :func:`tensor_infos`.
+    """
+    return {name: info.elem_type for name, info in tensor_infos(graph, where).items()}
+
+
+def tensor_infos(graph: gs.Graph, where: str) -> dict[str, onnx.TypeProto.Tensor]:
+    """Infer types and, as far as they are known, shapes of a graph's tensors.
 
     Parameters
     ----------
@@ -25,7 +33,7 @@ def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
     Returns
     -------
     dict
-        A type of ``onnx.TensorProto`` for every tensor that has a name.
+        One for every tensor that has a name.
 
     Raises
     ------
@@ -52,12 +60,14 @@ def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
         reason = " ".join(str(error).split())
         raise PassError(f"{where}: the types do not agree: {reason}") from error
     values = (*found.input, *found.output, *found.value_info)
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    types |= {constant.name: constant.data_type for constant in found.initializer}
+    infos = {value.name: value.type.tensor_type for value in values}
+    for constant in found.initializer:
+        kind = onnx.helper.make_tensor_type_proto(constant.data_type, list(constant.dims))
+        infos[constant.name] = kind.tensor_type
     for name in graph.tensors():
-        if name and not types.get(name):
+        if name and (name not in infos or not infos[name].elem_type):
             raise PassError(f"{where}: the type of {name} cannot be inferred")
-    return types
+    return infos
 
 
 def _bytes(tensor: gs.Constant) -> int:

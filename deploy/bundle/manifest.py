@@ -37,7 +37,7 @@ FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
 WEIGHTS = "weights.safetensors"
 
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 """Precisions of a bundle's graphs."""
 EnginePrecision = Literal["fp32", "fp16", "bf16"]
@@ -257,7 +257,7 @@ class Manifest(Entry):
 
     Attributes
     ----------
-    precision : "fp32" or "fp16"
+    precision : "fp32", "fp16" or "int8"
         Precision of products, caches and most weights.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.

@@ -23,7 +23,7 @@ __all__ = ["TiedWeights"]
 MODEL_GRAPH, GRAPH_INITIALIZER = 7, 5
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
 ENTRY_KEY, ENTRY_VALUE = 1, 2
-TYPES: dict[int, type[np.generic]] = {1: np.float32, 10: np.float16, 7: np.int64, 6: np.int32}
+TYPES: dict[int, type[np.generic]] = {1: np.float32, 2: np.uint8, 10: np.float16, 7: np.int64, 6: np.int32}
 """Numbers of onnx.proto: of the fields read here, and of the element types."""
 
 

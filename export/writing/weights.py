@@ -36,7 +36,7 @@ class WeightPlan:
 
 _SAFETENSORS_DTYPES = {
     **{"float32": "F32", "float16": "F16", "bfloat16": "BF16"},
-    **{"int64": "I64", "int32": "I32", "bool": "BOOL"},
+    **{"int64": "I64", "int32": "I32", "bool": "BOOL", "uint8": "U8"},
 }
 
 

@@ -69,8 +69,9 @@ ATTENTION_MASK = 3
 
 
 def itemsize(precision: str) -> int:
-    """Bytes of a number in caches and products, in "fp32" or one of ``LOW_TYPES``. Raises KeyError for another."""
-    return 4 if precision == "fp32" else LOW_TYPES[precision].itemsize
+    """Bytes of a number in caches, in "fp32", "int8" (whose caches are float32) or one of ``LOW_TYPES``. Raises KeyError
+    for another."""
+    return 4 if precision in ("fp32", "int8") else LOW_TYPES[precision].itemsize
 
 
 def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:

@@ -25,7 +25,7 @@ from rich.table import Table
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION
 from tightbeam.plugins.ops._case import Array
-from tightbeam.plugins.ops.quantized_matmul.cases import tiled
+from tightbeam.plugins.ops.quantized_matmul.layout import tiled
 from tools.bench.turns import in_turn
 
 ROWS = "1,4,16,32,64,512,2048"

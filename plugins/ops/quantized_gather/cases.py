@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.plugins.ops._case import Array, Case
-from tightbeam.plugins.ops.quantized_matmul.cases import tiled, untiled
+from tightbeam.plugins.ops.quantized_matmul.layout import tiled, untiled
 
 __all__ = ["cases", "exact", "random_case"]
 

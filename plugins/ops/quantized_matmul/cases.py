@@ -1,4 +1,4 @@
-"""Cases of QuantizedMatMul, its definition in numpy, and the layout of its weights."""
+"""Cases of QuantizedMatMul, and its definition in numpy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ import math
 import numpy as np
 
 from tightbeam.plugins.ops._case import Array, Case
-from tightbeam.plugins.ops.quantized_matmul import GROUP, TILE_COLUMNS, ZERO_POINT
+from tightbeam.plugins.ops.quantized_matmul import GROUP
+from tightbeam.plugins.ops.quantized_matmul.layout import tiled, untiled
 
-__all__ = ["cases", "exact", "random_case", "tiled", "untiled"]
-
-
-def tiled(weights: Array) -> Array:
-    """Integers [X, Y] of -127..127 in tiles [Y / 16, X / 4, 16, 4]; X is a multiple of 4."""
-    X, Y = weights.shape
-    padded = np.zeros((X, -(-Y // TILE_COLUMNS) * TILE_COLUMNS), np.int8)
-    padded[:, :Y] = weights
-    tiles = padded.reshape(X // GROUP, GROUP, -1, TILE_COLUMNS).transpose(2, 0, 3, 1)
-    return np.ascontiguousarray(tiles).view(np.uint8) ^ np.uint8(ZERO_POINT)
-
-
-def untiled(tiles: Array, Y: int) -> Array:
-    """The inverse of :func:`tiled`: integers [X, Y] as int64."""
-    weights = tiles.transpose(1, 3, 0, 2).reshape(tiles.shape[1] * GROUP, -1)[:, :Y]
-    return weights.astype(np.int64) - ZERO_POINT
+__all__ = ["cases", "exact", "random_case"]
 
 
 def random_case(

@@ -1,0 +1,278 @@
+"""Quantise a finished variant: constant matrices become integers of 8 bits, with a scale for each output column.
+
+    x - MatMul(W float32) - Add b - Gelu        ->  x - QuantizeRows - QuantizedMatMul(., W uint8, scale, b, ...)
+    x - MatMul(W) - Add r -> y                  ->  x - QuantizeRows - QuantizedMatMul(., ..., r) -> y
+    tokens - Gather(E); x - Gemm(E, transB = 1) ->  tokens - QuantizedGather(E^T uint8); x - QuantizedMatMul(E^T uint8)
+
+The rows of x are quantised as they come, each by itself, once for all products that read them. A product takes over the
+bias, the activation and the residual that follow it where nothing else reads what is between. An embedding is quantised
+where its size is that of a vocabulary; tied to the logits, both read one matrix. Everything else stays float32: caches,
+attention, norms, convolutions, and products whose input width is no multiple of 4.
+
+Needs: float32 graphs. Saves three quarters of the matrices. Not exact: an export counts the outputs that differ.
+Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``quantized_gather``, which have CPU kernels alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.builder import Builder, tidy
+from tightbeam.graph_passes.model import Array, ModelGraphs, PassResult
+from tightbeam.graph_passes.tensor_types import tensor_infos
+from tightbeam.plugins.ops.quantized_matmul import ACTIVATIONS, GROUP
+from tightbeam.plugins.ops.quantized_matmul.layout import tiled
+
+NAME = "quantize"
+MOST = 127
+Dimensions = list[int | str]
+
+
+def quantize(graphs: ModelGraphs) -> PassResult:
+    """Quantise products and embeddings of both graphs, in place."""
+    weights = _Weights()
+    vocabularies = {graphs.sizes.vocabulary, graphs.sizes.source_vocabulary}
+    matched = sum(
+        _quantize(graph, name, vocabularies, weights)
+        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
+    )
+    return PassResult(NAME, matched, "" if matched else "no product with a constant matrix", weights.bytes_saved)
+
+
+@dataclass
+class _Weights:
+    """Quantised matrices, each made once for all its readers in a graph."""
+
+    made: dict[tuple[int, bool], tuple[Array, Array, Array]] = field(default_factory=dict)
+    saved: int = 0
+
+    def quantized(self, constant: gs.Constant, transposed: bool) -> tuple[Array, Array]:
+        """Tiles and scale [1, Y] of a matrix [X, Y], or of one that is its transpose."""
+        values: Array = constant.values
+        key = id(values), transposed
+        if key not in self.made:
+            tiles, scale = quantized_columns(values.T if transposed else values)
+            self.made[key] = values, tiles, scale
+            self.saved += values.nbytes - tiles.nbytes - scale.nbytes
+        return self.made[key][1:]
+
+    def bytes_saved(self, run: object) -> int:
+        return self.saved
+
+
+def quantized_columns(matrix: Array) -> tuple[Array, Array]:
+    """Quantise a matrix with a scale for each column.
+
+    Parameters
+    ----------
+    matrix
+        Finite numbers [X, Y], with X a multiple of 4.
+
+    Returns
+    -------
+    tuple
+        Tiles uint8 [Y / 16, X / 4, 16, 4] as QuantizedMatMul takes them, and the scale float32 [1, Y]: numbers are
+        integers times scale, to half a step.
+    """
+    largest = np.abs(matrix).max(axis=0)
+    scale = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(MOST)
+    integers = np.clip(np.rint(matrix / scale), -MOST, MOST).astype(np.int8)
+    return tiled(integers), scale[None]
+
+
+@dataclass
+class _Product:
+    """A product with a constant matrix, and what follows it that one operator does with it."""
+
+    node: gs.Node
+    rows: gs.Tensor
+    weight: gs.Constant
+    transposed: bool
+    """the constant is [Y, X]"""
+    bias: gs.Constant | None = None
+    activation: str = ""
+    addend: gs.Tensor | None = None
+
+    @property
+    def X(self) -> int:
+        return int(self.weight.shape[1 if self.transposed else 0])
+
+    @property
+    def Y(self) -> int:
+        return int(self.weight.shape[0 if self.transposed else 1])
+
+
+def _quantize(graph: gs.Graph, name: str, vocabularies: set[int], weights: _Weights) -> int:
+    tidy(graph)
+    infos = tensor_infos(graph, f"{NAME}: {name}")
+    shapes = {tensor: _shape(info) for tensor, info in infos.items()}
+    build = _Quantizer(Builder(graph, NAME), shapes, weights)
+    matched = 0
+    for node in list(graph.nodes):
+        product = _product_of(node)
+        if product is not None and infos[product.weight.name].elem_type == onnx.TensorProto.FLOAT:
+            build.product(product)
+            matched += 1
+        elif _is_embedding(node, vocabularies):
+            build.embedding(node, int(infos[node.inputs[1].name].elem_type))
+            matched += 1
+    tidy(graph)
+    return matched
+
+
+def _shape(info: onnx.TypeProto.Tensor) -> Dimensions | None:
+    if not info.HasField("shape"):
+        return None
+    return [dim.dim_param or ("?" if not dim.HasField("dim_value") else dim.dim_value) for dim in info.shape.dim]
+
+
+def _product_of(node: gs.Node) -> _Product | None:
+    if node.op not in ("MatMul", "Gemm") or node.domain or not isinstance(node.inputs[1], gs.Constant):
+        return None
+    rows, weight = node.inputs[:2]
+    if isinstance(rows, gs.Constant) or len(weight.shape) != 2:
+        return None
+    attributes = node.attrs
+    if attributes.get("transA", 0) or attributes.get("alpha", 1.0) != 1 or attributes.get("beta", 1.0) != 1:
+        return None
+    product = _Product(node, rows, weight, bool(attributes.get("transB", 0)))
+    if product.X % GROUP or not np.isfinite(weight.values).all():
+        return None
+    if len(node.inputs) == 3 and node.inputs[2].name:
+        if not isinstance(node.inputs[2], gs.Constant):
+            product.addend = node.inputs[2]
+        elif node.inputs[2].values.size == product.Y:
+            product.bias = node.inputs[2]
+        else:
+            return None
+    return product
+
+
+def _is_embedding(node: gs.Node, vocabularies: set[int]) -> bool:
+    if node.op != "Gather" or not isinstance(node.inputs[0], gs.Constant) or node.attrs.get("axis", 0) != 0:
+        return False
+    table = node.inputs[0]
+    return (
+        len(table.shape) == 2
+        and table.dtype == np.float32
+        and table.shape[0] in vocabularies
+        and table.shape[1] % GROUP == 0
+        and not isinstance(node.inputs[1], gs.Constant)
+    )
+
+
+class _Quantizer:
+    """Replaces nodes of a graph."""
+
+    def __init__(self, build: Builder, shapes: dict[str, Dimensions | None], weights: _Weights) -> None:
+        self.build, self.shapes, self.weights = build, shapes, weights
+        self.constants: dict[int, tuple[gs.Constant, gs.Constant]] = {}
+        self.rows: dict[str, tuple[gs.Tensor, gs.Tensor]] = {}
+        self.leading: dict[str, gs.Tensor] = {}
+        self.zero = build.constant(np.zeros((1, 1)), np.float32)
+
+    def product(self, product: _Product) -> None:
+        output = self._follow(product)
+        shape = self.shapes.get(product.rows.name)
+        is_matrix = product.node.op == "Gemm" or (shape is not None and len(shape) == 2)
+        quantized, scale = self._quantized_rows(product.rows, product.X, is_matrix)
+        tiles, weight_scale = self._matrix(product.weight, product.transposed)
+        bias = np.zeros(product.Y) if product.bias is None else product.bias.values.reshape(-1)
+        addend = product.addend
+        if addend is None:
+            addend = self.zero
+        elif not is_matrix:
+            addend = self.build.reshape(addend, [-1, product.Y])
+        inputs = [quantized, scale, tiles, weight_scale, self.build.constant(bias, np.float32), addend]
+        attributes = {"activation": ACTIVATIONS[product.activation]}
+        products = self.build.variable(f"products_{self.build.count}", [self._height(product.rows), product.Y])
+        readers = output.inputs[0]
+        readers.outputs.clear()
+        if is_matrix:
+            products.name, output.dtype, output.shape = output.name, products.dtype, products.shape
+            self.build.operator("QuantizedMatMul", inputs, attributes, [output])
+        else:
+            self.build.operator("QuantizedMatMul", inputs, attributes, [products])
+            whole = self.build.add(
+                "Concat", [self._leading(product.rows), self.build.constant([product.Y])], {"axis": 0}
+            )
+            self.build.add("Reshape", [products, whole], outputs=[output])
+
+    def embedding(self, node: gs.Node, tokens_type: int) -> None:
+        table, tokens = node.inputs
+        tiles, scale = self._matrix(table, transposed=True)
+        if tokens_type != onnx.TensorProto.INT64:
+            tokens = self.build.add("Cast", [tokens], {"to": onnx.TensorProto.INT64})
+        output, D = node.outputs[0], int(table.shape[1])
+        node.outputs.clear()
+        flat = self.build.reshape(tokens, [-1])
+        embeddings = self.build.variable(f"embeddings_{self.build.count}", ["tokens", D])
+        self.build.operator("QuantizedGather", [flat, tiles, scale], {}, [embeddings])
+        shape = self.build.add("Shape", [tokens])
+        whole = self.build.add("Concat", [shape, self.build.constant([D])], {"axis": 0})
+        self.build.add("Reshape", [embeddings, whole], outputs=[output])
+
+    def _follow(self, product: _Product) -> gs.Tensor:
+        """Take over the nodes after a product that nothing else reads the inputs of; returns the last one's output."""
+        output = product.node.outputs[0]
+        if product.addend is None and product.bias is None:
+            add = self._only_reader(output, "Add")
+            bias = None if add is None else next((t for t in add.inputs if isinstance(t, gs.Constant)), None)
+            if add is not None and bias is not None and bias.values.shape == (product.Y,):
+                product.bias, output = bias, add.outputs[0]
+        if product.addend is None:
+            reader = self._only_reader(output, *filter(None, ACTIVATIONS))
+            if reader is not None and reader.attrs.get("approximate", "none") == "none":
+                product.activation, output = reader.op, reader.outputs[0]
+            add = self._only_reader(output, "Add")
+            if add is not None:
+                other = next(tensor for tensor in add.inputs if tensor is not output)
+                shape = self.shapes.get(output.name)
+                if (
+                    not isinstance(other, gs.Constant)
+                    and shape
+                    and "?" not in shape
+                    and self.shapes.get(other.name) == shape
+                ):
+                    product.addend, output = other, add.outputs[0]
+        return output
+
+    def _only_reader(self, tensor: gs.Tensor, *ops: str) -> gs.Node | None:
+        is_output = any(output is tensor for output in self.build.graph.outputs)
+        if is_output or len(tensor.outputs) != 1 or tensor.outputs[0].op not in ops or tensor.outputs[0].domain:
+            return None
+        reader = tensor.outputs[0]
+        return reader if sum(read is tensor for read in reader.inputs) == 1 else None
+
+    def _matrix(self, constant: gs.Constant, transposed: bool) -> tuple[gs.Constant, gs.Constant]:
+        tiles, scale = self.weights.quantized(constant, transposed)
+        if id(tiles) not in self.constants:
+            made = self.build.constant(tiles, np.uint8), self.build.constant(scale, np.float32)
+            self.constants[id(tiles)] = made
+        return self.constants[id(tiles)]
+
+    def _quantized_rows(self, rows: gs.Tensor, X: int, is_matrix: bool) -> tuple[gs.Tensor, gs.Tensor]:
+        if rows.name not in self.rows:
+            matrix = rows if is_matrix else self.build.reshape(rows, [-1, X])
+            height, number = self._height(rows), self.build.count
+            quantized = self.build.variable(f"rows_{number}", [height, X], np.int8)
+            scale = self.build.variable(f"row_scale_{number}", [height, 1])
+            self.build.operator("QuantizeRows", [matrix], {}, [quantized, scale])
+            self.rows[rows.name] = quantized, scale
+        return self.rows[rows.name]
+
+    def _height(self, rows: gs.Tensor) -> str:
+        shape = self.shapes.get(rows.name)
+        if shape is not None and "?" not in shape:
+            return " ".join(str(size) for size in shape[:-1] if size != 1) or "one"
+        return f"height of {rows.name}"
+
+    def _leading(self, rows: gs.Tensor) -> gs.Tensor:
+        """All sizes of ``rows`` but the last."""
+        if rows.name not in self.leading:
+            self.leading[rows.name] = self.build.add("Shape", [rows], {"start": 0, "end": -1})
+        return self.leading[rows.name]
