@@ -69,8 +69,10 @@ ATTENTION_MASK = 3
 
 
 def itemsize(precision: str) -> int:
-    """Bytes of a number in caches, in "fp32", "int8" (whose caches are float32) or one of ``LOW_TYPES``. Raises KeyError
-    for another."""
+    """Bytes of a number in caches: in "fp32", in "int8", whose caches are float32, or in one of ``LOW_TYPES``.
+
+    Raises KeyError for another precision.
+    """
     return 4 if precision in ("fp32", "int8") else LOW_TYPES[precision].itemsize
 
 

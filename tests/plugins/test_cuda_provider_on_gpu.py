@@ -12,13 +12,14 @@ import onnxruntime as ort
 import pytest
 
 from support.cuda_device import provider_library
-from support.operator_runs import MODULES, check, model_of, outputs_of, session_of
+from support.operator_cases import GPU_MODULES
+from support.operator_runs import check, model_of, outputs_of, session_of
 from support.tolerance import allowed, error
 from tightbeam.plugins.ops._case import Array, Case
 
 pytestmark = pytest.mark.gpu
 PROVIDER = "CUDAExecutionProvider"
-CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
+CASES = [(name, case) for name, module in GPU_MODULES.items() for case in module.cases()]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 
@@ -49,7 +50,7 @@ def test_float16(name: str, case: Case, library: Any) -> None:
     """At most twice as far from the truth about the rounded inputs as numpy in float16 is."""
     rounded = {t: a.astype(np.float16) if t in case.floats else a for t, a in case.inputs.items()}
     case = Case(case.name, rounded, case.attributes, case.floats)
-    exact, naive = MODULES[name].exact(case), MODULES[name].exact(case, np.float16)
+    exact, naive = GPU_MODULES[name].exact(case), GPU_MODULES[name].exact(case, np.float16)
     for tensor, result in run(name, case, library).items():
         if tensor == "blocked" or tensor.endswith("cache_out"):
             np.testing.assert_array_equal(result, naive[tensor].astype(np.float32), err_msg=tensor)
@@ -63,8 +64,8 @@ def test_float16(name: str, case: Case, library: Any) -> None:
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
 def test_device_cache_is_written_in_place(name: str, library: Any) -> None:
     sizes = {"V": 8} if name == "BeamAttention" else {}
-    case = MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, T=3, T_max=6, lengths=[3, 2], **sizes)
-    expected = MODULES[name].exact(case, np.float32)
+    case = GPU_MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, T=3, T_max=6, lengths=[3, 2], **sizes)
+    expected = GPU_MODULES[name].exact(case, np.float32)
     model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     session = session_of(model, library, [PROVIDER])
     binding = session.io_binding()

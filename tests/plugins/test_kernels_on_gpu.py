@@ -15,7 +15,7 @@ from support.cuda_device import DeviceMemory, gpu_launcher
 from support.cuda_host import FLOATS
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import run_kernels, samples_of
-from support.operator_cases import MODULES, wide_cases, with_inputs
+from support.operator_cases import GPU_MODULES, wide_cases, with_inputs
 from support.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
@@ -23,7 +23,7 @@ from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
 pytestmark = pytest.mark.gpu
 WIDE = wide_cases()
-CASES = [(name, case) for name, module in MODULES.items() for case in (*module.cases(), *WIDE.get(name, ()))]
+CASES = [(name, case) for name, module in GPU_MODULES.items() for case in (*module.cases(), *WIDE.get(name, ()))]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
 FRESH = 12
 MOST = {"NGramBlock": 9000, "BeamTopK": 60000}
@@ -50,7 +50,7 @@ def test_cases(launcher: CudaLauncher, name: str, case: Case, dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("index", range(FRESH))
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_random_cases(launcher: CudaLauncher, name: str, index: int, dtype: str) -> None:
     print(f"seed {SEED}")
     with repeatable():
@@ -64,7 +64,7 @@ def test_long_sequences(launcher: CudaLauncher, long: str, dtype: str) -> None:
     name, sizes, samples = LONG[long]
     print(f"seed {SEED}")
     with repeatable():
-        case = rounded(MODULES[name].random_case(SEED, **sizes), dtype)
+        case = rounded(GPU_MODULES[name].random_case(SEED, **sizes), dtype)
         found = run(launcher, name, case, dtype, in_place=name == "NGramBlock")
         if samples:
             case, found = samples_of(name, case, found, samples)
@@ -73,7 +73,7 @@ def test_long_sequences(launcher: CudaLauncher, long: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ngram_block_in_place(launcher: CudaLauncher, dtype: str) -> None:
-    for case in (rounded(case, dtype) for case in MODULES["NGramBlock"].cases()):
+    for case in (rounded(case, dtype) for case in GPU_MODULES["NGramBlock"].cases()):
         check_result("NGramBlock", case, dtype, run(launcher, "NGramBlock", case, dtype, in_place=True))
 
 
@@ -81,7 +81,7 @@ def test_ngram_block_in_place(launcher: CudaLauncher, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_a_source_is_split(launcher: CudaLauncher, name: str, dtype: str) -> None:
     sizes = {"V": 24} if name == "SourceAttention" else {}
-    case = rounded(MODULES[name].random_case(0, B=1, M=2, H=2, G=1, K=16, N=600, **sizes), dtype)
+    case = rounded(GPU_MODULES[name].random_case(0, B=1, M=2, H=2, G=1, K=16, N=600, **sizes), dtype)
     case.inputs["mask"][0, 100:400] = False  # so that a split has no position at all
     check_result(name, case, dtype, run(launcher, name, case, dtype))
 
@@ -90,7 +90,7 @@ def test_a_source_is_split(launcher: CudaLauncher, name: str, dtype: str) -> Non
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_a_sample_without_source_positions(launcher: CudaLauncher, name: str, dtype: str) -> None:
     sizes = {"V": 8} if name == "SourceAttention" else {}
-    case = rounded(MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, N=300, **sizes), dtype)
+    case = rounded(GPU_MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=8, N=300, **sizes), dtype)
     case.inputs["mask"][0] = False
     found = run(launcher, name, case, dtype)
     check_result(name, case, dtype, found)
@@ -103,7 +103,7 @@ def test_cache_beyond_the_history_is_not_read(launcher: CudaLauncher, name: str,
     """Each block reads the newest position while another one writes it."""
     sizes: dict[str, Any] = dict(B=64, M=4, H=8, G=8, K=64, T=12, T_max=15)
     sizes |= {"V": 64} if name == "BeamAttention" else {}
-    case = rounded(MODULES[name].random_case(0, **sizes), dtype)
+    case = rounded(GPU_MODULES[name].random_case(0, **sizes), dtype)
     dirty = {tensor: case.inputs[tensor].copy() for tensor in CACHES if tensor in case.inputs}
     for cache in dirty.values():
         for row in range(256):
@@ -115,7 +115,7 @@ def test_cache_beyond_the_history_is_not_read(launcher: CudaLauncher, name: str,
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_repeated_runs_are_bitwise_equal(launcher: CudaLauncher, name: str, dtype: str) -> None:
     with repeatable():
         case = rounded(fresh_case(name, FRESH, MOST.get(name, PRODUCTS)), dtype)
@@ -128,7 +128,7 @@ def test_repeated_runs_are_bitwise_equal(launcher: CudaLauncher, name: str, dtyp
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("penalty", [0.0, np.inf, np.nan])
 def test_beam_top_k_with_an_invalid_scalar(launcher: CudaLauncher, penalty: float, dtype: str) -> None:
-    case = rounded(MODULES["BeamTopK"].random_case(7, B=3, M=2, vocabulary=70, C=4, T=6, penalty=penalty), dtype)
+    case = rounded(GPU_MODULES["BeamTopK"].random_case(7, B=3, M=2, vocabulary=70, C=4, T=6, penalty=penalty), dtype)
     found = run(launcher, "BeamTopK", case, dtype)
     assert np.isnan(found["scores"]).all()
     assert (found["tokens"] == -1).all()
@@ -136,6 +136,6 @@ def test_beam_top_k_with_an_invalid_scalar(launcher: CudaLauncher, penalty: floa
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ngram_block_with_a_negative_size(launcher: CudaLauncher, dtype: str) -> None:
-    case = rounded(MODULES["NGramBlock"].random_case(3, R=3, T=20, vocabulary=300, n=-1), dtype)
+    case = rounded(GPU_MODULES["NGramBlock"].random_case(3, R=3, T=20, vocabulary=300, n=-1), dtype)
     found = run(launcher, "NGramBlock", case, dtype)
     assert np.isnan(found["blocked"].astype(np.float32)).all()

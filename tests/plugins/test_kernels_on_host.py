@@ -13,14 +13,14 @@ import pytest
 from support.cuda_host import FLOATS, ORDERS, GuardedMemory
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import GPU, run_kernels, run_on_host, samples_of
-from support.operator_cases import MODULES, wide_cases
+from support.operator_cases import GPU_MODULES, wide_cases
 from support.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
 WIDE = wide_cases()
-CASES = [(name, case) for name, module in MODULES.items() for case in (*module.cases(), *WIDE.get(name, ()))]
+CASES = [(name, case) for name, module in GPU_MODULES.items() for case in (*module.cases(), *WIDE.get(name, ()))]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
 ATTENTION = [index for index, (name, _) in enumerate(CASES) if name not in ("NGramBlock", "BeamTopK")]
 SEARCH = [index for index, (name, _) in enumerate(CASES) if name in ("NGramBlock", "BeamTopK")]
@@ -65,7 +65,7 @@ def test_search_cases(index: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("index", range(3))
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_random_cases(name: str, index: int) -> None:
     dtype = list(FLOATS)[index]
     with repeatable():
@@ -74,9 +74,9 @@ def test_random_cases(name: str, index: int) -> None:
         check_result(name, case, dtype, found, LUCK)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_missing_launches_are_found(name: str) -> None:
-    for case in (rounded(case, "float16") for case in MODULES[name].cases()[1:3]):
+    for case in (rounded(case, "float16") for case in GPU_MODULES[name].cases()[1:3]):
         with pytest.raises(AssertionError):
             check_result(name, case, "float16", run_kernels(name, case, "float16", NoLauncher(), GuardedMemory))
 
@@ -93,12 +93,14 @@ def test_writes_outside_an_output_are_found(offset: int, writable: bool) -> None
         memory.check("NGramBlock", writable)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_samples_equal_a_call_of_their_own(name: str) -> None:
-    case = next(case for case in MODULES[name].cases() if len(case.inputs.get("lengths", case.inputs.get("mask"))) == 3)
-    exact = MODULES[name].exact(case)
+    case = next(
+        case for case in GPU_MODULES[name].cases() if len(case.inputs.get("lengths", case.inputs.get("mask"))) == 3
+    )
+    exact = GPU_MODULES[name].exact(case)
     some, expected = samples_of(name, case, {key: exact[key] for key in exact if key != "total"}, [2, 0])
-    found = MODULES[name].exact(some)
+    found = GPU_MODULES[name].exact(some)
     for tensor, array in expected.items():
         assert array.size < exact[tensor].size
         np.testing.assert_array_equal(found[tensor], array, err_msg=tensor)
@@ -118,7 +120,7 @@ def test_long_sequences_cut_short(long: str) -> None:
         letter: min(size, most.get(letter, 4)) for letter, size in sizes.items() if letter != "lengths"
     }
     short |= {letter: sizes[letter] for letter in ("n", "penalty") if letter in sizes}
-    case: Case = rounded(MODULES[name].random_case(SEED, **short), "float16")
+    case: Case = rounded(GPU_MODULES[name].random_case(SEED, **short), "float16")
     with repeatable():
         found: dict[str, Array] = run_on_host(name, case, "float16", in_place=name == "NGramBlock")
         if samples:

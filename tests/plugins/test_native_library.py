@@ -14,8 +14,9 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.plugins.library import cpu_library
-from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, VERSION
 from tightbeam.plugins.ops._case import Array, Case
+from tightbeam.plugins.schema import FLOAT
 
 LIBRARY = cpu_library()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
@@ -91,8 +92,8 @@ def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelP
     """The operator on inputs rounded to ``kind``, and its result rounded so: run in that type, or outside of it."""
     model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     graph, (node,) = model.graph, list(model.graph.node)
-    floats = {*case.floats, *(output.name for output in graph.output)} - {"lse", "beams", "tokens"}
-    floats -= {"scores"} if name == "BeamTopK" else set()
+    of_float_type = {tensor.name for tensor in OPERATORS[name].tensors if tensor.type == FLOAT}
+    floats = {*case.floats, *(output.name for output in graph.output)} & of_float_type
     before, after = [], []
 
     def cast(source: str, target: str, to: int) -> onnx.NodeProto:

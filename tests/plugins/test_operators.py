@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +270,65 @@ def test_nodes_with_different_optional_inputs_are_refused() -> None:
     short = onnx.helper.make_node("SourceAttention", ["q", "k"], ["a"], domain="tightbeam", scale=1.0)
     with pytest.raises(ValueError, match=r"SourceAttention: has .* expected"):
         functions([short])
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=60, deadline=None)
+@given(
+    R=st.integers(1, 120),
+    groups=st.sampled_from([1, 2, 6, 12, 30]),
+    Y=st.integers(1, 90),
+    blocks=st.sampled_from([1, 1, 2]),
+    activation=st.integers(0, 2),
+    added=st.booleans(),
+    extreme=st.booleans(),
+    seed=SEEDS,
+)
+def test_quantized_matmul(library: Path | None, seed: int, groups: int, blocks: int, **sizes: Any) -> None:
+    case = MODULES["QuantizedMatMul"].random_case(seed, groups=groups, blocks=blocks if groups > 1 else 1, **sizes)
+    check("QuantizedMatMul", case, run("QuantizedMatMul", case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+def test_quantized_rows_do_not_depend_on_their_company(library: Path | None) -> None:
+    """A row's integers and products are the same bits alone, among few rows and among many."""
+    quantize, matmul = MODULES["QuantizeRows"], MODULES["QuantizedMatMul"]
+    rows = quantize.random_case(1, R=300, X=64, spread=3.0)
+    product = matmul.random_case(2, R=300, groups=16, Y=50, added=True, activation=2)
+
+    def outputs(chosen: slice) -> tuple[Any, ...]:
+        integers = run("QuantizeRows", Case("rows", {"rows": rows.inputs["rows"][chosen]}), library)
+        own = {
+            "rows": integers["quantized"],
+            "row_scale": integers["scale"],
+            "addend": product.inputs["addend"][chosen],
+        }
+        case = Case("product", {**product.inputs, **own}, product.attributes)
+        return integers["quantized"], integers["scale"], run("QuantizedMatMul", case, library)["products"]
+
+    whole = outputs(slice(None))
+    for chosen in (slice(7, 8), slice(3, 50), slice(100, 230)):
+        for found, expected in zip(outputs(chosen), whole, strict=True):
+            np.testing.assert_array_equal(found, expected[chosen])
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+def test_quantized_operators_give_the_same_bits_on_every_instruction_set() -> None:
+    program = """
+import hashlib
+from support.operator_runs import MODULES, run
+from tightbeam.plugins.library import cpu_library
+digest = hashlib.sha256()
+for name in ("QuantizeRows", "QuantizedMatMul", "QuantizedGather"):
+    for case in MODULES[name].cases():
+        for array in run(name, case, cpu_library()).values():
+            digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+    def digest(level: str) -> str:
+        environment = {**os.environ, "TIGHTBEAM_ISA": level, "PYTHONPATH": str(Path(__file__).parents[1])}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert len({digest(level) for level in ("v4_vnni", "v4", "v3_vnni", "v3", "baseline")}) == 1

@@ -13,13 +13,13 @@ import pytest
 from support.cuda_device import DeviceMemory, gpu_launcher
 from support.cuda_host import FLOATS
 from support.kernel_results import check_result, rounded
-from support.operator_cases import MODULES
+from support.operator_cases import GPU_MODULES
 from support.plugin_runs import run_plugin
 from tightbeam.plugins.ops._case import Case
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
 pytestmark = pytest.mark.gpu
-CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
+CASES = [(name, case) for name, module in GPU_MODULES.items() for case in module.cases()]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 
@@ -40,6 +40,6 @@ def test_enqueue(launcher: CudaLauncher, name: str, case: Case, dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ngram_block_in_place(launcher: CudaLauncher, dtype: str) -> None:
-    for case in (rounded(case, dtype) for case in MODULES["NGramBlock"].cases()):
+    for case in (rounded(case, dtype) for case in GPU_MODULES["NGramBlock"].cases()):
         found = run_plugin("NGramBlock", case, dtype, launcher, DeviceMemory, in_place=True)
         check_result("NGramBlock", case, dtype, found)

@@ -15,7 +15,7 @@ import pytest
 from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import GPU, Ints, shapes_of, types_of
-from support.operator_cases import MODULES, outputs_of
+from support.operator_cases import GPU_MODULES, outputs_of
 from support.operator_runs import model_of
 from support.plugin_runs import described, described_range, node_of, plugin_of, run_plugin
 from tightbeam.plugins.ops import OPERATORS
@@ -27,7 +27,7 @@ from tightbeam.plugins.tensorrt.native import Gpu, Kernel, Plan, TensorAt, plan
 from tightbeam.plugins.tensorrt.plugin import NAMESPACE, VERSION, make_plugin, plugin_errors, register_plugins
 from tightbeam.plugins.tensorrt.shapes import output_shapes
 
-CASES = [(name, case) for name, module in MODULES.items() for case in module.cases()]
+CASES = [(name, case) for name, module in GPU_MODULES.items() for case in module.cases()]
 IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 
@@ -58,12 +58,12 @@ def test_enqueue_on_the_host(name: str, case: Case, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ngram_block_in_place(dtype: str) -> None:
-    for case in (rounded(case, dtype) for case in MODULES["NGramBlock"].cases()):
+    for case in (rounded(case, dtype) for case in GPU_MODULES["NGramBlock"].cases()):
         check_result("NGramBlock", case, dtype, on_host("NGramBlock", case, dtype, in_place=True))
 
 
 def test_enqueue_without_optional_outputs() -> None:
-    case = MODULES["SourceAttention"].cases()[1]
+    case = GPU_MODULES["SourceAttention"].cases()[1]
     table, expected = OPERATORS["SourceAttention"], on_host("SourceAttention", case, "float32")
     arrays = {name: np.array(array) for name, array in case.inputs.items()} | {
         "output": np.zeros_like(expected["output"])
@@ -90,9 +90,9 @@ def test_enqueue_without_optional_outputs() -> None:
 # ---- tables and shapes
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_operators_are_in_their_folders(name: str) -> None:
-    assert MODULES[name].__name__.split(".")[-2] == OPERATORS[name].folder
+    assert GPU_MODULES[name].__name__.split(".")[-2] == OPERATORS[name].folder
 
 
 def test_a_library_of_other_operators_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_c_plus_plus_solves_for_the_same_shapes(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
 def test_output_shapes_match_the_definition(name: str, case: Case) -> None:
-    exact = MODULES[name].exact(case)
+    exact = GPU_MODULES[name].exact(case)
     assert shapes_of(name, case) == {tensor: exact[tensor].shape for tensor in outputs_of(name, case)}
 
 
@@ -157,12 +157,12 @@ def built(tensorrt: TensorRT, name: str, case: Case, dtype: str) -> tuple[Any, b
 
 
 def first_and_fullest(name: str) -> list[Case]:
-    cases: list[Case] = MODULES[name].cases()
+    cases: list[Case] = GPU_MODULES[name].cases()
     return [cases[0], max(cases, key=lambda case: len(case.inputs))]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
     """TensorRT finds the plugin and its output shapes and types, and keeps all attributes of the node."""
     if not tensorrt.is_rtx:
@@ -182,7 +182,7 @@ def test_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
 # ---- callbacks
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_number_and_types_of_outputs(name: str) -> None:
     for case in first_and_fullest(name):
         plugin = plugin_of(name, case)
@@ -195,7 +195,7 @@ def test_number_and_types_of_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_supported_types_and_formats(tensorrt: TensorRT, name: str, dtype: str) -> None:
     trt = tensorrt.trt
     case = first_and_fullest(name)[1]
@@ -222,7 +222,7 @@ def test_supported_types_and_formats(tensorrt: TensorRT, name: str, dtype: str) 
     assert not plugin_errors
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", GPU_MODULES)
 def test_caches_are_written_in_place(name: str) -> None:
     for case in first_and_fullest(name):
         plugin = plugin_of(name, case)

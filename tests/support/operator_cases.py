@@ -28,6 +28,8 @@ MODULES: dict[str, ModuleType] = {
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""
+GPU_MODULES = {name: module for name, module in MODULES.items() if OPERATORS[name].gpu}
+"""The same of the operators with kernels for a GPU."""
 FOLDERS = {name: module.__name__.split(".")[-2] for name, module in MODULES.items()}
 """Operator -> its folder in ``plugins/ops``."""
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from support import cuda_host
-from support.operator_cases import MODULES
+from support.operator_cases import GPU_MODULES
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 from tightbeam.plugins.tensorrt.native import Gpu
 from tools.gpu import _attention_work, _graph_times, _kernel_work, _results, kernels, rates
@@ -53,11 +53,11 @@ def test_section_kernels_in_a_rehearsal(tmp_path: Path) -> None:
     cuda_host.kernels("attention"), cuda_host.kernels("search")  # compiled here, or the test is skipped
     found = rehearse("kernels", tmp_path)
     tables = found["tables"]
-    assert tables.keys() == {"Checks", "Kernels", *MODULES}
+    assert tables.keys() == {"Checks", "Kernels", *GPU_MODULES}
     checks = [dict(zip(tables["Checks"]["columns"], row, strict=True)) for row in tables["Checks"]["rows"]]
     assert {check["verdict"] for check in checks} == {"right"}
-    assert {check["call"].split(",")[0] for check in checks} == set(MODULES)
-    for name in MODULES:
+    assert {check["call"].split(",")[0] for check in checks} == set(GPU_MODULES)
+    for name in GPU_MODULES:
         rows = [dict(zip(tables[name]["columns"], row, strict=True)) for row in tables[name]["rows"]]
         assert all(float(row["time, µs"]) > 0 for row in rows), rows
         whats = [row["what"] for row in rows]
@@ -66,7 +66,7 @@ def test_section_kernels_in_a_rehearsal(tmp_path: Path) -> None:
     assert "SDPA on deduplicated K/V" in {row[2] for row in tables["LatentAttention"]["rows"]}
     assert found["figures"]["wrong"] == found["figures"]["failed"] == []
     timed = [figure for figure in found["figures"].values() if isinstance(figure, dict)]
-    assert len(timed) == sum(row[2] == "ours" for name in MODULES for row in tables[name]["rows"])
+    assert len(timed) == sum(row[2] == "ours" for name in GPU_MODULES for row in tables[name]["rows"])
     assert all(figure["peers"] and figure["bytes"] > 0 and figure["sets"] > 1 for figure in timed)
 
 
