@@ -121,8 +121,18 @@ class ExportOptions:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number in products and caches."""
+        """Bytes of a number in caches."""
         return itemsize(self.precision)
+
+    @property
+    def weight_itemsize(self) -> int:
+        """Bytes of a number in most weights."""
+        return 1 if self.precision == "int8" else self.itemsize
+
+    @property
+    def cache_precision(self) -> str:
+        """Precision of caches and attention, which int8 leaves in float32."""
+        return "fp32" if self.precision == "int8" else self.precision
 
     def choice(self) -> Choice:
         """The kinds of cache asked for; those of `dedup` without a variant."""

@@ -165,7 +165,7 @@ def _rewrite(export: _Export) -> None:
     if needs_guard(export.plan):
         export.on_step(MEASURING)
         activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
-        plan, measured = guard(canonical, export.plan, activations, options.precision)
+        plan, measured = guard(canonical, export.plan, activations, options.cache_precision)
         export.guarded = tuple(result.entry() for result in measured)
         if plan != export.plan:
             export.plan = plan

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import RuntimeSetupError
+from tightbeam.deploy.errors import BundleError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime, Interface
 from tightbeam.deploy.runtimes._onnxruntime import (
@@ -68,6 +68,11 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCuda:
     BundleError
         ONNX Runtime refuses a graph.
     """
+    if bundle.manifest.precision == "int8":
+        raise BundleError(
+            f"bundle {bundle.path} is in int8, whose products run on the CPU alone; pass --device cpu, or export the "
+            "model in fp32 or fp16 for a GPU"
+        )
     if PROVIDER not in ort.get_available_providers():
         raise RuntimeSetupError(
             f"this ONNX Runtime ({ort.__version__}) has no CUDA provider; pip uninstall onnxruntime, then pip install "

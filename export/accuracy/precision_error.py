@@ -121,10 +121,11 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
 
 
 def describe_error(precision: str, error: PrecisionErrorEntry | None) -> str:
-    """A line about the error of a half precision, as commands print it."""
+    """A line about the error of a precision below float32, as commands print it."""
     if error is None:
         return f"error of {precision}: not measured (--no-check)"
+    how = "measured" if precision == "int8" else "simulated"
     return (
         f"error of {precision}: log-probabilities differ from float32's by {error.error:.2%} of their standard "
-        f"deviation; another token is best at {error.differing} of {error.steps} steps (simulated in ONNX Runtime)"
+        f"deviation; another token is best at {error.differing} of {error.steps} steps ({how} in ONNX Runtime)"
     )
