@@ -64,7 +64,7 @@ class Product:
         weights = np.ascontiguousarray(by_column.reshape(self.Y, self.X // BLOCK, BLOCK).astype(np.uint8))
         scales = np.repeat(self.scale, self.X // BLOCK)
         inputs = ["x", self.constant(f"w{i}", weights), self.constant(f"s{i}", scales)]
-        attributes = {"K": self.X, "N": self.Y, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
+        attributes: dict[str, Any] = {"K": self.X, "N": self.Y, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
         return [helper.make_node("MatMulNBits", inputs, [out], domain="com.microsoft", **attributes)]
 
     def tightbeam(self, i: int, out: str) -> Nodes:

@@ -35,7 +35,8 @@ def cases() -> list[Case]:
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``."""
-    tokens, scale = case.inputs["tokens"], case.inputs["scale"].astype(dtype)
+    tokens = case.inputs["tokens"]
+    scale: Array = case.inputs["scale"].astype(dtype)
     weights = untiled(case.inputs["weights"], scale.shape[1])  # [4 groups, vocabulary]
     scales = np.repeat(scale, len(weights) // len(scale), axis=0)
     return {"embeddings": (weights.astype(dtype) * scales)[:, tokens].T}

@@ -69,11 +69,12 @@ def cases() -> list[Case]:
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``; the sums of integers are exact."""
     inputs = case.inputs
-    scale, row_scale = inputs["scale"].astype(dtype), inputs["row_scale"].astype(dtype)
+    scale: Array = inputs["scale"].astype(dtype)
+    row_scale: Array = inputs["row_scale"].astype(dtype)
     blocks, Y = scale.shape
     rows = np.split(inputs["rows"].astype(np.int64), blocks, axis=1)
     weights = np.split(untiled(inputs["weights"], Y), blocks, axis=0)
-    products = np.zeros((len(row_scale), Y), dtype)
+    products: Array = np.zeros((len(row_scale), Y), dtype)
     for block in range(blocks):
         integers = (rows[block] @ weights[block]).astype(dtype)
         products += integers * row_scale[:, block, None] * scale[block]
