@@ -43,7 +43,8 @@ def export_model(
     model
         A bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder.
     output
-        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` in half precision.
+        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
+        that is the precision.
     variant
         A name of ``graph_passes.PRESETS``; `dedup` by default. "auto" takes the variant that is predicted to be fastest
         for ``workload``.
@@ -51,7 +52,8 @@ def export_model(
         Kinds of cache (``graph_passes.SOURCE``, ``GENERATED``) in place of the variant's. A layer whose rewritten
         attention is not exact enough gets a safer kind (``accuracy/guard.py``).
     precision
-        "fp32"; or "fp16" for products, caches and most weights, which is not exact: its error is measured.
+        "fp32"; or "fp16" for products, caches and most weights, or "int8" for products and embeddings on the CPU alone;
+        neither is exact: the error is measured. "int8" does not go with "auto".
     max_new_tokens
         The bundle's default in place of the checkpoint's, in tokens.
     calibration

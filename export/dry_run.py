@@ -12,7 +12,7 @@ from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
 from tightbeam.export.checkpoint.files import read_files
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import check_memory, run_size
-from tightbeam.export.tables import memory_table
+from tightbeam.export.tables import megabytes, memory_table
 from tightbeam.graph_passes import PRESETS, same_for_all
 
 __all__ = ["dry_run"]
@@ -44,12 +44,22 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     choice = options.choice()
     options.check_model(choice, files.sizes)
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)
+    show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
+    if options.precision == "int8":
+        assert choice.preset is not None
+        show(memory_table(sizes, run, same_for_all(choice.preset, sizes.L, "")))
+        show(
+            f"Weights in int8: {megabytes(options.weight_itemsize * weights.total)} at least; scales, position\n"
+            "tables, biases and norms stay float32. By config.json alone; times are not\n"
+            "predicted for int8."
+        )
+        check_memory(files, choice, options, run)
+        return
     machine, origin = options.workload.machine()
     weight_bytes, limit = options.itemsize * weights.total, options.workload.memory_limit
     impossible = refusals_by_sizes(sizes)
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
-    show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
     show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))
     show(ranking_table(ranked, impossible, run, machine, origin))
     show(

@@ -104,12 +104,23 @@ class ExportOptions:
             )
         if self.precision not in PRECISIONS:
             raise ExportError(f"precision {self.precision!r} is not supported; expected {', '.join(PRECISIONS)}")
+        self._check_int8()
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ExportError(f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; expected 1 or more")
         if not 0 <= self.weight_threshold < 1:
             raise ExportError(
                 f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
             )
+
+    def _check_int8(self) -> None:
+        """Raise ExportError for int8 where times would be predicted: no rate of its products is known."""
+        workload = self.workload
+        if self.precision != "int8":
+            return
+        if self.variant == AUTO:
+            raise ExportError("no times are predicted for --precision int8; name a variant in place of auto")
+        if (workload.bandwidth_gb_s, workload.gflop_s) != (None, None):
+            raise ExportError("no times are predicted for --precision int8; leave bandwidth and matrix rate out")
 
     def check_rates(self) -> None:
         """Raise ExportError for rates of a machine in an export that predicts no times."""
@@ -126,7 +137,7 @@ class ExportOptions:
 
     @property
     def weight_itemsize(self) -> int:
-        """Bytes of a number in most weights."""
+        """Bytes of a number in products and embeddings; in int8, scales, position tables and norms need more."""
         return 1 if self.precision == "int8" else self.itemsize
 
     @property
@@ -167,7 +178,10 @@ class ExportOptions:
         limit = self.workload.memory_limit
         needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
         if limit is not None and needed > limit:
+            fix = "--variant auto takes what fits, if anything does"
+            if self.precision == "int8":
+                fix = "another --variant may keep less"
             raise ExportError(
-                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; "
-                "--variant auto takes what fits, if anything does, and a smaller --batch-size needs less"
+                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller --batch-size "
+                "needs less"
             )

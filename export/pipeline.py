@@ -30,6 +30,7 @@ from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.preparation import Preparation
 from tightbeam.export.progress import STEPS
 from tightbeam.export.writing.bundle_files import write_files
+from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (
     PRESETS,
     LayerPlan,
@@ -172,7 +173,12 @@ def _rewrite(export: _Export) -> None:
             export.graphs, export.results = rewrite(canonical, plan)
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
-    options.check_memory(_weight_bytes(export), export.plan, canonical.sizes, _run_size(export))
+    _check_memory(export, _weight_bytes(export))
+
+
+def _check_memory(export: _Export, bytes_of_weights: int) -> None:
+    """Raise ExportError where weights and caches exceed the memory limit."""
+    export.options.check_memory(bytes_of_weights, export.plan, export.graphs.sizes, _run_size(export))
 
 
 def _run_size(export: _Export) -> RunSize:
@@ -183,8 +189,8 @@ def _run_size(export: _Export) -> RunSize:
 
 
 def _weight_bytes(export: _Export) -> int:
-    """Bytes of the model's parameters in the bundle's precision."""
-    return int(export.options.itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
+    """Bytes of the model's parameters in the bundle's precision; a lower bound in int8."""
+    return int(export.options.weight_itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
 
 
 def _lower_precision(export: _Export) -> None:
@@ -197,6 +203,8 @@ def _lower_precision(export: _Export) -> None:
     export.exact = export.graphs if export.options.check else None
     export.graphs = graphs
     export.results += results
+    if precision == "int8":  # some weights stay float32, by the graphs
+        _check_memory(export, weight_bytes(graphs))
 
 
 def _write(export: _Export) -> Bundle:

@@ -42,7 +42,8 @@ def prepare(
     model
         An alias, a hub id, or a folder.
     output
-        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` in half precision.
+        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
+        that is the precision.
     options
         The options of the export.
 
@@ -81,7 +82,7 @@ def run_size(files: CheckpointFiles, options: ExportOptions) -> RunSize:
 
 def check_memory(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
     """Raise ExportError where the memory limit is too small by the numbers of the config, a lower bound of the real."""
-    weight_bytes = options.itemsize * files.family.weights(files.declared).total
+    weight_bytes = options.weight_itemsize * files.family.weights(files.declared).total
     if choice.preset is not None:
         plan = same_for_all(choice.preset, files.sizes.L, "")
         options.check_memory(weight_bytes, plan, files.sizes, run)

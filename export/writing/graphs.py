@@ -40,12 +40,24 @@ def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
     OSError
         A file cannot be written.
     """
-    named = {"encoder": graphs.encoder, "decoder": graphs.decoder}
-    constants = {f"{name}.{tensor.name}": tensor for name, graph in named.items() for tensor in _weights(graph)}
-    plan = plan_weights({name: tensor.values for name, tensor in constants.items()})
+    plan = _plan(graphs)
     write_weights(folder / WEIGHTS, plan)
-    for name, graph in named.items():
+    for name, graph in _named(graphs).items():
         onnx.save_model(_to_model(graph, name, plan), folder / f"{name}.onnx")
+
+
+def weight_bytes(graphs: ModelGraphs) -> int:
+    """Bytes of the weights that ``write_graphs`` would write, each once."""
+    return sum(array.nbytes for array in _plan(graphs).arrays)
+
+
+def _named(graphs: ModelGraphs) -> dict[str, gs.Graph]:
+    return {"encoder": graphs.encoder, "decoder": graphs.decoder}
+
+
+def _plan(graphs: ModelGraphs) -> WeightPlan:
+    constants = ((name, tensor) for name, graph in _named(graphs).items() for tensor in _weights(graph))
+    return plan_weights({f"{name}.{tensor.name}": tensor.values for name, tensor in constants})
 
 
 def _weights(graph: gs.Graph) -> list[gs.Constant]:
