@@ -182,6 +182,6 @@ class ExportOptions:
             if self.precision == "int8":
                 fix = "another --variant may keep less"
             raise ExportError(
-                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller --batch-size "
-                "needs less"
+                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller "
+                "--batch-size needs less"
             )

@@ -71,7 +71,7 @@ def test_library_is_built_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
 def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:
     """A weak symbol of an AVX-512 object could be the copy that the linker keeps for every processor."""
     configure(tmp_path)
-    for level in ("v3", "v4"):
+    for level in ("v3", "v4", "v3_vnni", "v4_vnni"):
         target = f"tightbeam_kernels_{level}"
         subprocess.run(["cmake", "--build", tmp_path, "--target", target], check=True)
         objects = list((tmp_path / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
