@@ -187,12 +187,12 @@ def test_half_precision_with_a_small_capacity(own_bundle: Path) -> None:
     assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
 
 
-def test_a_bundle_in_half_precision_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    path = export_model(checkpoints("bart"), tmp_path / "half", variant="dedup", precision="fp16", check=False).path
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_bundle_in_lower_precision_is_refused(bundles: BundleCache, precision: str) -> None:
     with pytest.raises(
-        ExportError, match=r"half is in fp16, .*: export-model --precision fp32, then build-engine --pr"
+        ExportError, match=rf" is in {precision}, .*: export-model --precision fp32, then build-engine --pr"
     ):
-        build(path, precision="fp16")
+        build(bundles("dedup", precision=precision), precision="fp16")
 
 
 def test_a_builder_that_ends_at_once_is_an_error(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
