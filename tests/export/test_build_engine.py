@@ -16,13 +16,12 @@ import pytest
 
 from support.bundles import BundleCache
 from support.causal_engines import CAUSAL
-from support.checkpoints import CLASSES, CheckpointCache
+from support.checkpoints import CLASSES
 from support.engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_tensorrt_graphs
 from tightbeam.deploy.bundle.engine_files import ENGINES, load_engine
 from tightbeam.deploy.bundle.manifest import WEIGHTS
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, EngineFileError
-from tightbeam.export import export_model
 from tightbeam.export.build_command import main
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.build import build_engine, run_builds
