@@ -173,7 +173,8 @@ def _rewrite(export: _Export) -> None:
             export.graphs, export.results = rewrite(canonical, plan)
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
-    _check_memory(export, _weight_bytes(export))
+    if options.precision != "int8":  # whose bytes are known when the graphs are quantised
+        _check_memory(export, _weight_bytes(export))
 
 
 def _check_memory(export: _Export, bytes_of_weights: int) -> None:
@@ -189,8 +190,8 @@ def _run_size(export: _Export) -> RunSize:
 
 
 def _weight_bytes(export: _Export) -> int:
-    """Bytes of the model's parameters in the bundle's precision; a lower bound in int8."""
-    return int(export.options.weight_itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
+    """Bytes of the model's parameters in the bundle's precision, fp32 or fp16."""
+    return int(export.options.itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
 
 
 def _lower_precision(export: _Export) -> None:
