@@ -490,6 +490,10 @@ def test_metrics(world: SimpleNamespace) -> None:
         await http("text", {"TEXT": texts(*SENTENCES[:4])}, **same)
 
     served.run(world.server, four)
+    counted = before["tightbeam_samples_total"] + 4
+    until(
+        lambda: metrics(world.server, "text")["tightbeam_samples_total"] >= counted, 5
+    )  # the responses are sent first
     after = metrics(world.server, "text")
     made = {name: after[name] - before[name] for name in after if name in before}
     assert made["tightbeam_samples_total"] == 4
