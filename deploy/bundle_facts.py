@@ -14,6 +14,7 @@ import numpy as np
 from tightbeam.deploy.bundle.engine_files import engine_names, load_engine
 from tightbeam.deploy.bundle.manifest import LayerChoice, Manifest, ParityReport
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import options_for
@@ -193,7 +194,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     manifest, facts = bundle.manifest, facts_of(bundle, workload)
     sizes, cache = manifest.sizes, facts["cache"]
     origin = facts["provenance"]
-    heads = f"{sizes.H} heads" if sizes.G == sizes.H else f"{sizes.H} heads over {_count(sizes.G, 'key head')}"
+    heads = f"{sizes.H} heads" if sizes.G == sizes.H else f"{sizes.H} heads over {counted(sizes.G, 'key head')}"
     lengths = (
         f"{sizes.max_target:,} positions"
         if sizes.decoder_only
@@ -205,15 +206,15 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         ("variant", f"{manifest.variant}, {manifest.precision}{inexact}: {_layers(manifest.layers)}"),
         (
             "sizes",
-            f"width {sizes.D:,}, {heads}, {_count(sizes.L, 'decoder layer')}, {sizes.vocabulary:,} tokens, {lengths}",
+            f"width {sizes.D:,}, {heads}, {counted(sizes.L, 'decoder layer')}, {sizes.vocabulary:,} tokens, {lengths}",
         ),
         ("files", _files(facts)),
         (
             "cache",
             f"{_size(cache['total'])} (source {_size(cache['source'])}, generated "
             f"{_size(cache['generated'])}) for a batch of {workload.batch_size}, "
-            f"{_count(workload.num_beams, 'beam')}, {_count(workload.source_length, 'source position')}, "
-            f"{_count(workload.new_tokens, 'new token')}",
+            f"{counted(workload.num_beams, 'beam')}, {counted(workload.source_length, 'source position')}, "
+            f"{counted(workload.new_tokens, 'new token')}",
         ),
         ("check", _check(manifest.parity)),
     ]
@@ -273,13 +274,13 @@ def _files(facts: Mapping[str, Any]) -> str:
 def _check(parity: ParityReport | None) -> str:
     if parity is None:
         return "not done (--no-check): the bundle was not compared with model.generate"
-    ran = f"of {_count(parity.samples, 'input')} under {_count(parity.settings, 'setting')}"
-    ties = f"; rounding alone decides {_count(parity.ties, 'sequence')}" if parity.ties else ""
+    ran = f"of {counted(parity.samples, 'input')} under {counted(parity.settings, 'setting')}"
+    ties = f"; rounding alone decides {counted(parity.ties, 'sequence')}" if parity.ties else ""
     differing = (
-        f"; {_count(parity.differing, 'sequence')} differ, as this bundle is inexact" if parity.differing else ""
+        f"; {counted(parity.differing, 'sequence')} differ, as this bundle is inexact" if parity.differing else ""
     )
     scores = f"scores within {parity.max_score_error:.1g}"
-    return f"{_count(parity.tokens, 'token')} {ran} equal model.generate's, {scores}{ties}{differing}"
+    return f"{counted(parity.tokens, 'token')} {ran} equal model.generate's, {scores}{ties}{differing}"
 
 
 def _fallbacks(manifest: Manifest) -> list[str]:
@@ -322,10 +323,6 @@ def _engines(engines: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
             )
         )
     return lines
-
-
-def _count(count: int, unit: str) -> str:
-    return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
 def _size(count: int) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import tightbeam
 
-__all__ = ["Version", "command_line", "console", "drop_output", "printable", "say"]
+__all__ = ["Version", "command_line", "console", "counted", "drop_output", "printable", "say"]
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
@@ -100,3 +100,8 @@ def say(message: str) -> None:
     """
     with suppress(OSError):
         console().print(printable(message))
+
+
+def counted(number: int, unit: str) -> str:
+    """A number of things in words: 1 line, 1,200 lines."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tightbeam.deploy.console import counted
 from tightbeam.deploy.text.text_input import InputResult
 
 __all__ = ["RunSummary", "peak_memory_bytes"]
@@ -49,7 +50,7 @@ class RunSummary:
         peak = peak_memory_bytes()
         memory = f"; {peak / 1e6:,.0f} MB at most" if peak else ""
         return (
-            f"{_count(self.inputs, self.unit)}, {_count(self.tokens, 'token')} in {_number(seconds)} s: "
+            f"{counted(self.inputs, self.unit)}, {counted(self.tokens, 'token')} in {_number(seconds)} s: "
             f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
             f"{memory}; model loaded in {_number(self.load_seconds)} s"
         )
@@ -68,10 +69,6 @@ def peak_memory_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _count(count: int, unit: str) -> str:
-    return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
 def _number(value: float) -> str:

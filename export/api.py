@@ -13,7 +13,7 @@ from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import prepare
 from tightbeam.export.progress import STEPS
 
-__all__ = ["export_model"]
+__all__ = ["export_model", "export_with"]
 
 
 def export_model(
@@ -102,6 +102,19 @@ def export_model(
         check=check,
         force=force,
     )
+    return export_with(model, output, options, on_step=on_step, on_ranking=on_ranking, on_note=on_note)
+
+
+def export_with(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
+    options: ExportOptions,
+    *,
+    on_step: Callable[[str], None],
+    on_ranking: Callable[[RenderableType], None],
+    on_note: Callable[[str], None],
+) -> Bundle:
+    """Export a checkpoint: `export_model`, with its arguments, result and errors, but for options already checked."""
     preparation = prepare(model, output, options)
     on_step(STEPS[0])
     from tightbeam.export.pipeline import run_export

@@ -119,20 +119,16 @@ def export_model(
     from tightbeam.deploy.errors import BundleError
     from tightbeam.export.errors import ExportError
 
+    began = time.monotonic()
+    notes: list[str] = []
     try:
-        from tightbeam.export.api import export_model as export
+        from tightbeam.export.api import export_with
         from tightbeam.export.auto.workload import Workload, parse_bytes
         from tightbeam.export.dry_run import dry_run as show_plan
         from tightbeam.export.options import ExportOptions
         from tightbeam.export.progress import show_steps
         from tightbeam.graph_passes import PassError
-    except ModuleNotFoundError as error:
-        say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
-        raise typer.Exit(1) from None
 
-    began = time.monotonic()
-    notes: list[str] = []
-    try:
         workload = Workload(
             batch_size,
             num_beams,
@@ -142,42 +138,29 @@ def export_model(
             bandwidth_gb_s,
             gflop_s,
         )
+        options = ExportOptions(
+            variant=variant,
+            source_cache=source_cache,
+            generated_cache=generated_cache,
+            precision=precision,
+            max_new_tokens=max_new_tokens,
+            calibration=calibration,
+            weight_threshold=weight_threshold,
+            workload=workload,
+            check=not no_check,
+            force=force,
+        )
+        show = Console(highlight=False).print
         if dry_run:
-            options = ExportOptions(
-                variant=variant,
-                source_cache=source_cache,
-                generated_cache=generated_cache,
-                precision=precision,
-                max_new_tokens=max_new_tokens,
-                calibration=calibration,
-                weight_threshold=weight_threshold,
-                workload=workload,
-            )
-            show_plan(model, options, Console(highlight=False).print)
+            show_plan(model, options, show)
             return
-        with show_steps() as show:
-            bundle = export(
-                model,
-                output,
-                variant=variant,
-                source_cache=source_cache,
-                generated_cache=generated_cache,
-                calibration=calibration,
-                weight_threshold=weight_threshold,
-                workload=workload,
-                on_ranking=Console(highlight=False).print,
-                on_note=notes.append,
-                precision=precision,
-                max_new_tokens=max_new_tokens,
-                check=not no_check,
-                force=force,
-                on_step=show,
-            )
+        with show_steps() as show_step:
+            bundle = export_with(model, output, options, on_step=show_step, on_ranking=show, on_note=notes.append)
+    except ModuleNotFoundError as error:  # first, since PassError may be what could not be imported
+        say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
+        raise typer.Exit(1) from None
     except (ExportError, BundleError, PassError) as error:
         say(f"error: {error}")
-        raise typer.Exit(1) from None
-    except ModuleNotFoundError as error:
-        say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say("error: interrupted; there is no new bundle")

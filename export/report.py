@@ -62,7 +62,7 @@ def run_of(manifest: Manifest, workload: Workload) -> RunSize:
 
 
 def details(bundle: Bundle, workload: Workload) -> RenderableType:
-    """What the report leaves out: passes, errors of the guard, and the caches of the other variants."""
+    """Tables that the report leaves out: passes, errors of the guard, and the caches of the other variants."""
     manifest = bundle.manifest
     tables = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
     return Group(*tables, memory_table(sizes_of(manifest), run_of(manifest, workload), plan_of(manifest)))

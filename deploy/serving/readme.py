@@ -55,7 +55,7 @@ another.
 
 
 def _inputs(manifest: Manifest) -> str:
-    """What a request holds, in a sentence."""
+    """A sentence on the inputs of a request."""
     if manifest.speech is not None:
         return "`AUDIO` holds samples of one channel in -1..1, at the model's rate."
     if manifest.tokenizer is not None:

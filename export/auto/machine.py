@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tightbeam.deploy.console import counted
 from tightbeam.graph_passes.caches.cost import Machine
 
 __all__ = ["Measurement", "cache_file", "this_machine"]
@@ -59,7 +60,7 @@ class Measurement:
         """Age and reliability, in words."""
         age_s = max(0.0, time.time() - self.taken_s)
         days, hours = int(age_s // 86400), int(age_s // 3600)
-        age = f"{_count(days, 'day')} ago" if days else f"{_count(hours, 'hour')} ago" if hours else "just now"
+        age = f"{counted(days, 'day')} ago" if days else f"{counted(hours, 'hour')} ago" if hours else "just now"
         busy = ", on a busy machine" if self.was_busy else ""
         return f"measured {age}{busy}"
 
@@ -115,10 +116,6 @@ def _threads() -> int:
     limit = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(int(limit), processors)) if limit.isdecimal() else processors
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def _processor() -> str:

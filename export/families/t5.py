@@ -108,7 +108,7 @@ class T5Like(Family):
 
 
 def _decoder_layers(config: Any) -> int:
-    """As many as in the encoder where the config does not say."""
+    """Number of decoder layers; that of the encoder where the config does not say."""
     return int(config.num_layers if config.num_decoder_layers is None else config.num_decoder_layers)
 
 

@@ -22,6 +22,6 @@ MASKED_SOFTMAX = """    zero_level = Constant <value = float {0}> ()
     safe_total = Where (nothing, one_level, total)
     weights = Div (exponentials, safe_total)
 """
-"""From ``plain_scores`` and ``mask`` bool [B, N] to ``weights``, with ``highest`` and ``total`` for the lse.
+"""Softmax of ``plain_scores`` under ``mask`` bool [B, N]: ``weights``, with ``highest`` and ``total`` for the lse.
 
 The weights are 0 where the mask hides every position."""

@@ -43,7 +43,7 @@ def script(parts: list[tuple[str, str]]) -> str:
 
 
 def printed(output: str) -> dict[int, str]:
-    """What each block printed."""
+    """Printed text by the number of its block."""
     parts = re.split(r"^@@(\d+)@@\n", output, flags=re.MULTILINE)
     return {int(index): body for index, body in zip(parts[1::2], parts[2::2], strict=True)}
 

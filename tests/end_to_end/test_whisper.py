@@ -322,7 +322,7 @@ def test_a_checkpoint_as_transformers_5_saves_it(
 
 
 def test_the_saved_processor_of_transformers_has_the_settings_inside(tmp_path: Path) -> None:
-    """What the export reads of processor_config.json is what this version of transformers writes there."""
+    """The settings that the export reads of processor_config.json are those that this transformers writes there."""
     extractor = transformers.WhisperFeatureExtractor(feature_size=9, chunk_length=1, hop_length=160)
     tokenizer = transformers.WhisperTokenizer(vocab={"<|endoftext|>": 0}, merges=[])
     transformers.WhisperProcessor(extractor, tokenizer).save_pretrained(tmp_path)
