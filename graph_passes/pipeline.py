@@ -8,7 +8,7 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
-    to_precision        lower_precision, for half precision: not exact
+    to_precision        lower_precision for half precision, quantize for int8: not exact
     tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
                         to_plugin_nodes
 
@@ -17,7 +17,7 @@ Every pass has the signature ``pass_(graphs, ...) -> PassResult``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from tightbeam.graph_passes.caches.kinds import GENERATED, PROMPT, SOURCE, LayerPlan, require_kinds
@@ -29,7 +29,7 @@ from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
-from tightbeam.graph_passes.precision.quantize import quantize
+from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
@@ -93,12 +93,26 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
     return _run(passes_of(plan, decoder_only=canonical.sizes.decoder_only), canonical)
 
 
-def to_precision(graphs: ModelGraphs, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in ``precision``: "fp32" (as they are), "fp16", "bf16" or "int8".
+def to_precision(
+    graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS
+) -> tuple[ModelGraphs, list[PassResult]]:
+    """Copy of a variant's graphs in a precision.
 
-    Raises PassError for a weight beyond the range of the precision.
+    Parameters
+    ----------
+    graphs
+        A variant's graphs in float32.
+    precision
+        "fp32" (as they are), "fp16", "bf16" or "int8".
+    forms
+        What becomes of single products in int8 (``quantize``).
+
+    Raises
+    ------
+    PassError
+        For a weight beyond the range of the precision.
     """
-    return _run(_precision_passes(precision), graphs)
+    return _run([partial(quantize, forms=forms)] if precision == "int8" else _precision_passes(precision), graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
@@ -131,8 +145,6 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
 
 
 def _precision_passes(precision: str) -> list[Pass]:
-    if precision == "int8":
-        return [quantize]
     return [] if precision == "fp32" else [partial(lower_precision, precision=precision)]
 
 

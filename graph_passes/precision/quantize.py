@@ -9,53 +9,116 @@ bias, the activation and the residual that follow it where nothing else reads wh
 where its size is that of a vocabulary; tied to the logits, both read one matrix. Everything else stays float32: caches,
 attention, norms, convolutions, and products whose input width is no multiple of 4.
 
+``forms`` says what else becomes of a product or an embedding, by its name: "blocks" gives every 128 numbers of a row,
+and of a column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
+
+    x - MatMul(W)  ->  x - Reshape [R blocks, 128] - QuantizeRows - Reshape - QuantizedMatMul(., W, scale [blocks, Y])
+
 Needs: float32 graphs. Saves three quarters of the matrices. Not exact: an export counts the outputs that differ.
 Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``quantized_gather``, which have CPU kernels alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder, tidy
-from tightbeam.graph_passes.model import Array, ModelGraphs, PassResult
+from tightbeam.graph_passes.model import Array, ModelGraphs, PassResult, Sizes
 from tightbeam.graph_passes.tensor_types import tensor_infos
 from tightbeam.plugins.ops.quantized_matmul import ACTIVATIONS, GROUP
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
 
+__all__ = ["BLOCK", "FORMS", "NO_FORMS", "Site", "blocks_of", "quantize", "quantized_columns", "sites"]
+
 NAME = "quantize"
 MOST = 127
+BLOCK = 128
+"""Numbers of a block, in the form "blocks"."""
+FORMS = ("int8", "blocks", "fp32")
+"""What becomes of a product or an embedding, from the smallest error of none to the largest: one scale for each row and
+column; one for each of their blocks; as it is."""
+NO_FORMS: Mapping[str, str] = MappingProxyType({})
 Dimensions = list[int | str]
 
 
-def quantize(graphs: ModelGraphs) -> PassResult:
-    """Quantise products and embeddings of both graphs, in place."""
+@dataclass(frozen=True)
+class Site:
+    """A product or an embedding that can be quantised."""
+
+    name: str
+    """graph and node, with a dot between them"""
+    node: gs.Node
+    matrix: gs.Constant
+    transposed: bool
+    """the constant is [Y, X], as that of an embedding is"""
+    rows: gs.Tensor | None
+    """the rows that are multiplied, X wide; None for an embedding"""
+
+    @property
+    def X(self) -> int:
+        """Numbers of a row of the product, or of an embedding."""
+        return int(self.matrix.shape[1 if self.transposed else 0])
+
+    @property
+    def Y(self) -> int:
+        """Columns of the product, or tokens of an embedding."""
+        return int(self.matrix.shape[0 if self.transposed else 1])
+
+
+def quantize(graphs: ModelGraphs, forms: Mapping[str, str] = NO_FORMS) -> PassResult:
+    """Quantise products and embeddings of both graphs, in place; ``forms`` are by the names of ``sites``, else int8."""
     weights = _Weights()
-    vocabularies = {graphs.sizes.vocabulary, graphs.sizes.source_vocabulary}
-    matched = sum(
-        _quantize(graph, name, vocabularies, weights)
-        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
-    )
+    matched = sum(_quantize(graph, name, graphs.sizes, weights, forms) for name, graph in _named(graphs))
     return PassResult(NAME, matched, "" if matched else "no product with a constant matrix", weights.bytes_saved)
+
+
+def sites(graphs: ModelGraphs) -> list[Site]:
+    """The products and embeddings that ``quantize`` would quantise, in the order of the graphs."""
+    return [site for name, graph in _named(graphs) for site in _sites(graph, name, graphs.sizes)]
+
+
+def blocks_of(X: int, form: str) -> int:
+    """Blocks of X numbers in a form: 1, but for "blocks" where X is a multiple of ``BLOCK``."""
+    return X // BLOCK if form == "blocks" and X % BLOCK == 0 else 1
+
+
+def _named(graphs: ModelGraphs) -> tuple[tuple[str, gs.Graph], ...]:
+    return ("encoder", graphs.encoder), ("decoder", graphs.decoder)
+
+
+def _sites(graph: gs.Graph, name: str, sizes: Sizes) -> list[Site]:
+    vocabularies = {sizes.vocabulary, sizes.source_vocabulary}
+    found = []
+    for node in graph.nodes:
+        product = _product_of(node)
+        place = f"{name}.{node.name}"
+        if product is not None:
+            found.append(Site(place, node, product.weight, product.transposed, product.rows))
+        elif _is_embedding(node, vocabularies):
+            found.append(Site(place, node, node.inputs[0], True, None))
+    return found
 
 
 @dataclass
 class _Weights:
     """Quantised matrices, each made once for all its readers in a graph."""
 
-    made: dict[tuple[int, bool], tuple[Array, Array, Array]] = field(default_factory=dict)
+    made: dict[tuple[int, bool, int], tuple[Array, Array, Array]] = field(default_factory=dict)
     saved: int = 0
 
-    def quantized(self, constant: gs.Constant, transposed: bool) -> tuple[Array, Array]:
-        """Tiles and scale [1, Y] of a matrix [X, Y], or of one that is its transpose."""
+    def quantized(self, constant: gs.Constant, transposed: bool, blocks: int) -> tuple[Array, Array]:
+        """Tiles and scale [blocks, Y] of a matrix [X, Y], or of one that is its transpose."""
         values: Array = constant.values
-        key = id(values), transposed
+        key = id(values), transposed, blocks
         if key not in self.made:
-            tiles, scale = quantized_columns(values.T if transposed else values)
+            integers, scale = quantized_columns(values.T if transposed else values, blocks)
+            tiles = tiled(integers)
             self.made[key] = values, tiles, scale
             self.saved += values.nbytes - tiles.nbytes - scale.nbytes
         return self.made[key][1:]
@@ -64,24 +127,28 @@ class _Weights:
         return self.saved
 
 
-def quantized_columns(matrix: Array) -> tuple[Array, Array]:
-    """Quantise a matrix with a scale for each column.
+def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
+    """Quantise a matrix with a scale for each block of each column.
 
     Parameters
     ----------
     matrix
-        Finite numbers [X, Y], with X a multiple of 4.
+        Finite numbers [X, Y].
+    blocks
+        Blocks of a column, which divide X.
 
     Returns
     -------
     tuple
-        Tiles uint8 [Y / 16, X / 4, 16, 4] as QuantizedMatMul takes them, and the scale float32 [1, Y]: numbers are
-        integers times scale, to half a step.
+        Integers int8 [X, Y], and the scale float32 [blocks, Y]: numbers are integers times the scale of their block, to
+        half a step.
     """
-    largest = np.abs(matrix).max(axis=0)
+    X, Y = matrix.shape
+    by_block = matrix.reshape(blocks, X // blocks, Y)
+    largest = np.abs(by_block).max(axis=1)
     scale = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(MOST)
-    integers = np.clip(np.rint(matrix / scale), -MOST, MOST).astype(np.int8)
-    return tiled(integers), scale[None]
+    integers = np.clip(np.rint(by_block / scale[:, None]), -MOST, MOST).astype(np.int8)
+    return integers.reshape(X, Y), scale
 
 
 @dataclass
@@ -106,20 +173,23 @@ class _Product:
         return int(self.weight.shape[0 if self.transposed else 1])
 
 
-def _quantize(graph: gs.Graph, name: str, vocabularies: set[int], weights: _Weights) -> int:
+def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: _Weights, forms: Mapping[str, str]) -> int:
     tidy(graph)
     infos = tensor_infos(graph, f"{NAME}: {name}")
     shapes = {tensor: _shape(info) for tensor, info in infos.items()}
     build = _Quantizer(Builder(graph, NAME), shapes, weights)
     matched = 0
-    for node in list(graph.nodes):
-        product = _product_of(node)
-        if product is not None and infos[product.weight.name].elem_type == onnx.TensorProto.FLOAT:
-            build.product(product)
-            matched += 1
-        elif _is_embedding(node, vocabularies):
-            build.embedding(node, int(infos[node.inputs[1].name].elem_type))
-            matched += 1
+    for site in _sites(graph, name, sizes):
+        form = forms.get(site.name, "int8")
+        if form == "fp32":
+            continue
+        blocks = blocks_of(site.X, form)
+        product = _product_of(site.node)
+        if product is None:
+            build.embedding(site.node, int(infos[site.node.inputs[1].name].elem_type), blocks)
+        else:
+            build.product(product, blocks)
+        matched += 1
     tidy(graph)
     return matched
 
@@ -140,7 +210,7 @@ def _product_of(node: gs.Node) -> _Product | None:
     if attributes.get("transA", 0) or attributes.get("alpha", 1.0) != 1 or attributes.get("beta", 1.0) != 1:
         return None
     product = _Product(node, rows, weight, bool(attributes.get("transB", 0)))
-    if product.X % GROUP or not np.isfinite(weight.values).all():
+    if product.X % GROUP or weight.dtype != np.float32 or not np.isfinite(weight.values).all():
         return None
     if len(node.inputs) == 3 and node.inputs[2].name:
         if not isinstance(node.inputs[2], gs.Constant):
@@ -171,16 +241,16 @@ class _Quantizer:
     def __init__(self, build: Builder, shapes: dict[str, Dimensions | None], weights: _Weights) -> None:
         self.build, self.shapes, self.weights = build, shapes, weights
         self.constants: dict[int, tuple[gs.Constant, gs.Constant]] = {}
-        self.rows: dict[str, tuple[gs.Tensor, gs.Tensor]] = {}
+        self.rows: dict[tuple[str, int], tuple[gs.Tensor, gs.Tensor]] = {}
         self.leading: dict[str, gs.Tensor] = {}
         self.zero = build.constant(np.zeros((1, 1)), np.float32)
 
-    def product(self, product: _Product) -> None:
+    def product(self, product: _Product, blocks: int) -> None:
         output = self._follow(product)
         shape = self.shapes.get(product.rows.name)
         is_matrix = product.node.op == "Gemm" or (shape is not None and len(shape) == 2)
-        quantized, scale = self._quantized_rows(product.rows, product.X, is_matrix)
-        tiles, weight_scale = self._matrix(product.weight, product.transposed)
+        quantized, scale = self._quantized_rows(product.rows, product.X, is_matrix, blocks)
+        tiles, weight_scale = self._matrix(product.weight, product.transposed, blocks)
         bias = np.zeros(product.Y) if product.bias is None else product.bias.values.reshape(-1)
         addend = product.addend
         if addend is None:
@@ -202,9 +272,9 @@ class _Quantizer:
             )
             self.build.add("Reshape", [products, whole], outputs=[output])
 
-    def embedding(self, node: gs.Node, tokens_type: int) -> None:
+    def embedding(self, node: gs.Node, tokens_type: int, blocks: int) -> None:
         table, tokens = node.inputs
-        tiles, scale = self._matrix(table, transposed=True)
+        tiles, scale = self._matrix(table, True, blocks)
         if tokens_type != onnx.TensorProto.INT64:
             tokens = self.build.add("Cast", [tokens], {"to": onnx.TensorProto.INT64})
         output, D = node.outputs[0], int(table.shape[1])
@@ -248,22 +318,27 @@ class _Quantizer:
         reader = tensor.outputs[0]
         return reader if sum(read is tensor for read in reader.inputs) == 1 else None
 
-    def _matrix(self, constant: gs.Constant, transposed: bool) -> tuple[gs.Constant, gs.Constant]:
-        tiles, scale = self.weights.quantized(constant, transposed)
+    def _matrix(self, constant: gs.Constant, transposed: bool, blocks: int) -> tuple[gs.Constant, gs.Constant]:
+        tiles, scale = self.weights.quantized(constant, transposed, blocks)
         if id(tiles) not in self.constants:
             made = self.build.constant(tiles, np.uint8), self.build.constant(scale, np.float32)
             self.constants[id(tiles)] = made
         return self.constants[id(tiles)]
 
-    def _quantized_rows(self, rows: gs.Tensor, X: int, is_matrix: bool) -> tuple[gs.Tensor, gs.Tensor]:
-        if rows.name not in self.rows:
-            matrix = rows if is_matrix else self.build.reshape(rows, [-1, X])
+    def _quantized_rows(self, rows: gs.Tensor, X: int, is_matrix: bool, blocks: int) -> tuple[gs.Tensor, gs.Tensor]:
+        key = rows.name, blocks
+        if key not in self.rows:
+            matrix = rows if is_matrix and blocks == 1 else self.build.reshape(rows, [-1, X // blocks])
             height, number = self._height(rows), self.build.count
-            quantized = self.build.variable(f"rows_{number}", [height, X], np.int8)
+            if blocks > 1:
+                height = f"{blocks} {height}"
+            quantized = self.build.variable(f"rows_{number}", [height, X // blocks], np.int8)
             scale = self.build.variable(f"row_scale_{number}", [height, 1])
             self.build.operator("QuantizeRows", [matrix], {}, [quantized, scale])
-            self.rows[rows.name] = quantized, scale
-        return self.rows[rows.name]
+            if blocks > 1:
+                quantized, scale = self.build.reshape(quantized, [-1, X]), self.build.reshape(scale, [-1, blocks])
+            self.rows[key] = quantized, scale
+        return self.rows[key]
 
     def _height(self, rows: gs.Tensor) -> str:
         shape = self.shapes.get(rows.name)
