@@ -1,25 +1,30 @@
 """Quantise a finished variant: constant matrices become integers of 8 bits, with a scale for each output column.
 
-    x - MatMul(W float32) - Add b - Gelu        ->  x - QuantizeRows - QuantizedMatMul(., W uint8, scale, b, ...)
-    x - MatMul(W) - Add r -> y                  ->  x - QuantizeRows - QuantizedMatMul(., ..., r) -> y
-    tokens - Gather(E); x - Gemm(E, transB = 1) ->  tokens - QuantizedGather(E^T uint8); x - QuantizedMatMul(E^T uint8)
+    x - MatMul(W float32) - Add b - Gelu        ->  x - DynamicQuantizeMatMul(W uint8, scale, b, ...)
+    x - MatMul(W) - Add r -> y                  ->  x - DynamicQuantizeMatMul(..., r) -> y
+    x - MatMul(Q); x - MatMul(K)                ->  x - QuantizeRows - QuantizedMatMul(., Q uint8); ...(., K uint8)
+    tokens - Gather(E); x - Gemm(E, transB = 1) ->  tokens - QuantizedGather(E^T uint8); x - ...MatMul(E^T uint8)
 
-The rows of x are quantised as they come, each by itself, once for all products that read them. A product takes over the
-bias, the activation and the residual that follow it where nothing else reads what is between. An embedding is quantised
-where its size is that of a vocabulary; tied to the logits, both read one matrix. Everything else stays float32: caches,
-attention, norms, convolutions, and products whose input width is no multiple of 4.
+The rows of x are quantised as they come, each by itself: by the product where one alone reads them, else once for all
+of them. A product takes over the bias, the activation and the residual that follow it where nothing else reads what is
+between. An embedding is quantised where its size is that of a vocabulary; tied to the logits, both read one matrix.
+Everything else stays float32: caches, attention, norms, convolutions, and products whose input width is no multiple
+of 4.
 
 ``forms`` says what else becomes of a product or an embedding, by its name: "blocks" gives every 128 numbers of a row,
 and of a column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
 
-    x - MatMul(W)  ->  x - Reshape [R blocks, 128] - QuantizeRows - Reshape - QuantizedMatMul(., W, scale [blocks, Y])
+    x - MatMul(W)                 ->  x - DynamicQuantizeMatMul(W, scale [blocks, Y])
+    x - MatMul(Q); x - MatMul(K)  ->  x - Reshape [R blocks, 128] - QuantizeRows - Reshape - QuantizedMatMul(., Q, ...)
 
 Needs: float32 graphs. Saves three quarters of the matrices. Not exact: an export counts the outputs that differ.
-Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``quantized_gather``, which have CPU kernels alone.
+Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``dynamic_quantize_matmul``, ``quantized_gather``, which
+have CPU kernels alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -177,21 +182,18 @@ def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: _Weights, forms
     tidy(graph)
     infos = tensor_infos(graph, f"{NAME}: {name}")
     shapes = {tensor: _shape(info) for tensor, info in infos.items()}
-    build = _Quantizer(Builder(graph, NAME), shapes, weights)
-    matched = 0
-    for site in _sites(graph, name, sizes):
-        form = forms.get(site.name, "int8")
-        if form == "fp32":
-            continue
-        blocks = blocks_of(site.X, form)
+    chosen = [site for site in _sites(graph, name, sizes) if forms.get(site.name) != "fp32"]
+    blocks = {site.name: blocks_of(site.X, forms.get(site.name, "int8")) for site in chosen}
+    readers = Counter((site.rows.name, blocks[site.name]) for site in chosen if site.rows is not None)
+    build = _Quantizer(Builder(graph, NAME), shapes, weights, readers)
+    for site in chosen:
         product = _product_of(site.node)
         if product is None:
-            build.embedding(site.node, int(infos[site.node.inputs[1].name].elem_type), blocks)
+            build.embedding(site.node, int(infos[site.node.inputs[1].name].elem_type), blocks[site.name])
         else:
-            build.product(product, blocks)
-        matched += 1
+            build.product(product, blocks[site.name])
     tidy(graph)
-    return matched
+    return len(chosen)
 
 
 def _shape(info: onnx.TypeProto.Tensor) -> Dimensions | None:
@@ -238,10 +240,16 @@ def _is_embedding(node: gs.Node, vocabularies: set[int]) -> bool:
 class _Quantizer:
     """Replaces nodes of a graph."""
 
-    def __init__(self, build: Builder, shapes: dict[str, Dimensions | None], weights: _Weights) -> None:
-        self.build, self.shapes, self.weights = build, shapes, weights
+    def __init__(
+        self,
+        build: Builder,
+        shapes: dict[str, Dimensions | None],
+        weights: _Weights,
+        readers: Counter[tuple[str, int]],
+    ) -> None:
+        self.build, self.shapes, self.weights, self.readers = build, shapes, weights, readers
         self.constants: dict[int, tuple[gs.Constant, gs.Constant]] = {}
-        self.rows: dict[tuple[str, int], tuple[gs.Tensor, gs.Tensor]] = {}
+        self.rows: dict[tuple[str, int], list[gs.Tensor]] = {}
         self.leading: dict[str, gs.Tensor] = {}
         self.zero = build.constant(np.zeros((1, 1)), np.float32)
 
@@ -249,7 +257,10 @@ class _Quantizer:
         output = self._follow(product)
         shape = self.shapes.get(product.rows.name)
         is_matrix = product.node.op == "Gemm" or (shape is not None and len(shape) == 2)
-        quantized, scale = self._quantized_rows(product.rows, product.X, is_matrix, blocks)
+        if self.readers[product.rows.name, blocks] == 1:
+            op, rows = "DynamicQuantizeMatMul", [self._matrix_of(product.rows, product.X, is_matrix)]
+        else:
+            op, rows = "QuantizedMatMul", self._quantized_rows(product.rows, product.X, is_matrix, blocks)
         tiles, weight_scale = self._matrix(product.weight, product.transposed, blocks)
         bias = np.zeros(product.Y) if product.bias is None else product.bias.values.reshape(-1)
         addend = product.addend
@@ -257,16 +268,16 @@ class _Quantizer:
             addend = self.zero
         elif not is_matrix:
             addend = self.build.reshape(addend, [-1, product.Y])
-        inputs = [quantized, scale, tiles, weight_scale, self.build.constant(bias, np.float32), addend]
+        inputs = [*rows, tiles, weight_scale, self.build.constant(bias, np.float32), addend]
         attributes = {"activation": ACTIVATIONS[product.activation]}
         products = self.build.variable(f"products_{self.build.count}", [self._height(product.rows), product.Y])
         readers = output.inputs[0]
         readers.outputs.clear()
         if is_matrix:
             products.name, output.dtype, output.shape = output.name, products.dtype, products.shape
-            self.build.operator("QuantizedMatMul", inputs, attributes, [output])
+            self.build.operator(op, inputs, attributes, [output])
         else:
-            self.build.operator("QuantizedMatMul", inputs, attributes, [products])
+            self.build.operator(op, inputs, attributes, [products])
             whole = self.build.add(
                 "Concat", [self._leading(product.rows), self.build.constant([product.Y])], {"axis": 0}
             )
@@ -325,10 +336,13 @@ class _Quantizer:
             self.constants[id(tiles)] = made
         return self.constants[id(tiles)]
 
-    def _quantized_rows(self, rows: gs.Tensor, X: int, is_matrix: bool, blocks: int) -> tuple[gs.Tensor, gs.Tensor]:
+    def _matrix_of(self, rows: gs.Tensor, X: int, is_matrix: bool) -> gs.Tensor:
+        return rows if is_matrix else self.build.reshape(rows, [-1, X])
+
+    def _quantized_rows(self, rows: gs.Tensor, X: int, is_matrix: bool, blocks: int) -> list[gs.Tensor]:
         key = rows.name, blocks
         if key not in self.rows:
-            matrix = rows if is_matrix and blocks == 1 else self.build.reshape(rows, [-1, X // blocks])
+            matrix = self._matrix_of(rows, X // blocks, is_matrix and blocks == 1)
             height, number = self._height(rows), self.build.count
             if blocks > 1:
                 height = f"{blocks} {height}"
@@ -337,7 +351,7 @@ class _Quantizer:
             self.build.operator("QuantizeRows", [matrix], {}, [quantized, scale])
             if blocks > 1:
                 quantized, scale = self.build.reshape(quantized, [-1, X]), self.build.reshape(scale, [-1, blocks])
-            self.rows[key] = quantized, scale
+            self.rows[key] = [quantized, scale]
         return self.rows[key]
 
     def _height(self, rows: gs.Tensor) -> str:

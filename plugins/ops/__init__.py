@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tightbeam.plugins.ops.beam_attention import BEAM_ATTENTION
 from tightbeam.plugins.ops.beam_latent_attention import BEAM_LATENT_ATTENTION
 from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
+from tightbeam.plugins.ops.dynamic_quantize_matmul import DYNAMIC_QUANTIZE_MATMUL
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
@@ -47,6 +48,7 @@ OPERATORS: dict[str, Operator] = {
         BEAM_TOP_K,
         QUANTIZE_ROWS,
         QUANTIZED_MATMUL,
+        DYNAMIC_QUANTIZE_MATMUL,
         QUANTIZED_GATHER,
     )
 }

@@ -53,7 +53,7 @@ def test_products_are_integers_and_close(bundles: BundleCache, family: str, vari
         for node in graph.node:
             weight = constants.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
             found["float"] += weight is not None and len(weight.dims) == 2 and weight.dims[0] % 4 == 0
-            found["Quantized"] += node.op_type == "QuantizedMatMul"
+            found["Quantized"] += node.op_type in ("QuantizedMatMul", "DynamicQuantizeMatMul")
     assert found["Quantized"] > 4
     assert found["float"] == 0
     half = Bundle.load(bundles(variant, family, precision="fp16"))

@@ -33,6 +33,7 @@ def full_case(name: str) -> Case:
         | {"scaled": True},
         "QuantizeRows": {"R": 3, "X": 9},
         "QuantizedMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
+        "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
     }
     case: Case = MODULES[name].random_case(1, **sizes[name])

@@ -24,6 +24,7 @@ MODULES: dict[str, ModuleType] = {
         ("BeamTopK", "beam_top_k"),
         ("QuantizeRows", "quantize_rows"),
         ("QuantizedMatMul", "quantized_matmul"),
+        ("DynamicQuantizeMatMul", "dynamic_quantize_matmul"),
         ("QuantizedGather", "quantized_gather"),
     )
 }

@@ -26,8 +26,9 @@ struct QuantizedMatMulArguments {
 
 class Parallel;
 
+// All but the rows and their scales, which the kernel of DynamicQuantizeMatMul makes itself.
 template <class Float>
-QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
+QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
   QuantizedMatMulArguments<Float> arguments{};
   arguments.R = call.size("R");
   arguments.Y = call.size("Y");
@@ -51,8 +52,6 @@ QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
   if (!whole && (rows != 1 || columns != 1))
     call.fail("addend is [" + std::to_string(rows) + ", " + std::to_string(columns) + "], expected [1, 1] or [" +
               std::to_string(arguments.R) + ", " + std::to_string(arguments.Y) + "]");
-  arguments.rows = call.input<signed char>("rows");
-  arguments.row_scale = call.input<float>("row_scale");
   arguments.weights = call.input<unsigned char>("weights");
   arguments.scale = call.input<float>("scale");
   arguments.bias = call.input<float>("bias");
@@ -62,6 +61,14 @@ QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
   else
     arguments.addend_of_all = *addend;
   arguments.products = call.output<Float>("products");
+  return arguments;
+}
+
+template <class Float>
+QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
+  QuantizedMatMulArguments<Float> arguments = quantized_matrix_arguments<Float>(call);
+  arguments.rows = call.input<signed char>("rows");
+  arguments.row_scale = call.input<float>("row_scale");
   return arguments;
 }
 
