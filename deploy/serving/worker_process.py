@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from multiprocessing.connection import Connection
 from socket import socketpair
 
 from tightbeam.deploy.cores import allowed_cores
+from tightbeam.deploy.huge_pages import with_huge_pages
 from tightbeam.deploy.serving.messages import (
     Batch,
     Cancel,
@@ -63,7 +65,10 @@ class WorkerProcess:
         with theirs:
             command = [sys.executable, "-m", "tightbeam.deploy.serving.worker", str(theirs.fileno())]
             self._process = subprocess.Popen(
-                [*command, self._settings.model_dump_json()], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [*command, self._settings.model_dump_json()],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=with_huge_pages(os.environ),
             )
         self._pipe = Connection(ours.detach())
         first = self._receive()

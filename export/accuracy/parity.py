@@ -6,6 +6,7 @@ The bundle runs in a process without torch, by the command that its users run.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.bundle.manifest import Manifest, ParityReport
+from tightbeam.deploy.huge_pages import with_huge_pages
 from tightbeam.export.accuracy.reference import Generation, Reference, TextSamples, generate
 from tightbeam.export.checkpoint.generation import disable_sampling
 from tightbeam.export.checkpoint.load import load_checkpoint
@@ -131,7 +133,8 @@ def _run_bundle(folder: Path, reference: Reference, settings: dict[str, Any]) ->
         command += ["--generation-config", str(config), "--batch-size", str(len(samples.rows))]
         command += ["--ids"] if isinstance(samples, TextSamples) and samples.as_ids else []
         text = "".join(f"{line}\n" for line in samples.lines(Path(scratch)))
-        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+        environment = with_huge_pages(os.environ)
+        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False, env=environment)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[-1])

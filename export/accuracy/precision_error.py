@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.huge_pages import with_huge_pages
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 from tightbeam.export.writing.entries import graph_entries, state_entries
@@ -90,7 +92,7 @@ def _measure(exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix
     """Compare two bundles in a process of its own, without torch; on random sources where there is no tokenizer."""
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
     command = [sys.executable, "-m", "tightbeam.deploy.compare", str(exact), str(rounded), str(max_steps), *texts]
-    done = subprocess.run(command, capture_output=True, check=False)
+    done = subprocess.run(command, capture_output=True, check=False, env=with_huge_pages(os.environ))
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise ExportError(f"measuring the error failed: {lines[-1]} (--no-check does without it)")
