@@ -175,7 +175,8 @@ def log_probabilities(
     found, chosen = np.full((B, steps, vocabulary), np.nan), np.zeros((B, steps), np.int64)
     for step in range(steps):
         so_far = history[:, :, : P + step]
-        best = stepper(StepInputs(so_far[:, :, -1], so_far, parents, scores, banned))
+        lengths = np.full(B, P + step)
+        best = stepper(StepInputs(so_far[:, :, -1], so_far, lengths, parents, scores, banned))
         np.put_along_axis(found[:, step], best.tokens, best.scores.astype(np.float64), axis=1)
         chosen[:, step] = best.tokens[:, 0] if forced is None else forced[:, step]
         if step + 1 < steps:

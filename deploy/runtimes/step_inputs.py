@@ -33,8 +33,9 @@ class BeamStepper:
     def __init__(self, decoding: Decoding, options: GenerationOptions, prompt: Prompt | None = None) -> None:
         self._decoding = decoding
         self._beams = options.num_beams
-        self._prompt_length = 1 if prompt is None else prompt.tokens.shape[1]
         inputs = decoding.inputs
+        prompt_length = 1 if prompt is None else prompt.tokens.shape[1]
+        self._prompt_lengths = np.full(len(inputs["lengths"]), prompt_length)  # [B']
         self._padding: Array | None = None  # [B'], of the remaining samples
         self._padded: Array | None = None  # the search's history [B, M, T_history], where the decoder's has no padding
         self._ngram_size = options.no_repeat_ngram_size
@@ -64,28 +65,29 @@ class BeamStepper:
         self._rows_history = inputs["history"].reshape(rows // M, M, -1)
         self.history = self._rows_history if self._padded is None else self._padded
         self._ancestry = inputs["ancestry"]
-        self._row_positions = inputs["first_positions"].repeat(M)[:, None].astype(np.int64)  # [R, 1]
+        self._positions = inputs["positions"].reshape(-1, M)
+        self._first_positions = inputs["first_positions"][:, None].astype(np.int64)  # [B, 1]
 
     def __call__(self, inputs: StepInputs) -> Candidates:
-        _, M, tokens_so_far = inputs.history.shape
-        T = tokens_so_far + 1 - self._prompt_length  # tokens that the decoder has been fed, this step included
-        if M > 1 and T > 1:
-            past = self._ancestry[:, :, : T - 1]
+        newest = inputs.lengths - self._prompt_lengths  # [B], the position that each sample writes in this step
+        longest = int(newest.max())
+        if self._beams > 1 and longest:
+            past = self._ancestry[:, :, :longest]
             past[:] = past[self._places, inputs.parents]
-        self._ancestry[:, :, T - 1] = self._slots
+        self._ancestry[self._places, self._slots, newest[:, None]] = self._slots
         np.add(inputs.parents, self._first_rows, out=self._beam_index)
         buffers = self._decoding.inputs
         self._tokens[:] = inputs.tokens
-        np.add(self._row_positions, T - 1, out=buffers["positions"])
-        buffers["lengths"].fill(T)
-        buffers["history_lengths"].fill(tokens_so_far)
+        np.add(self._first_positions, newest[:, None], out=self._positions)
+        np.add(newest, 1, out=buffers["lengths"], casting="unsafe")
+        buffers["history_lengths"][:] = inputs.lengths
         banned = inputs.banned
         if self._padding is not None:
             banned = self._strip_padding(inputs.history, banned)
         buffers["beam_scores"][:] = inputs.beam_scores
         self._ban(banned)
         scores, beams, tokens = self._decoding.step()
-        self._check(scores, tokens, tokens_so_far)
+        self._check(scores, tokens, inputs.lengths)
         return Candidates(scores=scores, beams=beams, tokens=tokens)
 
     def _strip_padding(self, history: Array, banned: Array) -> Array:
@@ -105,17 +107,19 @@ class BeamStepper:
         buffer[:, :P] = banned.reshape(len(buffer), P)
         buffer[:, P:] = -1
 
-    def _check(self, scores: Array, tokens: Array, length: int) -> None:
+    def _check(self, scores: Array, tokens: Array, lengths: Array) -> None:
         """Raise NonFiniteError for a sample whose scores are NaN."""
         if tokens.min() >= 0 and not np.isnan(scores.min()):  # the least of all is NaN where one is
             return
         invalid = np.isnan(scores).any(axis=1) | (tokens < 0).any(axis=1)
         sample = int(self._samples[invalid].min())
+        length = int(lengths[self._samples == sample][0])
         raise NonFiniteError(f"the model's scores of sample {sample} are NaN or infinite after {length} tokens")
 
     def compact(self, compaction: Compaction) -> None:
         self._decoding.compact(compaction)
         self._samples = compaction.apply(self._samples)
+        self._prompt_lengths = compaction.apply(self._prompt_lengths)
         if self._padding is not None and self._padded is not None:
             self._padding = compaction.apply(self._padding)
             self._padded = compaction.apply(self._padded)

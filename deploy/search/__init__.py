@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from tightbeam.deploy.arrays import Ints
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.beam import beam_search
+from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
-from tightbeam.deploy.search.greedy import greedy_search
-from tightbeam.deploy.search.prompt import begin
+from tightbeam.deploy.search.greedy import GreedySearch
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
 
-__all__ = ["Candidates", "NullCallback", "SearchCallback", "SearchResult", "Step", "StepInputs", "search"]
+__all__ = [
+    "BatchSearch",
+    "Candidates",
+    "NullCallback",
+    "SearchCallback",
+    "SearchResult",
+    "Step",
+    "StepInputs",
+    "new_search",
+    "search",
+]
+
+
+def new_search(step: Step, num_beams: int, callback: SearchCallback) -> BatchSearch:
+    """Return a search without samples: greedy where ``num_beams`` is 1, else with beams."""
+    return (GreedySearch if num_beams == 1 else BeamSearch)(step, num_beams, callback)
 
 
 def search(
@@ -50,7 +67,38 @@ def search(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: a search needs at least one sample")
-    if beginnings is None:
-        beginnings = begin(step, options, batch_size)
-    run = greedy_search if options.num_beams == 1 else beam_search
-    return run(step, options, beginnings, callback or NullCallback())
+    results = _Results(callback or NullCallback())
+    run = new_search(step, options.num_beams, results)
+    for sample in range(batch_size):
+        run.join(sample, options, None if beginnings is None else beginnings[sample])
+    while run.places:
+        run.advance()
+    return results.join(batch_size, options, run.filler(options))
+
+
+class _Results:
+    """The `SearchCallback` that keeps all results, and passes calls on to another."""
+
+    def __init__(self, callback: SearchCallback) -> None:
+        self._callback = callback
+        self._found: dict[int, SearchResult] = {}
+
+    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        return self._callback.on_step(samples, tokens)
+
+    def on_finished(self, sample: int, result: SearchResult) -> None:
+        self._found[sample] = result
+        self._callback.on_finished(sample, result)
+
+    def join(self, batch_size: int, options: GenerationOptions, filler: int) -> SearchResult:
+        """The results of a batch in one array, padded with ``filler`` to the longest."""
+        count = options.num_return_sequences
+        longest = max((found.sequences.shape[1] for found in self._found.values()), default=options.beginning)
+        sequences = np.full((batch_size * count, longest), filler, np.int64)
+        scores = None if options.num_beams == 1 else np.zeros(batch_size * count, np.float32)
+        for sample, found in self._found.items():
+            rows = slice(sample * count, (sample + 1) * count)
+            sequences[rows, : found.sequences.shape[1]] = found.sequences
+            if scores is not None:
+                scores[rows] = found.scores
+        return SearchResult(sequences, scores)

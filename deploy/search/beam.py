@@ -6,86 +6,31 @@ operations. Scores of excluded candidates are lowered by 1e9, as there.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
+from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.callbacks import SearchCallback
-from tightbeam.deploy.search.compaction import Compaction
-from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs, best
+from tightbeam.deploy.search.step import Candidates, SearchResult, Step, best
+
+__all__ = ["BeamSearch"]
 
 OUT = np.float32(-1e9)
 IN = np.float32(0)
 
 
-def beam_search(step: Step, options: GenerationOptions, beginnings: Ints, callback: SearchCallback) -> SearchResult:
-    """Continue ``beginnings`` int64 [B, P] by the ``num_return_sequences`` best sequences of each sample.
+class BeamSearch(BatchSearch):
+    """Continue each sample by its ``num_return_sequences`` best sequences.
 
     Each step takes the C best continuations of a sample. Those that end (by an end-of-sequence token, or all of them
-    at ``max_length``) are offered to the finished pool if they are among the first M; the M best of the others run on.
-    A sample is removed when its pool is final; the batch of `_beam_search` stops as a whole. Rows shorter than the
-    longest returned one are filled with ``options.fill_token_id``. Arguments as of `search`.
-    """
-    (B, P), M = beginnings.shape, options.num_beams
-    eos = np.array(options.eos_token_ids, np.int64)
-    bans = Bans(options)
-    step.history[:, :, :P] = beginnings[:, None]
-    scores = np.full((B, M), OUT)  # [B, M]; all beams start equal, so only the first one counts
-    scores[:, 0] = 0
-    parents = np.tile(np.arange(M), (B, 1))  # [B, M]
-    finished = Finished(beginnings, options)
+    at ``max_length``) are offered to the sample's pool of finished sequences if they are among the first M; the M best
+    of the others run on. A sample is removed when its pool is final; the batch of `_beam_search` stops as a whole. Rows
+    shorter than the longest returned one are filled with ``options.fill_token_id``.
 
-    for length in range(P, options.max_length):
-        running = step.history  # [B', M, T_max], the remaining samples
-        history = running[:, :, :length]
-        candidates = step(StepInputs(history[:, :, -1], history, parents, scores, bans.banned(history)))
-        if forced := forced_tokens(options, length):
-            candidates = forced_candidates(options, forced, scores)
-        cancelled = callback.on_step(finished.running, None)
-
-        ends = (candidates.tokens[:, :, None] == eos).any(axis=2)  # [B', C]
-        if length + 1 == options.max_length:
-            ends[:] = True
-        finished.offer(candidates, ends, history)
-        if length + 1 == options.max_length:
-            finished.report(callback, ~cancelled)
-            break
-
-        chosen = _open_candidates(candidates, ends, M)
-        scores, parents = chosen.scores, chosen.beams
-        history[:] = history[np.arange(len(running))[:, None], parents]
-        running[:, :, length] = chosen.tokens
-
-        final = finished.final(scores, length + 1 - P)
-        removed = final | cancelled
-        if removed.any():
-            finished.report(callback, final & ~cancelled)
-            if removed.all():
-                break
-            compaction = Compaction.of(removed)
-            step.compact(compaction)
-            finished.running = compaction.apply(finished.running)
-            scores, parents = compaction.apply(scores), compaction.apply(parents)
-    return finished.result()
-
-
-def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:
-    """Return the best candidates [B', count] in arrays of their own; those that end, bool [B', C], come last."""
-    scores, beams, tokens = candidates.scores, candidates.beams, candidates.tokens
-    if not ends.any():  # in order already
-        return Candidates(scores[:, :count].copy(), beams[:, :count].copy(), tokens[:, :count].copy())
-    scores = scores + np.where(ends, OUT, IN)
-    order = best(scores, count)
-    samples = np.arange(len(order))[:, None]
-    return Candidates(scores[samples, order], beams[samples, order], tokens[samples, order])
-
-
-class Finished:
-    """Pools of the M best finished sequences of each sample, best first. An empty place has the score -1e9.
-
-    The pools of all samples are in the order of the batch. ``running`` int64 [B'] lists the samples still in the batch,
-    by place; ``offer`` and ``final`` are about these.
+    A pool has the M best finished sequences, best first. An empty place has the score -1e9.
 
     Finality of a pool. A sample is hopeless when its best running beam cannot beat its worst finished sequence; it
     stays hopeless. `_beam_search` lowers by 1e9 the offers to a hopeless sample, and those to a full pool under
@@ -97,61 +42,128 @@ class Finished:
     alone.
     """
 
-    def __init__(self, beginnings: Ints, options: GenerationOptions) -> None:
-        (B, self.P), M = beginnings.shape, options.num_beams
-        self.options = options
-        self.sequences = np.full((B, M, options.max_length), options.fill_token_id, np.int64)  # [B, M, T]
-        self.sequences[:, :, : self.P] = beginnings[:, None]
-        self.lengths = np.zeros((B, M), np.int64)  # new tokens
-        self.scores = np.full((B, M), OUT)
-        self.running = np.arange(B)
+    def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
+        self.pool_scores = np.zeros((0, num_beams), np.float32)
+        self.pool_lengths = np.zeros((0, num_beams), np.int64)  # new tokens
+        super().__init__(step, num_beams, callback)
 
-    def offer(self, candidates: Candidates, ends: Bools, history: Ints) -> None:
-        """Offer the candidates that end, bool [B', C], to the pools. They continue ``history`` [B', M, length]."""
-        M, length = self.options.num_beams, history.shape[2]
+    def arrays(self) -> tuple[str, ...]:
+        return (*super().arrays(), "pool_scores", "pool_lengths")
+
+    def filler(self, options: GenerationOptions) -> int:
+        return options.fill_token_id
+
+    def first_scores(self) -> Floats:
+        scores = np.full((1, self.M), OUT)  # all beams start equal, so only the first one counts
+        scores[:, 0] = 0
+        return scores
+
+    def join(self, number: int, options: GenerationOptions, beginning: Ints | None = None) -> None:
+        self.pool_scores = np.concatenate([self.pool_scores, np.full((1, self.M), OUT)])
+        self.pool_lengths = np.concatenate([self.pool_lengths, np.zeros((1, self.M), np.int64)])
+        super().join(number, options, beginning)
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        self._stops_full = np.array([place.options.early_stopping is True for place in self.places], np.bool_)
+        self._divisors = [_divisors(place.options.length_penalty, place.options.max_length) for place in self.places]
+        self._bounded = [  # by the longest length instead of the present one
+            place.options.early_stopping == "never" and place.options.length_penalty > 0 for place in self.places
+        ]
+
+    def advance(self) -> None:
+        candidates, prompted = self.run_step()
+        cancelled = self.cancelled(prompted, None)
+        last = self.lengths + 1 == self.max_lengths  # [B]
+        ends = (self.is_end(candidates.tokens) & ~prompted[:, None]) | last[:, None]  # [B, C]
+        new = self.lengths + 1 - self.beginnings  # [B], new tokens with those of this step
+        self._offer(candidates, ends, new)
+
+        chosen = _open_candidates(candidates, ends, self.M)
+        self.scores, self.parents = chosen.scores, chosen.beams
+        self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
+        history = self.step.history[:, :, : int(self.lengths.max())]
+        history[:] = history[self.index, self.parents]
+        rows = np.flatnonzero(~last)[:, None]
+        self.step.history[rows, np.arange(self.M), self.lengths[rows]] = chosen.tokens[rows[:, 0]]
+        self.lengths += 1
+
+        final = last | self.final(new)
+        for index in np.flatnonzero(final & ~cancelled).tolist():
+            self.callback.on_finished(self.places[index].number, self._result(index))
+        self.remove(final | cancelled)
+
+    def _offer(self, candidates: Candidates, ends: Bools, new: Ints) -> None:
+        """Offer the candidates that end, bool [B, C], to the pools, as sequences of ``new`` [B] new tokens."""
+        M = self.M
         taken = ends[:, :M]  # the candidates after the first M are only there to keep M beams running
         if not taken.any():
             return
-        new = length + 1 - self.P
-        scores = candidates.scores[:, :M] / np.float32(new**self.options.length_penalty)  # [B', M]
+        scores = candidates.scores[:, :M] / self._divisor(new)  # [B, M]
         scores = scores + np.where(taken, IN, OUT)
+        merged = np.concatenate([self.pool_scores, scores], axis=1)  # [B, 2 M]
+        chosen = best(merged, M)  # [B, M]
+        for index in np.flatnonzero((chosen != np.arange(M)).any(axis=1)).tolist():
+            self._take(candidates, index, chosen[index], int(new[index]))
+        self.pool_scores = merged[self.index, chosen]
 
-        merged = np.concatenate([self.scores[self.running], scores], axis=1)  # [B', 2 M]
-        chosen = best(merged, M)  # [B', M]
-        if (chosen == np.arange(M)).all():
-            return  # no offer was accepted
-        places = np.arange(len(chosen))[:, None]
-        samples = self.running[:, None]
-        kept, old, came = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [B', M]
-        arrivals = np.full((*chosen.shape, self.options.max_length), self.options.fill_token_id, np.int64)
-        arrivals[:, :, :length] = history[places, candidates.beams[places, came]]
-        arrivals[:, :, length] = candidates.tokens[places, came]
-        self.sequences[self.running] = np.where(kept[:, :, None], self.sequences[samples, old], arrivals)
-        self.lengths[self.running] = np.where(kept, self.lengths[samples, old], new)
-        self.scores[self.running] = merged[places, chosen]
+    def _pool(self, index: int) -> Ints:
+        """The finished sequences int64 [M, max_length] of a sample."""
+        place = self.places[index]
+        if place.pool is None:
+            place.pool = np.full((self.M, place.options.max_length), place.options.fill_token_id, np.int64)
+            place.pool[:, : place.P] = self.step.history[index, 0, : place.P]
+        return place.pool
 
-    def final(self, running_scores: Floats, length: int) -> Bools:
-        """Return bool [B'], True for a sample whose pool is final.
+    def _take(self, candidates: Candidates, index: int, chosen: Ints, new: int) -> None:
+        """Replace a pool's sequences by the ``chosen`` [M] of the M old ones and the M candidates."""
+        place, pool, M = self.places[index], self._pool(index), self.M
+        length = place.P + new - 1
+        kept, old, came = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [M]
+        arrivals = np.full_like(pool, place.options.fill_token_id)
+        arrivals[:, :length] = self.step.history[index, candidates.beams[index, came], :length]
+        arrivals[:, length] = candidates.tokens[index, came]
+        place.pool = np.where(kept[:, None], pool[old], arrivals)
+        self.pool_lengths[index] = np.where(kept, self.pool_lengths[index, old], new)
 
-        That is so when its best running beam, of ``length`` new tokens, cannot beat its worst finished sequence, or
-        when its pool is full under early_stopping=True. The bound is exact only for "never"; otherwise it takes the
-        present length for the final one, as `_beam_search` does.
+    def final(self, new: Ints) -> Bools:
+        """Return bool [B], True for a sample whose pool is final.
+
+        That is so when its best running beam, of ``new`` new tokens, cannot beat its worst finished sequence, or when
+        its pool is full under early_stopping=True. The bound is exact only for "never"; otherwise it takes the present
+        length for the final one, as `_beam_search` does.
         """
-        options = self.options
-        if options.early_stopping == "never" and options.length_penalty > 0:
-            length = options.max_length - self.P
-        worst = self.scores[self.running, -1]  # [B']
-        final: Bools = running_scores[:, 0] / np.float32(length**options.length_penalty) <= worst
-        return final | (worst > OUT) if options.early_stopping is True else final
+        if any(self._bounded):
+            new = np.where(self._bounded, self.max_lengths - self.beginnings, new)
+        worst = self.pool_scores[:, -1]  # [B]
+        final: Bools = self.scores[:, 0] / self._divisor(new)[:, 0] <= worst
+        return final | (self._stops_full & (worst > OUT))
 
-    def report(self, callback: SearchCallback, which: Bools) -> None:
-        """Report those of the running samples, bool [B'], whose results are final."""
-        for sample in self.running[which].tolist():
-            callback.on_finished(sample, self.result(slice(sample, sample + 1)))
+    def _divisor(self, new: Ints) -> Floats:
+        """The divisors float32 [B, 1] of the scores of ``new`` [B] new tokens."""
+        divisors = [table[max(1, length)] for table, length in zip(self._divisors, new.tolist(), strict=True)]
+        return np.array(divisors, np.float32)[:, None]
 
-    def result(self, samples: slice = slice(None)) -> SearchResult:
-        """Return the first ``num_return_sequences`` sequences of ``samples``, cut to the longest of them."""
-        count = self.options.num_return_sequences
-        longest = self.P + int(self.lengths[samples, :count].max())
-        sequences = self.sequences[samples, :count, :longest].reshape(-1, longest)
-        return SearchResult(sequences, self.scores[samples, :count].reshape(-1))
+    def _result(self, index: int) -> SearchResult:
+        """The first ``num_return_sequences`` sequences of a sample, cut to the longest of them."""
+        place = self.places[index]
+        count = place.options.num_return_sequences
+        longest = place.P + int(self.pool_lengths[index, :count].max())
+        return SearchResult(self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy())
+
+
+def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:
+    """Return the best candidates [B, count] in arrays of their own; those that end, bool [B, C], come last."""
+    scores, beams, tokens = candidates.scores, candidates.beams, candidates.tokens
+    if not ends.any():  # in order already
+        return Candidates(scores[:, :count].copy(), beams[:, :count].copy(), tokens[:, :count].copy())
+    scores = scores + np.where(ends, OUT, IN)
+    order = best(scores, count)
+    samples = np.arange(len(order))[:, None]
+    return Candidates(scores[samples, order], beams[samples, order], tokens[samples, order])
+
+
+@lru_cache(maxsize=64)
+def _divisors(length_penalty: float, longest: int) -> list[np.float32]:
+    """The divisor of a score by the number of new tokens, up to ``longest``; Python's power, as in `_beam_search`."""
+    return [np.float32(1), *(np.float32(length**length_penalty) for length in range(1, longest + 1))]

@@ -21,7 +21,9 @@ class StepInputs:
         The last token of each row.
     history : int64 [B, M, T]
         All tokens of each row so far, from the start token or the prompt to ``tokens``: a view of the beginning of
-        ``Step.history``.
+        ``Step.history``. T is the largest of ``lengths``; what lies beyond a sample's own length does not count.
+    lengths : int64 [B]
+        Tokens of each sample's rows so far.
     parents : int64 [B, M]
         The beam of the previous step that each row continues; the identity in the first step.
     beam_scores : float32 [B, M]
@@ -32,6 +34,7 @@ class StepInputs:
 
     tokens: Ints
     history: Ints
+    lengths: Ints
     parents: Ints
     beam_scores: Floats
     banned: Ints
@@ -63,9 +66,9 @@ class Step(Protocol):
 
     Attributes
     ----------
-    history : int64 [B, M, max_length - 1]
-        Buffer for the tokens of each row, written by the search and read by the decoder. All zero at first: unwritten
-        entries must be token ids. The last token is never fed back.
+    history : int64 [B, M, T_history]
+        Buffer for the tokens of each row, written by the search and read by the decoder. Unwritten entries must be
+        token ids. The last token is never fed back, so T_history is the largest ``max_length`` - 1.
     """
 
     history: Ints
@@ -75,7 +78,7 @@ class Step(Protocol):
         ...
 
     def compact(self, compaction: Compaction) -> None:
-        """Remove samples and their state. ``history`` is a view of the remaining samples from then on."""
+        """Remove samples and their state, but not all. ``history`` is a view of the remaining samples from then on."""
         ...
 
 

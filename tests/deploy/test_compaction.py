@@ -255,7 +255,7 @@ def test_nan_scores_are_an_error_that_names_the_sample(invalid: str) -> None:
     stepper = BeamStepper(decoding, options)
     zeros, banned = np.zeros((5, 2), np.int64), np.zeros((5, 2, 0), np.int64)
     inputs = StepInputs(
-        zeros, stepper.history[:, :, :1], zeros, zeros.astype(np.float32), np.zeros((5, 2, 0), np.int64)
+        zeros, stepper.history[:, :, :1], np.full(5, 1), zeros, zeros.astype(np.float32), np.zeros((5, 2, 0), np.int64)
     )
     scores[:, -1] = -np.inf  # no allowed token left is no error
     stepper(inputs)
@@ -266,7 +266,8 @@ def test_nan_scores_are_an_error_that_names_the_sample(invalid: str) -> None:
     with pytest.raises(BundleError, match="scores of sample 4 are NaN or infinite after 1 tokens"):
         stepper(inputs)
     stepper.compact(Compaction.of(np.array([False, True, False, True, False])))  # sample 4 is now at index 1
-    three = StepInputs(zeros[:3], stepper.history[:, :, :2], zeros[:3], zeros[:3].astype(np.float32), banned[:3])
+    scores_of_three = zeros[:3].astype(np.float32)
+    three = StepInputs(zeros[:3], stepper.history[:, :, :2], np.full(3, 2), zeros[:3], scores_of_three, banned[:3])
     with pytest.raises(BundleError, match="scores of sample 4 are NaN or infinite after 2 tokens") as caught:
         stepper(three)
     assert "\n" not in str(caught.value)

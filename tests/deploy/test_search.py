@@ -22,9 +22,9 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers, resolve_options
-from tightbeam.deploy.search import Candidates, StepInputs, search
+from tightbeam.deploy.search import Candidates, NullCallback, StepInputs, search
 from tightbeam.deploy.search.bans import Bans, forced_candidates
-from tightbeam.deploy.search.beam import Finished
+from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.compaction import Compaction
 
 VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
@@ -440,11 +440,12 @@ def test_condition_under_which_a_sample_can_improve(
     options = options_with(
         num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty, max_length=max_length
     )
-    finished = Finished(np.array([options.prompt]), options)
-    running_scores = np.array([[-16.0, -17.0]], np.float32)
-    assert not finished.final(running_scores, length=2).any()  # with a place to fill there is always hope
-    finished.scores = np.array([[-0.1, worst]], np.float32)
-    assert finished.final(running_scores, length=2).tolist() == [not hopeful or early_stopping is True]
+    run = BeamSearch(ReferenceStep(tiny_bart("often"), 1, options), 2, NullCallback())
+    run.join(0, options)
+    run.scores = np.array([[-16.0, -17.0]], np.float32)
+    assert not run.final(np.array([2])).any()  # with a place to fill there is always hope
+    run.pool_scores = np.array([[-0.1, worst]], np.float32)
+    assert run.final(np.array([2])).tolist() == [not hopeful or early_stopping is True]
 
 
 def test_an_empty_batch_is_refused() -> None:

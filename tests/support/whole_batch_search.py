@@ -28,7 +28,12 @@ def _sample(step: Step, options: GenerationOptions, B: int) -> SearchResult:
         zeros = np.zeros((B, 1))
         candidates = step(
             StepInputs(
-                history[:, :, -1], history, zeros.astype(np.int64), zeros.astype(np.float32), bans.banned(history)
+                history[:, :, -1],
+                history,
+                np.full(B, cur_len),
+                zeros.astype(np.int64),
+                zeros.astype(np.float32),
+                bans.banned(history),
             )
         )
         if forced := forced_tokens(options, cur_len):
@@ -62,7 +67,11 @@ def _beam_search(step: Step, options: GenerationOptions, B: int) -> SearchResult
     for cur_len in range(1, options.max_length):
         history = running_sequences[:, :, :cur_len]
         step.history[:, :, :cur_len] = history
-        candidates = step(StepInputs(history[:, :, -1], history, parents, running_beam_scores, bans.banned(history)))
+        candidates = step(
+            StepInputs(
+                history[:, :, -1], history, np.full(B, cur_len), parents, running_beam_scores, bans.banned(history)
+            )
+        )
         if forced := forced_tokens(options, cur_len):
             candidates = forced_candidates(options, forced, running_beam_scores)
         topk_sequences = running_sequences[samples, candidates.beams]

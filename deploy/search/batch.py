@@ -1,0 +1,240 @@
+"""The samples of a running search by their places in the batch: each at its own length, with its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
+from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
+from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.step import Candidates, Step, StepInputs
+
+__all__ = ["BatchSearch", "Place"]
+
+NO_TOKEN = -2
+"""Filler in the table of end tokens, which equals no token."""
+
+
+@dataclass
+class Place:
+    """One sample of the batch.
+
+    Attributes
+    ----------
+    number : int
+        The sample's number, as callbacks get it.
+    options : GenerationOptions
+    P : int
+        Tokens that the sample's rows begin with.
+    bans : Bans
+        The banned tokens of its steps.
+    pool : int64 [M, max_length] or None
+        The finished sequences of beam search; None before there are any.
+    """
+
+    number: int
+    options: GenerationOptions
+    P: int
+    bans: Bans
+    pool: Ints | None = None
+
+
+class BatchSearch:
+    """Base of both searches: what a step is given, the decoder prompt, joining and leaving.
+
+    Parameters
+    ----------
+    step : Step
+        The decoder, whose batch has the same samples in the same places.
+    num_beams : int
+        M, of all samples.
+    callback : SearchCallback
+        Receives tokens and results, and may cancel samples.
+
+    Attributes
+    ----------
+    places : list of Place
+    lengths : int64 [B]
+        Tokens of each sample's rows so far.
+    scores : float32 [B, M]
+        Beam scores; zeros in greedy search, and during a decoder prompt.
+    parents : int64 [B, M]
+        The beam of the last step that each row continues.
+    """
+
+    def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
+        self.step, self.callback, self.M = step, callback, num_beams
+        self.places: list[Place] = []
+        self.lengths = np.zeros(0, np.int64)
+        self.scores = np.zeros((0, num_beams), np.float32)
+        self.parents = np.zeros((0, num_beams), np.int64)
+        self._refresh()
+
+    def join(self, number: int, options: GenerationOptions, beginning: Ints | None = None) -> None:
+        """Add a sample behind the others. The step's batch has it already.
+
+        Parameters
+        ----------
+        number : int
+            The sample's number.
+        options : GenerationOptions
+            Its settings; ``num_beams`` is that of the batch.
+        beginning : int64 [P], optional
+            The tokens that its rows begin with; the decoder has processed all but the last of them. By default
+            ``options.prompt``, which is fed to the decoder first.
+        """
+        known = np.array(options.prompt[:1] if beginning is None else beginning, np.int64)
+        P = len(options.prompt) if beginning is None else len(known)
+        self.step.history[len(self.places), :, : len(known)] = known
+        self.places.append(Place(number, options, P, _bans(options)))
+        self.lengths = np.append(self.lengths, len(known))
+        first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
+        self.scores = np.concatenate([self.scores, first])
+        self.parents = np.concatenate([self.parents, np.arange(self.M)[None]])
+        self._refresh()
+
+    def advance(self) -> None:
+        """Run one step. Reports samples that are final to the callback, and removes them and the cancelled ones."""
+        raise NotImplementedError
+
+    def filler(self, options: GenerationOptions) -> int:
+        """The token that a sample's rows are padded with."""
+        raise NotImplementedError
+
+    def first_scores(self) -> Floats:
+        """The scores [1, M] of a sample's rows before their first token is chosen."""
+        return np.zeros((1, self.M), np.float32)
+
+    def _refresh(self) -> None:
+        """Make the arrays that depend on the samples in the batch alone."""
+        places = self.places
+        self.index = np.arange(len(places))[:, None]  # [B, 1]
+        self._numbers = np.array([place.number for place in places], np.int64)
+        self.max_lengths = np.array([place.options.max_length for place in places], np.int64)
+        self.beginnings = np.array([place.P for place in places], np.int64)
+        ends = [place.options.eos_token_ids for place in places]
+        self._eos = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
+        for row, tokens in zip(self._eos, ends, strict=True):
+            row[:, : len(tokens)] = tokens
+
+    def is_end(self, tokens: Ints) -> Bools:
+        """Return bool [B, X]: True for each of ``tokens`` int64 [B, X] that ends a sequence."""
+        ends: Bools = (tokens[:, :, None] == self._eos).any(axis=2)
+        return ends
+
+    def run_step(self) -> tuple[Candidates, Bools]:
+        """Run the decoder over all rows.
+
+        Returns
+        -------
+        Candidates
+            Those of each sample, forced tokens among them; valid until the next step.
+        bool [B]
+            True for a sample whose decoder prompt is not over. Its candidates do not count.
+        """
+        lengths = self.lengths
+        history = self.step.history[:, :, : int(lengths.max())]
+        tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
+        prompted = lengths < self.beginnings
+        banned = self._banned(history, prompted)
+        found = self.step(StepInputs(tokens, history, lengths, self.parents, self.scores, banned))
+        forced = [
+            (index, only)
+            for index, (place, length) in enumerate(zip(self.places, lengths.tolist(), strict=True))
+            if length >= place.P and (only := forced_tokens(place.options, length))
+        ]
+        if forced:
+            found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy())
+        for index, only in forced:
+            own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
+            found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
+        return found, prompted
+
+    def _banned(self, history: Ints, prompted: Bools) -> Ints:
+        """The banned tokens int64 [B, M, X] of a step; -1 is an unused entry."""
+        first = self.places[0]
+        lengths = self.lengths.tolist()
+        if not prompted.any() and all(
+            place.bans is first.bans and length == lengths[0]
+            for place, length in zip(self.places, lengths, strict=True)
+        ):
+            return first.bans.banned(history)
+        parts = [
+            _choices(place, length) if feeding else place.bans.banned(history[index : index + 1, :, :length])[0]
+            for index, (place, length, feeding) in enumerate(zip(self.places, lengths, prompted.tolist(), strict=True))
+        ]
+        widest = max(part.shape[-1] for part in parts)
+        banned = np.full((len(parts), self.M, widest), -1, np.int64)
+        for row, part in zip(banned, parts, strict=True):
+            row[:, : part.shape[-1]] = part
+        return banned
+
+    def feed_prompts(self, prompted: Bools, tokens: Ints, scores: Floats, parents: Ints, best: Ints) -> None:
+        """Replace what a step chose for samples whose decoder prompt is not over by the prompt's next token.
+
+        Parameters
+        ----------
+        prompted : bool [B]
+        tokens, scores, parents : arrays [B, M]
+            The step's choice, which is changed.
+        best : int64 [B, C]
+            The tokens of all candidates.
+        """
+        for index in np.flatnonzero(prompted).tolist():
+            place, length = self.places[index], int(self.lengths[index])
+            token = place.options.prompt[length]
+            tokens[index] = best[index, 0] if token == CHOSEN else token
+            parents[index] = np.arange(self.M)
+            scores[index] = self.first_scores()[0] if length + 1 == place.P else 0
+
+    def cancelled(self, prompted: Bools, tokens: Ints | None) -> Bools:
+        """Report a step, with ``tokens`` int64 [B] or None; returns bool [B], True for a cancelled sample."""
+        cancelled = np.zeros(len(self.places), np.bool_)
+        counted = np.flatnonzero(~prompted)
+        if len(counted):
+            told = None if tokens is None else tokens[counted]
+            cancelled[counted] = self.callback.on_step(self._numbers[counted], told)
+        return cancelled
+
+    def remove(self, removed: Bools) -> None:
+        """Remove samples, bool [B], from the batch. The step keeps the last ones, which no step follows."""
+        if not removed.any():
+            return
+        compaction = Compaction.of(removed)
+        if compaction.remaining:
+            self.step.compact(compaction)
+        self.places = _compacted(compaction, self.places)
+        for name in self.arrays():
+            setattr(self, name, compaction.apply(getattr(self, name)))
+        self._refresh()
+
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the attributes that are arrays by place."""
+        return ("lengths", "scores", "parents")
+
+
+@lru_cache(maxsize=256)
+def _bans(options: GenerationOptions) -> Bans:
+    """The bans of settings, the same object for equal settings."""
+    return Bans(options)
+
+
+def _choices(place: Place, length: int) -> Ints:
+    """The banned tokens int64 [X] of a step within a decoder prompt."""
+    if place.options.prompt[length] != CHOSEN:
+        return np.zeros(0, np.int64)
+    banned: Ints = np.setdiff1d(np.arange(place.options.vocab_size), place.options.choices)
+    return banned
+
+
+def _compacted(compaction: Compaction, places: Sequence[Place]) -> list[Place]:
+    left = list(places)
+    for source, hole in compaction.moves:
+        left[hole] = left[source]
+    return left[: compaction.remaining]
