@@ -80,7 +80,7 @@ def run_model(
         bool,
         typer.Option("--truncate", help="Cut texts that are longer than the model's positions, in place of an error."),
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs run together in one batch.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs that run together; as one ends, the next joins.")] = 8,
     engine: Annotated[
         str,
         typer.Option(
@@ -210,7 +210,8 @@ def run_model(
             if runner.is_speech:
                 results = transcribe_files(runner, files, batch_size=batch_size, **settings)
             else:
-                results = run_text_input(runner, files, ids=ids, truncate=truncate, batch_size=batch_size, **settings)
+                how: dict[str, Any] = {"ids": ids, "truncate": truncate, "batch_size": batch_size}
+                results = run_text_input(runner, files, typed=STDIN in names and not document, **how, **settings)
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(names) > 1 else None

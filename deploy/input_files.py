@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,7 +152,7 @@ class InputFiles:
     def __iter__(self) -> Iterator[bytes]:
         for file in self._files:
             head: list[bytes] = []
-            for number, line in enumerate(sys.stdin.buffer if file.lines is None else file.lines, start=1):
+            for number, line in enumerate(_standard_input() if file.lines is None else file.lines, start=1):
                 if file.lines is None and number <= HEAD:
                     head.append(line)
                     _check_head(head, file.shown, self._kind)
@@ -162,6 +163,16 @@ class InputFiles:
     def next_place(self) -> Place:
         """The place of the oldest line whose place was not returned yet."""
         return self._places.popleft()
+
+
+def _standard_input() -> Iterable[bytes]:
+    """The lines of standard input, by a reader of their own: a thread may still wait for a line when Python exits, and
+    Python cannot close the common reader then."""
+    try:
+        descriptor = os.dup(sys.stdin.fileno())
+    except (OSError, ValueError):  # not a file
+        return sys.stdin.buffer
+    return open(descriptor, "rb")
 
 
 def _check_head(head: Sequence[bytes], name: str, kind: InputKind) -> None:

@@ -37,6 +37,8 @@ from tightbeam.deploy.generation.without_effect import remove_settings_without_e
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.text.batching import batch_key, batches
 from tightbeam.deploy.text.padding import left_pad, mask_of_padding, right_pad, unbroken
@@ -429,6 +431,49 @@ class Runner:
             decoding.close()
         return result
 
+    def scheduler(self, batch_size: int) -> Scheduler:
+        """Return a scheduler without samples, for samples that come and go one by one.
+
+        Parameters
+        ----------
+        batch_size : int
+            The most samples in the running batch.
+
+        Returns
+        -------
+        Scheduler
+            It is for one thread. Other calls of this runner run between its turns.
+        """
+        return Scheduler(self._runtime, batch_size, self._lock)
+
+    def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:
+        """Return a sample for ``scheduler``.
+
+        Parameters
+        ----------
+        number : int
+            The caller's number of the sample.
+        tokens : sequence of int
+            Token ids that ``check_ids`` has no objection to.
+        settings : mapping
+            Arguments of ``model.generate``, for this sample alone.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model or prompt.
+        """
+        options = self.options_for(len(tokens), settings)
+        return Sample.of_tokens(number, tokens, options, decoder_only=self.decoder_only)
+
+    def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
+        """Return a sample for ``scheduler`` from features float32 [mels, frames]; arguments as of ``sample``."""
+        return Sample(number, self.options_for(1, settings), features, self.manifest.sizes.max_source)
+
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Pad rows of token ids to a batch, on the side that this model expects.
 
@@ -501,21 +546,24 @@ class Runner:
         if not (_is_integer(batch_size) and batch_size >= 1):
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
         settings = self._without_effect(settings)
-        options = self.options(**settings)
-        rows: list[tuple[int, list[int], tuple[int, ...]]] = []
+        self.options(**settings)
+        scheduler = self.scheduler(batch_size)
+        samples: list[Sample] = []
         for index, text in enumerate(texts):
             try:
-                tokens = self.encode(text, truncate=truncate, **settings)[0]
+                samples.append(self.sample(index, self.encode(text, truncate=truncate, **settings)[0], settings))
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-            rows.append((index, tokens, self.batch_key(len(tokens), settings)))
         results: dict[int, list[str]] = {}
-        count = options.num_return_sequences
-        for batch in batches(rows, key=lambda row: row[2], size=lambda _: batch_size):
-            ids, mask = self.pad([tokens for _, tokens, _ in batch], options)
-            found = self.generate(ids, mask, **settings).sequences[:, self.prompt_of(ids) :]
-            for sample, (index, _, _) in enumerate(batch):
-                results[index] = [self.decode(row) for row in found[sample * count : (sample + 1) * count]]
+        for sample in samples:
+            scheduler.add(sample)
+        while scheduler.active:
+            for finished in scheduler.turn():
+                prompt = samples[finished.number].prompt
+                sequences = finished.result.sequences[:, 0 if prompt is None else len(prompt) :]
+                results[finished.number] = [self.decode(row) for row in sequences]
+        scheduler.close()
+        self.cache_bytes = scheduler.cache_bytes
         return [text for index in range(len(texts)) for text in results[index]]
 
     def transcribe(self, paths: Sequence[str | os.PathLike[str]], *, batch_size: int = 8, **settings: Any) -> list[str]:

@@ -178,6 +178,10 @@ class DeviceRuntime:
         caches = self.take_caches(sizes)  # first: the encoder may need the memory of pooled caches of another size
         return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
 
+    def joining(self) -> None:
+        """Batches on a device cannot be joined yet."""
+        return None
+
     def _encode(self, given: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
         """Run the encoder over a few samples at a time, and return the decoder's source inputs by name."""
         device, interface = self.device, self.encoder_interface

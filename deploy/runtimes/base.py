@@ -20,6 +20,8 @@ __all__ = [
     "SMALL_INPUTS",
     "Decoding",
     "GraphTensors",
+    "JoiningDecoding",
+    "JoiningRuntime",
     "Runtime",
     "StepOutputs",
     "banned_capacity",
@@ -145,6 +147,49 @@ class Runtime(Protocol):
         BundleError
             See ``deploy/errors.py``.
         """
+        ...
+
+    def joining(self) -> JoiningRuntime | None:
+        """Return this runtime as one whose batches samples may join later; None where they cannot."""
+        ...
+
+
+class JoiningDecoding(Decoding, Protocol):
+    """A batch that samples join one by one. Its buffers are larger than the batch, and grow where they must."""
+
+    def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
+        """Add a sample behind the others, whose buffers stay as they are. ``inputs`` has new views after that.
+
+        Parameters
+        ----------
+        encoded : mapping of str to array
+            A batch as ``JoiningRuntime.encode`` returns it.
+        sample : int
+            The sample's place in ``encoded``.
+        width : int
+            Source positions that are copied; the others are padding.
+        positions : int
+            Positions that the generated cache needs.
+        tokens : int
+            Tokens that the buffer ``history`` needs.
+        """
+        ...
+
+
+class JoiningRuntime(Protocol):
+    """The part of a runtime that joining needs."""
+
+    @property
+    def encoded_together(self) -> int:
+        """Source positions to encode at a time."""
+        ...
+
+    def encode(self, source: Array, attention_mask: Array, num_beams: int) -> Mapping[str, Array]:
+        """Encode a batch; arguments as of ``Runtime.begin``. Returns source inputs of the decoder by name."""
+        ...
+
+    def open(self, places: int, num_beams: int, candidates: int) -> JoiningDecoding:
+        """Return a decoding without samples, for ``places`` samples at most."""
         ...
 
 

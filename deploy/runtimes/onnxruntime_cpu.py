@@ -100,11 +100,32 @@ class OnnxRuntimeCpu:
         except MemoryError as error:
             raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
+    def joining(self) -> OnnxRuntimeCpu | None:
+        return None if any(state.kind == "append" for state in self.manifest.cache_states) else self
+
+    @property
+    def encoded_together(self) -> int:
+        return ENCODED_TOGETHER
+
+    def encode(self, source: Array, attention_mask: Array, num_beams: int) -> dict[str, Array]:
+        B, N = attention_mask.shape
+        try:
+            return self._encode(source, attention_mask, sizes_of(B, N, num_beams, 0, 1))
+        except MemoryError as error:
+            raise ExecutionError(f"no memory to encode {B} samples; run fewer together ({error})") from error
+
+    def open(self, places: int, num_beams: int, candidates: int) -> CpuDecoding:
+        sizes = sizes_of(places, 0, num_beams, 0, 1)
+        names = [tensor.name for tensor in self.manifest.encoder.outputs]
+        source = self.allocate(names, sizes)
+        source["attention_mask"] = np.zeros(resolve(self.shapes["attention_mask"], sizes), np.int64)
+        return CpuDecoding(self, source, sizes, candidates, used=0)
+
     def _encode(self, source: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Run the encoder over a few samples at a time, and return its outputs by name."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        encoded = self._allocate(names, sizes)
+        encoded = self.allocate(names, sizes)
         count = max(1, ENCODED_TOGETHER // N)
         for start in range(0, B, count):
             samples = slice(start, start + count)
@@ -136,9 +157,9 @@ class OnnxRuntimeCpu:
             return pooled[1]
         del pooled  # freed before the new ones are allocated
         names = [state.input for state in self.manifest.cache_states]
-        return self._allocate(names, sizes)
+        return self.allocate(names, sizes)
 
-    def _allocate(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
+    def allocate(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
         """Allocate arrays of zeros for decoder inputs in one block. numpy requests huge pages for a large block, which
         saves page-table walks in attention."""
         shapes = {name: resolve(self.shapes[name], sizes) for name in names}
@@ -156,14 +177,24 @@ class OnnxRuntimeCpu:
 
 
 class CpuDecoding:
-    """One batch on the CPU. Tensors are bound once, and again after a compaction: a step writes into the buffers and
-    runs. Only an ``append`` cache is a new tensor after every step."""
+    """One batch on the CPU. A step writes into buffers that are bound, and runs. Tensors are bound once for each number
+    of samples. Only an ``append`` cache is a new tensor after every step.
+
+    Buffers have ``sizes["B"]`` places, of which samples use the first ``used``. `inputs` and all that is bound are
+    views of these. A compaction makes the views shorter; a sample that joins makes them longer.
+    """
 
     def __init__(
-        self, runtime: OnnxRuntimeCpu, source: dict[str, Array], sizes: Mapping[str, int], candidates: int
+        self,
+        runtime: OnnxRuntimeCpu,
+        source: dict[str, Array],
+        sizes: Mapping[str, int],
+        candidates: int,
+        used: int | None = None,
     ) -> None:
         self._runtime = runtime
-        self._sizes = sizes
+        self._sizes = dict(sizes)
+        self._used = sizes["B"] if used is None else used
         self._caches = caches = runtime.take_caches(sizes)
         states = runtime.manifest.cache_states
         names = runtime.shapes.keys()
@@ -174,15 +205,19 @@ class CpuDecoding:
         self._outputs = {state.input: state.output for state in states}
         self._results = {name: np.zeros((sizes["B"], candidates), dtype) for name, dtype in CANDIDATE_OUTPUTS.items()}
         self._small = sorted(names & self._inputs.keys())
-        self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in runtime.manifest.encoder.outputs)
-        self._binding: ort.IOBinding | None = None
+        self._shapes = runtime.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
+        self._shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
+        self._views = (self._inputs, self._source, self._in_place, self._results)
+        self._whole = tuple(dict(views) for views in self._views)  # the buffers with all their places
+        self._bindings: dict[int, ort.IOBinding] = {}
+        self._view()
 
     @property
     def inputs(self) -> Mapping[str, Array]:
         return self._inputs
 
     def step(self) -> StepOutputs:
-        binding = self._binding = self._binding or self._bind()
+        binding = self._bindings.get(self._used) or self._bind()
         for name, array in self._grown.items():
             binding.bind_ortvalue_input(name, _value(array))
             binding.bind_output(self._outputs[name], "cpu")
@@ -194,7 +229,7 @@ class CpuDecoding:
         return scores, beams, tokens
 
     def _bind(self) -> ort.IOBinding:
-        binding = self._runtime.decoder.io_binding()
+        binding = self._bindings[self._used] = self._runtime.decoder.io_binding()
         for name in self._small:
             binding.bind_ortvalue_input(name, _value(self._inputs[name]))
         for name, array in self._source.items():
@@ -207,22 +242,70 @@ class CpuDecoding:
             binding.bind_ortvalue_output(self._outputs[name], value)
         return binding
 
+    def _rows(self, name: str) -> int | None:
+        """Rows of a tensor for each sample; None for a tensor that is not by sample."""
+        return {"B": 1, "R": self._sizes["M"]}.get(str(next(iter(self._shapes[name]), None)))
+
+    def _view(self) -> None:
+        """Make the views of the places in use."""
+        for views, whole in zip(self._views, self._whole, strict=True):
+            for name, array in whole.items():
+                rows = self._rows(name)
+                views[name] = array if rows is None else array[: self._used * rows]
+
     def compact(self, compaction: Compaction) -> None:
-        M = self._sizes["M"]
-        shapes = self._runtime.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
-        shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
-        for buffers in (self._inputs, self._source, self._in_place, self._grown, self._results):
-            for name, array in buffers.items():
-                if shapes[name][:1] in (("B",), ("R",)):
-                    buffers[name] = compaction.apply(array, M if shapes[name][0] == "R" else 1)
-        self._binding = None
+        for views in (*self._views, self._grown):
+            for name, array in views.items():
+                rows = self._rows(name)
+                if rows is not None:
+                    views[name] = compaction.apply(array, rows)
+        self._used = compaction.remaining
+
+    def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
+        try:
+            self._reserve({"N": width, "T_max": positions, "T_history": tokens})
+        except MemoryError as error:
+            raise ExecutionError(f"no memory for {self._sizes['R']} rows; run fewer rows together ({error})") from error
+        place, self._used = self._used, self._used + 1
+        self._view()
+        for name, array in self._source.items():
+            rows = self._rows(name) or 1
+            own = encoded[name][sample * rows : (sample + 1) * rows]
+            target = array[place * rows : (place + 1) * rows]
+            if "N" in self._shapes[name]:
+                axis = self._shapes[name].index("N")
+                if name == "attention_mask":
+                    target[:, width:] = 0
+                own, target = (part[(*[slice(None)] * axis, slice(width))] for part in (own, target))
+            target[...] = own
+
+    def _reserve(self, needed: Mapping[str, int]) -> None:
+        """Replace buffers that are shorter than ``needed`` by larger ones, by half at least, with the same content."""
+        sizes = self._sizes
+        short = {name: max(size, sizes[name] * 3 // 2) for name, size in needed.items() if size > sizes[name]}
+        if not short:
+            return
+        sizes |= short
+        self._bindings.clear()
+        for whole in self._whole:
+            names = [name for name in whole if short.keys() & set(self._shapes[name])]
+            larger = self._runtime.allocate([name for name in names if name not in SMALL_INPUTS], sizes)
+            for name in names:
+                old = whole[name]
+                if name not in larger:
+                    larger[name] = np.zeros(resolve(self._shapes[name], sizes | {"P": 0}), old.dtype)
+                larger[name][tuple(map(slice, old.shape))] = old
+            whole |= larger
+        self._caches = dict(self._whole[2])
+        self._view()
 
     def reserve_banned(self, count: int) -> None:
-        rows, room = self._inputs["banned"].shape
-        wanted = banned_capacity(count, room)
-        if wanted != room:
-            self._inputs["banned"] = np.full((rows, wanted), -1, np.int64)
-            self._binding = None
+        rows, capacity = self._whole[0]["banned"].shape
+        wanted = banned_capacity(count, capacity)
+        if wanted != capacity:
+            banned = self._whole[0]["banned"] = np.full((rows, wanted), -1, np.int64)
+            self._inputs["banned"] = banned[: len(self._inputs["banned"])]
+            self._bindings.clear()
 
     def close(self) -> None:
         self._runtime.return_caches(self._sizes, self._caches)
@@ -230,7 +313,8 @@ class CpuDecoding:
     @property
     def cache_bytes(self) -> tuple[int, int]:
         generated = [*(self._caches[name] for name in self._in_place), *self._grown.values()]
-        return self._fixed_bytes, sum(array.nbytes for array in generated)
+        fixed = sum(array.nbytes for name, array in self._whole[1].items() if name != "attention_mask")
+        return fixed, sum(array.nbytes for array in generated)
 
 
 def _run(session: ort.InferenceSession, binding: ort.IOBinding, graph: str) -> None:

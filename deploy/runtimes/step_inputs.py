@@ -28,14 +28,19 @@ class BeamStepper:
     options : GenerationOptions
     prompt : Prompt, optional
         The tokens that the rows of a decoder-only model begin with.
+    joining : bool
+        The samples of the decoding are not known yet; each comes by ``join``.
     """
 
-    def __init__(self, decoding: Decoding, options: GenerationOptions, prompt: Prompt | None = None) -> None:
+    def __init__(
+        self, decoding: Decoding, options: GenerationOptions, prompt: Prompt | None = None, *, joining: bool = False
+    ) -> None:
         self._decoding = decoding
         self._beams = options.num_beams
         inputs = decoding.inputs
         prompt_length = 1 if prompt is None else prompt.tokens.shape[1]
-        self._prompt_lengths = np.full(len(inputs["lengths"]), prompt_length)  # [B']
+        self._samples = np.arange(0 if joining else len(inputs["lengths"]))  # [B']: sample of the batch by place
+        self._prompt_lengths = np.full(len(self._samples), prompt_length)  # [B']
         self._padding: Array | None = None  # [B'], of the remaining samples
         self._padded: Array | None = None  # the search's history [B, M, T_history], where the decoder's has no padding
         self._ngram_size = options.no_repeat_ngram_size
@@ -47,22 +52,21 @@ class BeamStepper:
                 self._padded = np.zeros((*rows, inputs["history"].shape[1]), np.int64)
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
-        # No row is longer than max_length, so a larger size bans nothing.
-        inputs["no_repeat_ngram_size"][...] = min(options.no_repeat_ngram_size, options.max_length)
         inputs["candidates"][...] = options.candidates
         self._slots = np.arange(self._beams)  # [M]
-        self._samples = np.arange(len(inputs["lengths"]))  # [B']: sample of the batch by place
         self._bind_buffers()
 
     def _bind_buffers(self) -> None:
         """Refer to the decoding's present buffers."""
         inputs = self._decoding.inputs
         rows, M = len(inputs["tokens"]), self._beams
+        # No row is longer than the buffer and its last token, so a larger size bans nothing.
+        inputs["no_repeat_ngram_size"][...] = min(self._ngram_size, inputs["history"].shape[1] + 1)
         self._places = np.arange(rows // M)[:, None]  # [B, 1]
         self._first_rows = M * self._places
         self._tokens = inputs["tokens"].reshape(-1, M)
         self._beam_index = inputs["beam_index"].reshape(-1, M)
-        self._rows_history = inputs["history"].reshape(rows // M, M, -1)
+        self._rows_history = inputs["history"].reshape(rows // M, M, inputs["history"].shape[1])
         self.history = self._rows_history if self._padded is None else self._padded
         self._ancestry = inputs["ancestry"]
         self._positions = inputs["positions"].reshape(-1, M)
@@ -115,6 +119,24 @@ class BeamStepper:
         sample = int(self._samples[invalid].min())
         length = int(lengths[self._samples == sample][0])
         raise NonFiniteError(f"the model's scores of sample {sample} are NaN or infinite after {length} tokens")
+
+    def join(self, number: int, prompt_length: int, first_position: int) -> None:
+        """Take the sample that has the next place of the decoding.
+
+        Parameters
+        ----------
+        number : int
+            The sample's number, for errors.
+        prompt_length : int
+            Tokens that its rows begin with. The decoder is fed the last of them first.
+        first_position : int
+            The position of that token.
+        """
+        place = len(self._samples)
+        self._samples = np.append(self._samples, number)
+        self._prompt_lengths = np.append(self._prompt_lengths, prompt_length)
+        self._decoding.inputs["first_positions"][place] = first_position
+        self._bind_buffers()
 
     def compact(self, compaction: Compaction) -> None:
         self._decoding.compact(compaction)

@@ -193,6 +193,16 @@ class BatchSearch:
             parents[index] = np.arange(self.M)
             scores[index] = self.first_scores()[0] if length + 1 == place.P else 0
 
+    def write(self, tokens: Ints, last: Bools) -> None:
+        """Let every row continue its parent by one of ``tokens`` int64 [B, M]. Samples at their ``last`` length, bool
+        [B], do not go on, so their tokens are left out."""
+        if self.M > 1:
+            history = self.step.history[:, :, : int(self.lengths.max())]
+            history[:] = history[self.index, self.parents]
+        going = np.flatnonzero(~last)
+        self.step.history[going[:, None], np.arange(self.M), self.lengths[going, None]] = tokens[going]
+        self.lengths += 1
+
     def cancelled(self, prompted: Bools, tokens: Ints | None) -> Bools:
         """Report a step, with ``tokens`` int64 [B] or None; returns bool [B], True for a cancelled sample."""
         cancelled = np.zeros(len(self.places), np.bool_)

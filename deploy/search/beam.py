@@ -82,12 +82,7 @@ class BeamSearch(BatchSearch):
         chosen = _open_candidates(candidates, ends, self.M)
         self.scores, self.parents = chosen.scores, chosen.beams
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
-        history = self.step.history[:, :, : int(self.lengths.max())]
-        history[:] = history[self.index, self.parents]
-        rows = np.flatnonzero(~last)[:, None]
-        self.step.history[rows, np.arange(self.M), self.lengths[rows]] = chosen.tokens[rows[:, 0]]
-        self.lengths += 1
-
+        self.write(chosen.tokens, last)
         final = last | self.final(new)
         for index in np.flatnonzero(final & ~cancelled).tolist():
             self.callback.on_finished(self.places[index].number, self._result(index))

@@ -35,7 +35,5 @@ class GreedySearch(BatchSearch):
             before = self.step.history[index, :, : self.lengths[index]]  # [1, T]
             sequences = np.concatenate([before, tokens[index : index + 1]], axis=1)
             self.callback.on_finished(self.places[index].number, SearchResult(sequences, None))
-        open_rows = np.flatnonzero(~last)
-        self.step.history[open_rows, 0, self.lengths[open_rows]] = tokens[open_rows, 0]
-        self.lengths += 1
+        self.write(tokens, last)
         self.remove(ends | cancelled)

@@ -1,22 +1,28 @@
-"""Text or JSONL input: one input a line, run in batches; a line that cannot be run yields its own error."""
+"""Text or JSONL input: one input a line, results in their order; a line that cannot be run yields its own error."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.loaded_model import LoadedModel
-from tightbeam.deploy.text.batching import batches
+from tightbeam.deploy.scheduling.queue import WINDOW
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.text.output import Output, output_of
+from tightbeam.deploy.text.read_ahead import ReadAhead
 
 __all__ = ["InputResult", "parse_ids", "run_text_input"]
+
+MOST_OPEN = 1024
+"""Lines that are read and have no result yet, or one that waits for an earlier line's."""
+PATIENCE_S = 0.02
+"""Time for a typed line to come, while others run."""
 
 
 @dataclass
@@ -98,9 +104,10 @@ def run_text_input(
     ids: bool = False,
     truncate: bool = False,
     batch_size: int = 8,
+    typed: bool = False,
     **settings: Any,
 ) -> Iterator[InputResult]:
-    """Generate for every line.
+    """Generate for every line. Lines are read and tokenised in a thread of their own, ahead of those that run.
 
     Parameters
     ----------
@@ -113,7 +120,10 @@ def run_text_input(
     truncate
         Cut texts that are longer than the model's positions.
     batch_size
-        Lines read, and run together, at a time.
+        Lines in the running batch, at most.
+    typed
+        Lines may come slowly, so that those that are there do not wait for others. Which lines run together then
+        depends on when they come; otherwise on the lines alone.
     **settings
         Settings of ``model.generate``.
 
@@ -132,30 +142,61 @@ def run_text_input(
     options = model.options(**settings)
     if not ids:
         model.require_tokenizer()
-    numbered = enumerate(lines, start=1)
-    while chunk := list(islice(numbered, batch_size)):
-        results = [InputResult(number, options.num_return_sequences) for number, _ in chunk]
-        rows: list[_Row] = []
-        for result, (number, line) in zip(results, chunk, strict=True):
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            try:
-                tokens, result.cut = _read(model, text.rstrip(b"\r\n"), ids, truncate, settings)
-                result.source_tokens = len(tokens)
-                rows.append(_Row(result, tokens, model.batch_key(len(tokens), settings)))
-            except (InputError, GenerationError) as error:
-                result.error = str(error)
-        for batch in batches(rows, key=lambda row: row.batch_key, size=lambda _: batch_size):
-            _generate(model, batch, options, settings)
-        yield from results
+
+    def parse(number: int, line: bytes) -> _Row:
+        result = InputResult(number, options.num_return_sequences)
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        try:
+            tokens, result.cut = _read(model, text.rstrip(b"\r\n"), ids, truncate, settings)
+            result.source_tokens = len(tokens)
+            return _Row(result, model.sample(number, tokens, settings))
+        except (InputError, GenerationError) as error:
+            result.error = str(error)
+            return _Row(result)
+
+    scheduler = model.scheduler(batch_size)
+    with ReadAhead(parse(number, line) for number, line in enumerate(lines, start=1)) as rows:
+        yield from _run(model, scheduler, rows, typed)
+    scheduler.close()
 
 
 @dataclass
 class _Row:
-    """A line that can be run."""
+    """A line, and its sample if it can be run."""
 
     result: InputResult
-    tokens: list[int]
-    batch_key: tuple[int, ...]
+    sample: Sample | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.sample is None
+
+
+def _run(model: LoadedModel, scheduler: Scheduler, rows: ReadAhead[_Row], typed: bool) -> Iterator[InputResult]:
+    """Run rows as they come, and yield their results in their order."""
+    open_rows: dict[int, _Row] = {}  # by number, in the order of the lines
+    while True:
+        while scheduler.waiting <= WINDOW and len(open_rows) < MOST_OPEN:
+            row = rows.get(PATIENCE_S if typed and not scheduler.wants_more else None)
+            if row is None:
+                break
+            open_rows[row.result.number] = row
+            if row.sample is not None:
+                scheduler.add(row.sample)
+            elif len(open_rows) == 1:  # nothing before it to wait for
+                break
+        for finished in scheduler.turn() if scheduler.active else ():
+            row = open_rows[finished.number]
+            sample, row.sample = row.sample, None
+            assert sample is not None
+            prompt = 0 if sample.prompt is None else len(sample.prompt)
+            row.result.set_output(output_of(model, finished.result, sample.options, prompt))
+        for number in list(open_rows):
+            if not open_rows[number].done:
+                break
+            yield open_rows.pop(number).result
+        if not open_rows and rows.ended:
+            return
 
 
 def _read(
@@ -184,13 +225,3 @@ def parse_ids(text: str) -> list[int]:
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise InputError("not a JSON list of token ids; expected a line such as [0, 31414, 2]")
     return tokens
-
-
-def _generate(
-    model: LoadedModel, rows: Sequence[_Row], options: GenerationOptions, settings: Mapping[str, Any]
-) -> None:
-    ids, mask = model.pad([row.tokens for row in rows], options)
-    found = model.generate(ids, mask, **settings)
-    for sample, row in enumerate(rows):
-        of_row = found.of(sample, row.result.returned)
-        row.result.set_output(output_of(model, of_row, options, model.prompt_of(ids)))

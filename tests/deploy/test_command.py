@@ -127,11 +127,11 @@ def test_option_reaches_the_search(
     bundle: Path, texts: Path, call: Command, runner: Runner, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, Any]] = []
-    generate = Runner.generate
+    sample = Runner.sample
 
-    def recording(self: Runner, *arrays: Any, **settings: Any) -> Any:
+    def recording(self: Runner, number: int, tokens: Any, settings: Any) -> Any:
         given.append(settings)
-        return generate(self, *arrays, **settings)
+        return sample(self, number, tokens, settings)
 
     base = {"num_beams": 4} if name != "num_beams" else {}
     for value in OPTIONS[name]:
@@ -139,7 +139,7 @@ def test_option_reaches_the_search(
         ids = np.array([runner.encode(SENTENCES[0])[0]])
         expected = runner.generate(ids, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(Runner, "generate", recording)
+            patch.setattr(Runner, "sample", recording)
             options = [part for key, v in settings.items() for part in (f"--{key.replace('_', '-')}", str(v))]
             done = call(bundle, "-", "--json", *options, stdin=SENTENCES[0].encode()).succeeded()
         assert given.pop() == settings

@@ -204,7 +204,7 @@ def test_a_step_allocates_and_binds_nothing(bundles: BundleCache, monkeypatch: p
     def watched(self: CpuDecoding) -> Any:
         result = step(self)
         arrays = (*self.inputs.values(), *self._source.values(), *self._in_place.values(), *result)
-        seen.append((len(result[0]), id(self._binding), tuple(array.ctypes.data for array in arrays)))
+        seen.append((len(result[0]), id(self._bindings[len(result[0])]), tuple(array.ctypes.data for array in arrays)))
         return result
 
     monkeypatch.setattr(CpuDecoding, "step", watched)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
+from tightbeam.deploy.scheduling.queue import WINDOW
+from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
@@ -37,18 +41,48 @@ def test_batch_of_bad_lines_only(runner: Runner) -> None:
     assert [result.error is None for result in results] == [False, False, True]
 
 
-def test_results_precede_reading_of_later_lines(runner: Runner) -> None:
+def test_results_do_not_wait_for_lines_that_are_still_to_be_typed(runner: Runner) -> None:
+    seen = threading.Event()
+
+    def lines() -> Iterator[bytes]:
+        yield LINES[0]
+        assert seen.wait(60), "the first result waits for a later line"
+        yield LINES[1]
+
+    results = run_text_input(runner, lines(), typed=True, max_new_tokens=2)
+    assert next(results).texts
+    seen.set()
+    assert [result.number for result in results] == [2]
+
+
+def test_a_file_is_not_read_far_ahead_and_no_longer_than_wanted(runner: Runner) -> None:
     read = 0
 
     def lines() -> Iterator[bytes]:
         nonlocal read
-        for line in LINES * 5:
+        while True:
             read += 1
-            yield line
+            yield LINES[read % len(LINES)]
 
     results = run_text_input(runner, lines(), batch_size=2, max_new_tokens=2)
-    next(results)
-    assert read == 2
+    assert [next(results).number for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert read < 4 * WINDOW + CAPACITY
+    results.close()
+    time.sleep(3 * POLL_S)
+    before = read
+    time.sleep(3 * POLL_S)
+    assert read == before
+
+
+def test_lines_before_a_failure_of_the_input_have_results(runner: Runner) -> None:
+    def lines() -> Iterator[bytes]:
+        yield from LINES[:3]
+        raise OSError("the disk is gone")
+
+    results = run_text_input(runner, lines(), batch_size=2, max_new_tokens=2)
+    assert [next(results).number for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(results)
 
 
 def test_settings_are_refused_before_a_line_is_read(runner: Runner) -> None:

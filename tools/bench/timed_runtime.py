@@ -22,6 +22,10 @@ class TimedRuntime:
         self.encoder_s = 0.0
         self.step_s: list[float] = []
 
+    def joining(self) -> None:
+        """Whole batches alone are timed."""
+        return None
+
     def begin(self, *arguments: Any, **named: Any) -> Decoding:
         start = time.perf_counter()
         decoding = self._runtime.begin(*arguments, **named)

@@ -1,0 +1,153 @@
+"""The running batch of one group of samples: its decoding, its search, and how samples get into it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.runtimes.base import Decoding, JoiningDecoding, JoiningRuntime, Runtime
+from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.scheduling.queue import WaitingSamples
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchCallback, new_search
+from tightbeam.deploy.search.compaction import Compaction
+
+__all__ = ["Batch", "JoiningBatch", "WholeBatch"]
+
+
+class Batch:
+    """Samples of one group that take their steps together.
+
+    Parameters
+    ----------
+    decoding : Decoding
+        The decoder's buffers.
+    sample : Sample
+        Any sample of the group.
+    callback : SearchCallback
+        Receives results, by the samples' numbers.
+    """
+
+    def __init__(self, decoding: Decoding, sample: Sample, callback: SearchCallback) -> None:
+        self.group = sample.group
+        self.decoding = decoding
+        self._stepper = BeamStepper(decoding, sample.options, joining=True)
+        self._search = new_search(self._stepper, sample.options.num_beams, callback)
+
+    def __len__(self) -> int:
+        """Samples in the batch."""
+        return len(self._search.places)
+
+    def advance(self) -> None:
+        """Run one step."""
+        self._search.advance()
+
+    def close(self) -> None:
+        """Return the buffers to the runtime."""
+        self.decoding.close()
+
+    def _start(self, sample: Sample) -> None:
+        """Begin the search of a sample whose source has its place in the decoding."""
+        self._stepper.join(sample.number, sample.first_length, sample.first_position)
+        self._search.join(sample.number, sample.options, sample.prompt)
+
+
+class WholeBatch(Batch):
+    """A batch that samples join at its beginning alone, for a runtime whose buffers are of one batch.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    samples : sequence of Sample
+        All samples, at least one.
+    callback : SearchCallback
+    """
+
+    def __init__(self, runtime: Runtime, samples: Sequence[Sample], callback: SearchCallback) -> None:
+        source, mask = padded(samples)
+        first, history = samples[0].options, max(sample.options.max_length for sample in samples) - 1
+        cached = max(sample.cached for sample in samples)
+        decoding = runtime.begin(source, mask, first.num_beams, cached, first.candidates, history + 1 - cached)
+        super().__init__(decoding, samples[0], callback)
+        for sample in samples:
+            self._start(sample)
+
+
+class JoiningBatch(Batch):
+    """A batch that samples join between any two steps.
+
+    Parameters
+    ----------
+    runtime : JoiningRuntime
+    sample : Sample
+        The first sample, for its group and the first size of the buffers. It has yet to be encoded.
+    places : int
+        The most samples in the batch.
+    callback : SearchCallback
+    """
+
+    def __init__(self, runtime: JoiningRuntime, sample: Sample, places: int, callback: SearchCallback) -> None:
+        options = sample.options
+        self._runtime = runtime
+        self._places = places
+        self._encoded: deque[tuple[Sample, Mapping[str, Array], int]] = deque()
+        self._joining: JoiningDecoding = runtime.open(places, options.num_beams, options.candidates)
+        super().__init__(self._joining, sample, callback)
+
+    @property
+    def encoded(self) -> int:
+        """Samples that are encoded and have no place yet."""
+        return len(self._encoded)
+
+    def forget(self, number: int) -> bool:
+        """Remove an encoded sample without a place. Returns False where there is none of this number."""
+        found = next((entry for entry in self._encoded if entry[0].number == number), None)
+        if found is not None:
+            self._encoded.remove(found)
+        return found is not None
+
+    def fill(self, waiting: WaitingSamples) -> None:
+        """Let samples join while there are places. Encodes samples of this group once, if none is encoded."""
+        encodes = True
+        while len(self) < self._places:
+            if self._encoded:
+                self._join(*self._encoded.popleft())
+            elif encodes and len(waiting) and waiting.oldest().group == self.group:
+                self._encode(
+                    waiting.take(positions=self._runtime.encoded_together, samples=self._runtime.encoded_together)
+                )
+                encodes = False
+            else:
+                return
+
+    def advance(self) -> None:
+        super().advance()
+        if not len(self):  # the search leaves the last samples where they are
+            left = len(self.decoding.inputs["lengths"])
+            self._stepper.compact(Compaction.of(np.ones(left, np.bool_)))
+
+    def _encode(self, samples: Sequence[Sample]) -> None:
+        source, mask = padded(samples)
+        encoded = self._runtime.encode(source, mask, self.group[0])
+        self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
+
+    def _join(self, sample: Sample, encoded: Mapping[str, Array], index: int) -> None:
+        self._joining.join(
+            encoded, index, width=sample.width, positions=sample.cached, tokens=sample.options.max_length - 1
+        )
+        self._start(sample)
+
+
+def padded(samples: Sequence[Sample]) -> tuple[Array, Ints]:
+    """Sources [B, ...], padded on the right, and their mask int64 [B, N]."""
+    widest = max(sample.width for sample in samples)
+    mask = (np.arange(widest) < np.array([sample.positions for sample in samples])[:, None]).astype(np.int64)
+    if samples[0].source.ndim > 1:  # features have one length
+        return np.stack([sample.source for sample in samples]), mask
+    source = np.zeros((len(samples), widest), np.int64)
+    for row, sample in zip(source, samples, strict=True):
+        row[: len(sample.source)] = sample.source
+    return source, mask

@@ -1,0 +1,69 @@
+"""The queue of waiting samples, and the rule by which they are encoded: first come, first served, with like lengths."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+
+from tightbeam.deploy.scheduling.sample import Sample
+
+__all__ = ["WaitingSamples"]
+
+WINDOW = 64
+"""Samples behind the oldest one that may be encoded with it. More bound a sample's wait less."""
+
+
+class WaitingSamples:
+    """Samples in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample behind the others."""
+        self._samples.append(sample)
+
+    def oldest(self) -> Sample:
+        """The sample that has waited longest."""
+        return self._samples[0]
+
+    def remove(self, number: int) -> bool:
+        """Remove a sample by its number. Returns False where there is none."""
+        found = next((sample for sample in self._samples if sample.number == number), None)
+        if found is not None:
+            self._samples.remove(found)
+        return found is not None
+
+    def take(self, *, positions: int, samples: int) -> list[Sample]:
+        """Remove and return the samples to encode together, in the order in which they came.
+
+        They are the oldest one, and those of its group within the window whose lengths are nearest to it.
+
+        Parameters
+        ----------
+        positions : int
+            The most source positions of the padded batch, if that has more than one sample.
+        samples : int
+            The most samples.
+        """
+        oldest = self._samples[0]
+        group = oldest.group
+        near = [sample for sample in islice(self._samples, 1, 1 + WINDOW) if sample.group == group]
+        near.sort(key=lambda sample: abs(sample.width - oldest.width))  # stable: of equal ones the older
+        chosen, widest = [oldest], oldest.width
+        for sample in near:
+            wider = max(widest, sample.width)
+            if len(chosen) == samples or (len(chosen) + 1) * wider > positions:
+                break
+            chosen.append(sample)
+            widest = wider
+        taken = {id(sample) for sample in chosen}
+        chosen = [sample for sample in islice(self._samples, 1 + WINDOW) if id(sample) in taken]
+        kept = [sample for sample in islice(self._samples, 1 + WINDOW) if id(sample) not in taken]
+        for _ in range(len(kept) + len(chosen)):
+            self._samples.popleft()
+        self._samples.extendleft(reversed(kept))
+        return chosen

@@ -1,0 +1,74 @@
+"""One sample of the scheduler: a source with settings of its own, resolved as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.generation.options import GenerationOptions
+
+__all__ = ["Sample"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A source and its settings.
+
+    Attributes
+    ----------
+    number : int
+        The caller's number of the sample; no two have the same.
+    options : GenerationOptions
+    source : int64 [N] or float32 [mels, frames]
+        What the encoder reads: token ids, a prompt without its last token, or features.
+    positions : int
+        Source positions that count, N; 0 for a prompt of one token.
+    prompt : int64 [P] or None
+        The tokens that the rows of a decoder-only model begin with.
+    """
+
+    number: int
+    options: GenerationOptions
+    source: Array
+    positions: int
+    prompt: Ints | None = None
+
+    @classmethod
+    def of_tokens(
+        cls, number: int, tokens: Sequence[int], options: GenerationOptions, *, decoder_only: bool = False
+    ) -> Sample:
+        """Make a sample of the source of an encoder-decoder, or of the prompt of a decoder-only model."""
+        ids = np.array(tokens, np.int64)
+        if not decoder_only:
+            return cls(number, options, ids, len(ids))
+        source = ids[:-1] if len(ids) > 1 else np.zeros(1, np.int64)  # N is at least 1
+        return cls(number, options, source, len(ids) - 1, ids)
+
+    @property
+    def width(self) -> int:
+        """Source positions in a buffer, at least one."""
+        return max(1, self.positions)
+
+    @property
+    def first_length(self) -> int:
+        """Tokens of a row when the decoder is fed for the first time."""
+        return 1 if self.prompt is None else len(self.prompt)
+
+    @property
+    def first_position(self) -> int:
+        """The position of the first token that the decoder is fed."""
+        return self.first_length - 1
+
+    @property
+    def cached(self) -> int:
+        """Positions of the generated cache; the last token is never fed back."""
+        return self.options.max_length - self.first_length
+
+    @property
+    def group(self) -> tuple[int, int, float, int]:
+        """What the samples of one batch have in common: two shapes and two scalars of the graph."""
+        options = self.options
+        return options.num_beams, options.candidates, options.repetition_penalty, options.no_repeat_ngram_size

@@ -1,0 +1,142 @@
+"""The scheduler: samples wait, are encoded with others of like length, join the running batch, and leave it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.runtimes.base import Runtime
+from tightbeam.deploy.scheduling.batch import Batch, JoiningBatch, WholeBatch
+from tightbeam.deploy.scheduling.queue import WaitingSamples
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchResult
+
+__all__ = ["FinishedSample", "Scheduler"]
+
+
+@dataclass(frozen=True)
+class FinishedSample:
+    """A sample's number and its result, which no other sample has changed."""
+
+    number: int
+    result: SearchResult
+
+
+class Scheduler:
+    """Runs samples as they come. docs/design.md has the rule by which they are run.
+
+    It is used by one thread. The runtime may be used by others between two turns.
+
+    Parameters
+    ----------
+    runtime : Runtime
+        Runs the two graphs. Where its batches cannot be joined, samples are run in whole batches.
+    batch_size : int
+        The most samples in the running batch.
+    lock : context manager, optional
+        Held while the runtime is in use.
+    """
+
+    def __init__(self, runtime: Runtime, batch_size: int, lock: AbstractContextManager[Any] | None = None) -> None:
+        self._runtime, self._joining = runtime, runtime.joining()
+        self._lock = lock or nullcontext()
+        self._batch_size = batch_size
+        self._waiting = WaitingSamples()
+        self._batch: Batch | None = None
+        self._cancelled: set[int] = set()
+        self._finished: list[FinishedSample] = []
+        self._last: tuple[int, int] = (0, 0)
+
+    @property
+    def waiting(self) -> int:
+        """Samples that are not encoded yet."""
+        return len(self._waiting)
+
+    @property
+    def active(self) -> bool:
+        """True while a turn has something to do."""
+        return bool(len(self._waiting) or self._in_batch())
+
+    @property
+    def wants_more(self) -> bool:
+        """True where another sample should come before the next turn: there is none, or a whole batch is not full."""
+        if self._joining is None and not self._in_batch():
+            return len(self._waiting) < self._batch_size
+        return not self.active
+
+    @property
+    def cache_bytes(self) -> tuple[int, int]:
+        """Bytes of the source cache and of the generated cache of the latest batch."""
+        return self._last
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample. It is run in later turns."""
+        self._waiting.add(sample)
+
+    def cancel(self, number: int) -> None:
+        """Drop a sample. It takes part in no step from now on, and has no result."""
+        batch = self._batch
+        if not self._waiting.remove(number) and not (isinstance(batch, JoiningBatch) and batch.forget(number)):
+            self._cancelled.add(number)
+
+    def turn(self) -> list[FinishedSample]:
+        """Encode samples once at most, let them join, run one step, and return the samples that are finished.
+
+        Raises
+        ------
+        BundleError
+            The runtime failed. The samples of the batch are lost.
+        """
+        try:
+            with self._lock:
+                self._fill()
+                if self._batch is not None and len(self._batch):
+                    self._batch.advance()
+        except BaseException:
+            self._batch = None  # its buffers are not reused
+            raise
+        if self._batch is not None:
+            self._last = self._batch.decoding.cache_bytes
+            if isinstance(self._batch, WholeBatch) and not len(self._batch):
+                self.close()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """Return the buffers to the runtime. Samples of the batch are lost, and later turns open another."""
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
+        self._cancelled.clear()
+
+    def _in_batch(self) -> int:
+        batch = self._batch
+        return 0 if batch is None else len(batch) + (batch.encoded if isinstance(batch, JoiningBatch) else 0)
+
+    def _fill(self) -> None:
+        if not self._in_batch() and len(self._waiting):
+            oldest = self._waiting.oldest()
+            if self._batch is not None and self._batch.group != oldest.group:
+                self.close()
+            if self._joining is None:
+                samples = self._waiting.take(positions=1 << 62, samples=self._batch_size)
+                self._batch = WholeBatch(self._runtime, samples, self)
+            elif self._batch is None:
+                self._batch = JoiningBatch(self._joining, oldest, self._batch_size, self)
+        if isinstance(self._batch, JoiningBatch):
+            self._batch.fill(self._waiting)
+
+    # The callback of the search
+
+    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        cancelled = np.array([number in self._cancelled for number in samples.tolist()], np.bool_)
+        if cancelled.any():
+            self._cancelled.difference_update(samples[cancelled].tolist())
+        return cancelled
+
+    def on_finished(self, sample: int, result: SearchResult) -> None:
+        self._finished.append(FinishedSample(sample, result))

@@ -1,0 +1,107 @@
+"""Items that a thread takes from an iterator, ahead of whoever uses them, through a bounded queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from queue import Empty, Full, Queue
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from tightbeam.deploy.errors import InputError
+
+__all__ = ["ReadAhead"]
+
+T = TypeVar("T")
+CAPACITY = 64
+"""Items in the queue, at most."""
+POLL_S = 0.1
+"""Time after which the thread notices that nobody wants its items."""
+
+
+class ReadAhead(Generic[T]):
+    """A context manager: the thread starts with it, and takes nothing more after its end.
+
+    Parameters
+    ----------
+    items : iterable
+        Where the thread takes items from.
+
+    Attributes
+    ----------
+    ended : bool
+        True once all items were returned.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = items
+        self._queue: Queue[tuple[T | None, BaseException | None]] = Queue(CAPACITY)
+        self._unwanted = threading.Event()
+        self._failure: BaseException | None = None
+        self._impatient = False
+        self.ended = False
+
+    def __enter__(self) -> ReadAhead[T]:
+        # A thread that waits for a line of standard input must not keep the process alive.
+        threading.Thread(target=self._read, name="read-ahead", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._unwanted.set()
+        if kind is None and self._failure is not None:
+            raise self._failure
+
+    def get(self, timeout: float | None = None) -> T | None:
+        """Return the next item; None at the end, or where none comes in time.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait. After an item that did not come in time, the next calls do not wait until it is there. By
+            default it is waited for.
+
+        Raises
+        ------
+        InputError
+            The iterator raised it. Its other exceptions end the items, and are raised when the context ends.
+        """
+        if self.ended:
+            return None
+        try:
+            if timeout is None:
+                item, failure = self._queue.get()
+            elif self._impatient:
+                item, failure = self._queue.get_nowait()
+            else:
+                item, failure = self._queue.get(timeout=timeout)
+        except Empty:
+            self._impatient = True
+            return None
+        self._impatient = False
+        self.ended = item is None
+        if isinstance(failure, InputError):
+            raise failure
+        self._failure = failure
+        return item
+
+    def _read(self) -> None:
+        failure: BaseException | None = None
+        try:
+            for item in self._items:
+                if not self._put(item, None):
+                    return
+        except BaseException as error:
+            failure = error
+        self._put(None, failure)
+
+    def _put(self, item: T | None, failure: BaseException | None) -> bool:
+        """Put an item into the queue. Returns False where no item is wanted any more."""
+        while not self._unwanted.is_set():
+            try:
+                self._queue.put((item, failure), timeout=POLL_S)
+                return True
+            except Full:
+                continue
+        return False

@@ -1,0 +1,407 @@
+"""The scheduler: whatever comes when, each sample gets what it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
+from tightbeam.deploy import Runner
+from tightbeam.deploy.generation.given import layers
+from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
+from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
+from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.scheduler import Scheduler
+from tightbeam.deploy.search import SearchResult, search
+from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.step import Candidates, StepInputs
+from tightbeam.graph_passes import PRESETS
+
+VOCABULARY, EOS = 17, 2
+DEFAULTS = {"eos_token_id": EOS, "pad_token_id": 1, "decoder_start_token_id": 3}
+
+
+def made_up_scores(source: list[int], row: list[int]) -> Any:
+    """Log-probabilities float32 [vocabulary] that depend on a source and its row alone. Some are equal."""
+    generator = np.random.default_rng([*source, 99, *row])
+    logits = generator.integers(-4, 4, VOCABULARY).astype(np.float32)  # small integers, so that many are equal
+    logits[EOS] += np.float32(np.random.default_rng(source).uniform(-6, 8))
+    return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+
+
+class MadeUpAlone:
+    """The `Step` of one sample without a batch."""
+
+    def __init__(self, source: list[int], options: GenerationOptions) -> None:
+        self.source, self.options = source, options
+        self.history = np.zeros((1, options.num_beams, options.max_length), np.int64)
+
+    def __call__(self, inputs: StepInputs) -> Candidates:
+        rows = [made_up_scores(self.source, row) for row in inputs.history[0].tolist()]
+        return best_of(np.stack(rows), inputs.banned[0], inputs.beam_scores, self.options.candidates)
+
+    def compact(self, compaction: Compaction) -> None:
+        raise AssertionError("one sample is never removed from others")
+
+
+def best_of(scores: Any, banned: Any, beam_scores: Any, count: int) -> Candidates:
+    for row, tokens in zip(scores, banned, strict=True):
+        row[tokens[tokens >= 0]] = -np.inf
+    flat = (beam_scores.reshape(-1, 1) + scores).reshape(1, -1)
+    order = np.argsort(-flat, axis=1, kind="stable")[:, :count]
+    return Candidates(np.take_along_axis(flat, order, 1), order // VOCABULARY, order % VOCABULARY)
+
+
+class MadeUpDecoding:
+    """A joining decoding that keeps its sources in Python, and checks what the stepper writes."""
+
+    def __init__(self, places: int, beams: int, candidates: int) -> None:
+        self.places, self.beams, self.candidates = places, beams, candidates
+        self.sources: list[list[int]] = []
+        self.written: list[list[list[int]]] = []  # of each place and slot, the tokens by position: never moved
+        self.capacity = {"T_max": 0, "T_history": 0}
+        self.cache_bytes = (0, 0)
+        self.closed = False
+        self.whole = small_inputs({**sizes_of(places, 0, beams, 0, 1), "P": 0})
+        self.inputs: dict[str, Any] = {}
+        self.view()
+
+    def view(self) -> None:
+        rows = {"tokens", "positions", "beam_index", "history", "banned"}
+        scalars = {"normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates"}
+        for name, array in self.whole.items():
+            count = len(self.sources) * (self.beams if name in rows else 1)
+            self.inputs[name] = array if name in scalars else array[:count]
+
+    def join(self, encoded: Mapping[str, Any], sample: int, *, width: int, positions: int, tokens: int) -> None:
+        assert len(self.sources) < self.places
+        needed = {"T_max": positions, "T_history": tokens}
+        self.capacity = {name: max(size, self.capacity[name]) for name, size in needed.items()}
+        sizes = {**sizes_of(self.places, 0, self.beams, 0, 1), "P": self.whole["banned"].shape[1], **self.capacity}
+        larger = small_inputs(sizes)
+        for name, array in self.whole.items():
+            larger[name][tuple(map(slice, array.shape))] = array
+        self.whole = larger
+        self.sources.append(encoded["source"][sample][:width])
+        self.written.append([[] for _ in range(self.beams)])
+        self.view()
+
+    def step(self) -> Any:
+        assert not self.closed
+        inputs, found = self.inputs, []
+        M = self.beams
+        for place, source in enumerate(self.sources):
+            length, tokens = int(inputs["lengths"][place]), int(inputs["history_lengths"][place])
+            prompt = tokens - length
+            assert (inputs["positions"].reshape(-1, M)[place] == prompt + length - 1).all()
+            for slot in range(M):
+                newest = int(inputs["tokens"].reshape(-1, M)[place, slot])
+                self.written[place][slot] = [*self.written[place][slot][: length - 1], newest]
+            rows = []
+            for slot in range(M):
+                row = inputs["history"].reshape(len(self.sources), M, -1)[place, slot, :tokens].tolist()
+                ancestry = inputs["ancestry"][place, slot, :length].tolist()
+                assert row[prompt:] == [self.written[place][writer][t] for t, writer in enumerate(ancestry)]
+                rows.append(made_up_scores(source, row))
+            banned = inputs["banned"].reshape(len(self.sources), M, -1)[place]
+            found.append(best_of(np.stack(rows), banned, inputs["beam_scores"][place], self.candidates))
+        return tuple(np.concatenate([getattr(own, name) for own in found]) for name in ("scores", "beams", "tokens"))
+
+    def compact(self, compaction: Compaction) -> None:
+        for source, hole in compaction.moves:
+            self.sources[hole], self.written[hole] = self.sources[source], self.written[source]
+        del self.sources[compaction.remaining :], self.written[compaction.remaining :]
+        for name, array in self.inputs.items():
+            if array.ndim and name != "candidates":
+                compaction.apply(array, self.beams if len(array) == self.beams * len(self.inputs["lengths"]) else 1)
+        self.view()
+
+    def reserve_banned(self, count: int) -> None:
+        if count > self.whole["banned"].shape[1]:
+            self.whole["banned"] = np.full((self.places * self.beams, count), -1, np.int64)
+            self.view()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class MadeUpRuntime:
+    encoded_together = 24
+
+    def __init__(self) -> None:
+        self.encoded: list[list[list[int]]] = []
+        self.opened: list[MadeUpDecoding] = []
+
+    def joining(self) -> MadeUpRuntime:
+        return self
+
+    def encode(self, source: Any, mask: Any, num_beams: int) -> dict[str, Any]:
+        rows = [ids[: max(1, count)].tolist() for ids, count in zip(source, mask.sum(axis=1).tolist(), strict=True)]
+        self.encoded.append(rows)
+        return {"source": rows}
+
+    def open(self, places: int, num_beams: int, candidates: int) -> MadeUpDecoding:
+        self.opened.append(MadeUpDecoding(places, num_beams, candidates))
+        return self.opened[-1]
+
+
+ASKED = st.fixed_dictionaries(
+    {
+        "max_length": st.integers(5, 14),
+        "num_beams": st.sampled_from([1, 1, 3, 3, 3, 4]),
+        "early_stopping": st.sampled_from([True, False, "never"]),
+        "length_penalty": st.sampled_from([-2.0, 0.0, 0.5, 1.0, 2.0]),
+    },
+    optional={
+        "num_return_sequences": st.integers(1, 3),
+        "eos_token_id": st.sampled_from([[EOS, 7], [7, 9], EOS]),
+        "min_length": st.integers(0, 10),
+        "forced_bos_token_id": st.sampled_from([0, 8]),
+        "forced_eos_token_id": st.sampled_from([EOS, [EOS, 5]]),
+        "suppress_tokens": st.lists(st.integers(10, 16), max_size=5),
+        "bad_words_ids": st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=3), min_size=1, max_size=3),
+    },
+)
+SAMPLES = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 16), min_size=1, max_size=9),  # source or prompt
+        st.integers(0, 4),  # which settings
+        st.integers(0, 6),  # turns before it comes
+        st.one_of(st.none(), st.none(), st.none(), st.integers(0, 12)),  # turns before it is cancelled
+        st.sampled_from([(), (), (5,), (5, -1, 6)]),  # the decoder prompt behind the start token
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.given(
+    asked=st.lists(ASKED, min_size=5, max_size=5),
+    like_first=st.booleans(),
+    samples=SAMPLES,
+    batch_size=st.integers(1, 5),
+    decoder_only=st.booleans(),
+)
+def test_each_sample_gets_what_it_gets_alone(
+    asked: list[dict[str, Any]], like_first: bool, samples: list[Any], batch_size: int, decoder_only: bool
+) -> None:
+    """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings and cancellations."""
+    runtime = MadeUpRuntime()
+    scheduler = Scheduler(runtime, batch_size)
+    made: list[Sample] = []
+    for number, (tokens, which, _, _, prompt) in enumerate(samples):
+        given = dict(asked[which])
+        if like_first:  # one group, so that samples do share steps
+            given["num_beams"], given["eos_token_id"] = asked[0]["num_beams"], EOS
+        given["num_return_sequences"] = min(given["num_beams"], given.get("num_return_sequences", 1))
+        if decoder_only:
+            given["max_length"] += len(tokens)
+        options = resolve_layers(
+            layers(DEFAULTS, given),
+            vocab_size=VOCABULARY,
+            max_positions=40,
+            prompt_length=len(tokens) if decoder_only else None,
+            after_start=() if decoder_only else prompt,
+            choices=(4, 6, 11),
+        )
+        made.append(Sample.of_tokens(number, tokens, options, decoder_only=decoder_only))
+    found: dict[int, SearchResult] = {}
+    turn = 0
+    while scheduler.active or turn <= 6:
+        for sample, (_, _, comes, _, _) in zip(made, samples, strict=True):
+            if comes == turn:
+                scheduler.add(sample)
+        for number, (_, _, comes, leaves, _) in enumerate(samples):
+            if leaves is not None and comes + leaves == turn and number not in found:
+                scheduler.cancel(number)
+        for finished in scheduler.turn():
+            assert finished.number not in found
+            found[finished.number] = finished.result
+        turn += 1
+        assert turn < 1000
+    assert all(len(decoding.sources) == 0 for decoding in runtime.opened)
+    for number, (sample, (_, _, _, leaves, _)) in enumerate(zip(made, samples, strict=True)):
+        if number not in found:
+            assert leaves is not None
+            continue
+        alone = MadeUpAlone(sample.source.tolist(), sample.options)
+        beginnings = None if sample.prompt is None else sample.prompt[None]
+        expected = search(alone, sample.options, 1, beginnings)
+        np.testing.assert_array_equal(found[number].sequences, expected.sequences)
+        if expected.scores is None:
+            assert found[number].scores is None
+        else:
+            np.testing.assert_array_equal(found[number].scores, expected.scores)
+
+
+def options_of(**asked: Any) -> GenerationOptions:
+    return resolve_layers(layers(DEFAULTS, asked), vocab_size=VOCABULARY, max_positions=40)
+
+
+def test_samples_join_a_running_batch_and_leave_it_alone() -> None:
+    """A sample that comes in the middle takes the next step beside those that are there."""
+    runtime = MadeUpRuntime()
+    scheduler = Scheduler(runtime, 2)
+    options = options_of(max_length=12, min_length=12, eos_token_id=[EOS])
+    for number in range(2):
+        scheduler.add(Sample.of_tokens(number, [number + 4], options))
+    scheduler.turn()
+    (decoding,) = runtime.opened
+    scheduler.add(Sample.of_tokens(2, [9], options))
+    scheduler.add(Sample.of_tokens(3, [10], options_of(max_length=3, min_length=3)))
+    for _ in range(9):
+        assert scheduler.turn() == []
+        assert decoding.sources == [[4], [5]]
+    scheduler.cancel(0)
+    (finished,) = scheduler.turn()  # its eleventh token
+    assert finished.number == 1
+    assert scheduler.turn() == []
+    assert decoding.sources == [[9], [10]]
+    assert decoding.inputs["lengths"].tolist() == [1, 1]
+    assert [finished.number for finished in scheduler.turn()] == [3]
+    assert decoding.sources == [[9]] and len(runtime.opened) == 1
+
+
+def test_the_oldest_is_encoded_next_with_others_of_its_length() -> None:
+    runtime = MadeUpRuntime()
+    scheduler = Scheduler(runtime, 8)
+    options = options_of(max_length=3)
+    for number, length in enumerate((6, 2, 7, 3, 6, 20)):
+        scheduler.add(Sample.of_tokens(number, [4] * length, options))
+    while scheduler.active:
+        scheduler.turn()
+    assert [[len(row) for row in rows] for rows in runtime.encoded] == [[6, 7, 6], [2, 3], [20]]
+
+
+def test_another_group_waits_for_the_end_of_the_batch() -> None:
+    runtime = MadeUpRuntime()
+    scheduler = Scheduler(runtime, 4)
+    order = []
+    for number, beams in enumerate((3, 1, 3)):
+        scheduler.add(Sample.of_tokens(number, [4 + number] * 9, options_of(num_beams=beams, max_length=4 + number)))
+    while scheduler.active:
+        order += [finished.number for finished in scheduler.turn()]
+    assert order == [0, 1, 2] or order == [0, 2, 1]
+    assert [(decoding.beams, decoding.closed) for decoding in runtime.opened][:2] == [(3, True), (1, order[1] == 1)]
+
+
+# Over bundles
+
+FAMILIES = [
+    *(("bart", variant) for variant in PRESETS),
+    ("t5", "dedup"),
+    ("prophetnet", "dedup"),
+    ("gpt2", "dedup"),
+    ("llama", "dedup"),
+]
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_tokens_and_scores_over_bundles(bundles: BundleCache, family: str, variant: str, num_beams: int) -> None:
+    runner = Runner.load(bundles(variant, family), threads=1)
+    generator = np.random.default_rng(5)
+    scheduler = runner.scheduler(3)
+    expected: dict[int, SearchResult] = {}
+    found: dict[int, SearchResult] = {}
+    waiting = []
+    for number, length in enumerate((5, 11, 1, 3, 14, 2, 7, 9)):
+        tokens = generator.integers(4, runner.manifest.sizes.source_vocabulary, length).tolist()
+        asked = {
+            "num_beams": num_beams,
+            "max_new_tokens": int(generator.integers(3, 16)),
+            "min_new_tokens": int(generator.integers(0, 3)),
+            "no_repeat_ngram_size": 2,
+            "length_penalty": float(generator.choice([0.5, 1.0, 2.0])),
+            "eos_token_id": generator.integers(4, 60, 1).tolist(),
+            "pad_token_id": 1,
+        }
+        expected[number] = runner.generate([tokens], **asked)
+        waiting.append(runner.sample(number, tokens, asked))
+    turns = 0
+    while waiting or scheduler.active:
+        if waiting and turns % 2 == 0:
+            scheduler.add(waiting.pop(0))
+        found |= {finished.number: finished.result for finished in scheduler.turn()}
+        turns += 1
+    scheduler.close()
+    for number, own in expected.items():
+        np.testing.assert_array_equal(found[number].sequences, own.sequences, err_msg=f"sample {number}")
+        if own.scores is not None:
+            np.testing.assert_allclose(found[number].scores, own.scores, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_whisper_with_and_without_a_language(bundles: BundleCache, num_beams: int) -> None:
+    """Samples whose decoder prompts differ, or whose language the model chooses, share steps."""
+    runner = Runner.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION), threads=1)
+    assert runner.log_mel is not None
+    features = np.random.default_rng(4).standard_normal((6, runner.log_mel.mels, runner.log_mel.frames), np.float32)
+    scheduler, found = runner.scheduler(4), {}
+    asked: list[dict[str, Any]] = [{}, {"language": "de"}, {"language": "en", "task": "translate"}] * 2
+    for number, (own, given) in enumerate(zip(features, asked, strict=True)):
+        scheduler.add(runner.sample_of_features(number, own, {"num_beams": num_beams, **given}))
+    turns = 0
+    while scheduler.active:
+        found |= {finished.number: finished.result for finished in scheduler.turn()}
+        turns += 1
+    assert turns > 8
+    for number, given in enumerate(asked):
+        alone = runner.generate_from_features(features[number : number + 1], num_beams=num_beams, **given)
+        np.testing.assert_array_equal(found[number].sequences, alone.sequences)
+
+
+def test_buffers_grow_where_a_later_sample_is_longer(bundles: BundleCache) -> None:
+    """Source, cache and history outgrow their buffers while other samples run."""
+    runner = Runner.load(bundles("el", "bart"), threads=1)
+    scheduler = runner.scheduler(4)
+    asked = [{"max_new_tokens": count, "min_new_tokens": count, "num_beams": 2} for count in (6, 14, 9, 40)]
+    rows = [np.random.default_rng(count).integers(4, 90, count).tolist() for count in (2, 9, 30, 60)]
+    found = {}
+    for number, (row, given) in enumerate(zip(rows, asked, strict=True)):
+        scheduler.add(runner.sample(number, row, given))
+        found |= {finished.number: finished.result for finished in scheduler.turn()}
+    while scheduler.active:
+        found |= {finished.number: finished.result for finished in scheduler.turn()}
+    scheduler.close()
+    for number, (row, given) in enumerate(zip(rows, asked, strict=True)):
+        np.testing.assert_array_equal(found[number].sequences, runner.generate([row], **given).sequences)
+
+
+@pytest.mark.parametrize("variant", ["dedup", "el"])
+def test_joining_copies_nothing_of_other_samples(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Buffers stay where they are, so does what others have in them, and each number of samples is bound once."""
+    runner = Runner.load(bundles(variant, "bart"), threads=1)
+    join, bind, bound = CpuDecoding.join, CpuDecoding._bind, []
+
+    def watched(self: CpuDecoding, *args: Any, **sizes: Any) -> None:
+        before = {name: array for views in (self._source, self._in_place) for name, array in views.items()}
+        copies = {name: array.copy() for name, array in before.items()}
+        join(self, *args, **sizes)
+        for name, array in (self._source | self._in_place).items():
+            if copies[name].size:
+                assert array.ctypes.data == before[name].ctypes.data
+                np.testing.assert_array_equal(array[: len(copies[name])], copies[name])
+
+    monkeypatch.setattr(CpuDecoding, "join", watched)
+    monkeypatch.setattr(CpuDecoding, "_bind", lambda self: (bound.append(self._used), bind(self))[1])
+    scheduler = runner.scheduler(4)
+    finished = 0
+    for number in range(8):
+        count = 8 - number % 5
+        scheduler.add(runner.sample(number, [7, 8, 9], {"max_new_tokens": count, "min_new_tokens": count}))
+        finished += len(scheduler.turn())
+    while scheduler.active:
+        finished += len(scheduler.turn())
+    assert finished == 8
+    assert sorted(bound) == [1, 2, 3, 4]
