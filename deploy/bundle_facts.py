@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.bundle.engine_files import engine_names, load_engine
-from tightbeam.deploy.bundle.manifest import LayerChoice, Manifest, ParityReport
+from tightbeam.deploy.bundle.manifest import LayerChoice, Manifest, ParityReport, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
@@ -171,6 +171,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "cache": {"source": source, "generated": generated, "total": source + generated},
         "check": None if manifest.parity is None else manifest.parity.model_dump(),
         "precision_error": None if manifest.precision_error is None else manifest.precision_error.model_dump(),
+        "quantized": [entry.model_dump() for entry in manifest.quantized],
         "fallbacks": [entry.model_dump() for entry in manifest.guard if entry.kept != entry.wanted],
         "generation": manifest.generation,
         "tokenizer": None if manifest.tokenizer is None else manifest.tokenizer.kind,
@@ -223,6 +224,8 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         lines.append(
             ("error", f"{manifest.precision} chooses another token at {error.differing} of {error.steps} steps")
         )
+    if manifest.quantized:
+        lines.append(("products", _products(manifest.quantized)))
     lines += [("fallback", text) for text in _fallbacks(manifest)]
     lines.append(
         (
@@ -276,11 +279,24 @@ def _check(parity: ParityReport | None) -> str:
         return "not done (--no-check): the bundle was not compared with model.generate"
     ran = f"of {counted(parity.samples, 'input')} under {counted(parity.settings, 'setting')}"
     ties = f"; rounding alone decides {counted(parity.ties, 'sequence')}" if parity.ties else ""
+    own = f" ({parity.differing_float32} from float32's)" if parity.differing_float32 is not None else ""
     differing = (
-        f"; {counted(parity.differing, 'sequence')} differ, as this bundle is inexact" if parity.differing else ""
+        f"; {counted(parity.differing, 'sequence')}{own} differ, as this bundle is inexact" if parity.differing else ""
     )
     scores = f"scores within {parity.max_score_error:.1g}"
     return f"{counted(parity.tokens, 'token')} {ran} equal model.generate's, {scores}{ties}{differing}"
+
+
+def _products(entries: Sequence[QuantizedEntry]) -> str:
+    """The forms of the products and embeddings, and those that are not in int8."""
+    count = {form: sum(entry.kept == form for entry in entries) for form in ("int8", "blocks", "fp32")}
+    errors = [error for error in (getattr(entry, entry.kept) for entry in entries) if error is not None]
+    text = (
+        f"{count['int8']} of {len(entries)} products and embeddings in int8, {count['blocks']} in blocks of 128, "
+        f"{count['fp32']} in float32; the largest error of one is {max(errors, default=0.0):.2%}"
+    )
+    named = [f"{entry.name} ({entry.kept})" for entry in entries if entry.kept != "int8"]
+    return f"{text}: {', '.join(named)}" if named else text
 
 
 def _fallbacks(manifest: Manifest) -> list[str]:

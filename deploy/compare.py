@@ -2,15 +2,17 @@
 
     python -m tightbeam.deploy.compare BUNDLE OTHER STEPS [TEXT ...]
 
-prints it as JSON, for two bundles on ONNX Runtime. An export measures the error of half precision by this command
-(``export/accuracy/precision_error.py``), in a process without torch.
+prints it as JSON, for two bundles on ONNX Runtime, with the time that each takes. An export measures the error of half
+precision and of int8 by this command (``export/accuracy/precision_error.py``), in a process without torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,17 +23,18 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.generation.resolve import options_for
-from tightbeam.deploy.runtimes.base import Runtime
+from tightbeam.deploy.runtimes.base import Decoding, Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import StepInputs
 from tightbeam.deploy.text.padding import right_pad
 from tightbeam.deploy.text.tokenizer import load_codec
 
-__all__ = ["Comparison", "Sources", "compare_runtimes", "log_probabilities", "sources_of"]
+__all__ = ["Comparison", "Sources", "Times", "compare_runtimes", "log_probabilities", "sources_of", "times_of"]
 
 STEPS = 16
 SAMPLES = 4
+ROUNDS = 5
 TOKENS = 48
 """Longest source; a short one shows rounding as well."""
 BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
@@ -59,6 +62,14 @@ class Comparison:
     error: float
     steps: int
     differing: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of two forms of a model in seconds, the exact one first: of encoding a batch, and of a step."""
+
+    encoder_s: tuple[float, float]
+    step_s: tuple[float, float]
 
 
 def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
@@ -153,24 +164,9 @@ def log_probabilities(
     int64 [B, steps]
         The tokens that were fed.
     """
-    sizes, prompt = bundle.manifest.sizes, sources.prompt
-    B, vocabulary = len(sources.source), sizes.vocabulary
-    P = 1 if prompt is None else prompt.tokens.shape[1]
-    settings = {"num_beams": 1, "num_return_sequences": 1, "max_length": P + steps}
-    options = options_for(
-        {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
-        settings,
-        sizes,
-        speech=False,
-        prompt_length=P,
-    )
-    decoding = runtime.begin(sources.source, sources.mask, 1, steps, candidates, P)
-    stepper = BeamStepper(decoding, options, prompt)
-    decoding.inputs["normalize"][...] = True
-    decoding.inputs["candidates"][...] = candidates
-    start = bundle.manifest.generation.get("decoder_start_token_id", 0)
+    B, vocabulary = len(sources.source), bundle.manifest.sizes.vocabulary
+    decoding, stepper, P = _begin(bundle, runtime, sources, steps, candidates)
     history = stepper.history
-    history[:, 0, :P] = start if prompt is None else prompt.tokens
     parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
     found, chosen = np.full((B, steps, vocabulary), np.nan), np.zeros((B, steps), np.int64)
     for step in range(steps):
@@ -185,15 +181,62 @@ def log_probabilities(
     return found, chosen
 
 
+def _begin(
+    bundle: Bundle, runtime: Runtime, sources: Sources, steps: int, candidates: int
+) -> tuple[Decoding, BeamStepper, int]:
+    """Encode a batch; the decoding, its stepper with the beginning of each sequence, and the length of that."""
+    prompt = sources.prompt
+    P = 1 if prompt is None else prompt.tokens.shape[1]
+    settings = {"num_beams": 1, "num_return_sequences": 1, "max_length": P + steps}
+    options = options_for(
+        {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
+        settings,
+        bundle.manifest.sizes,
+        speech=False,
+        prompt_length=P,
+    )
+    decoding = runtime.begin(sources.source, sources.mask, 1, steps, candidates, P)
+    stepper = BeamStepper(decoding, options, prompt)
+    decoding.inputs["normalize"][...] = True
+    decoding.inputs["candidates"][...] = candidates
+    start = bundle.manifest.generation.get("decoder_start_token_id", 0)
+    stepper.history[:, 0, :P] = start if prompt is None else prompt.tokens
+    return decoding, stepper, P
+
+
+def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources) -> Times:
+    """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of as many steps each."""
+    encoder_s: tuple[list[float], list[float]] = ([], [])
+    step_s: tuple[list[float], list[float]] = ([], [])
+    B = len(sources.source)
+    parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
+    for _ in range(ROUNDS):
+        for index, timed in enumerate((runtime, other)):
+            start_s = time.perf_counter()
+            decoding, stepper, P = _begin(bundle, timed, sources, 1, 1)
+            encoder_s[index].append(time.perf_counter() - start_s)
+            so_far = stepper.history[:, :, :P]
+            inputs = StepInputs(so_far[:, :, -1], so_far, parents, scores, banned)
+            for _ in range(ROUNDS):
+                start_s = time.perf_counter()
+                stepper(inputs)
+                step_s[index].append(time.perf_counter() - start_s)
+            decoding.close()
+    first, second = ((statistics.median(times), statistics.median(others)) for times, others in (encoder_s, step_s))
+    return Times(first, second)
+
+
 def main() -> None:
     """Entry point: BUNDLE OTHER STEPS [TEXT ...]; errors are one line on standard error."""
     try:
         reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
         sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))
-        found = compare_runtimes(reference, OnnxRuntimeCpu(reference), OnnxRuntimeCpu(other), sources, steps=steps)
+        runtimes = OnnxRuntimeCpu(reference), OnnxRuntimeCpu(other)
+        found = compare_runtimes(reference, *runtimes, sources, steps=steps)
+        times = times_of(reference, *runtimes, sources)
     except (BundleError, GenerationError) as error:
         sys.exit(str(error))
-    print(json.dumps(asdict(found)))
+    print(json.dumps({**asdict(found), "times": asdict(times)}))
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ def export_model(
     calibration: str | os.PathLike[str] | None = None,
     weight_threshold: float = 0.0,
     workload: Workload | None = None,
+    max_differing: float | None = None,
     check: bool = True,
     force: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
-    on_ranking: Callable[[RenderableType], None] = lambda table: None,
+    on_table: Callable[[RenderableType], None] = lambda table: None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Bundle:
     """Export a checkpoint as a bundle.
@@ -57,22 +58,24 @@ def export_model(
     max_new_tokens
         The bundle's default in place of the checkpoint's, in tokens.
     calibration
-        A file of texts, one a line, on which the error of rewritten attention is measured, in place of the built-in
-        ones.
+        A file of texts, one a line, on which the error of rewritten attention and of int8's products is measured, and
+        an inexact bundle's sequences are counted, in place of the built-in ones.
     weight_threshold
         Attention probability below which source positions are skipped; above 0 this is not exact, and the comparison
         with torch counts differences in place of failing.
     workload
         The runs that the bundle is for: the basis of "auto". Weights and caches that exceed its memory limit are an
         error.
+    max_differing
+        Largest share of sequences that may differ from torch's, in place of counting them; for inexact bundles alone.
     check
         Generate with torch and with the bundle, and fail where a token differs.
     force
         Replace an existing bundle.
     on_step
         Called with each of ``STEPS`` as it begins.
-    on_ranking
-        Called with the table of predictions for "auto".
+    on_table
+        Called with each table: the predictions for "auto", and the errors of products where ``max_differing`` refuses.
     on_note
         Called with each message for the user, one line.
 
@@ -84,7 +87,7 @@ def export_model(
     Raises
     ------
     ExportError
-        A checkpoint or an option cannot be exported, or a token differs.
+        A checkpoint or an option cannot be exported, or a token differs; of an inexact bundle, too many sequences.
     PassError
         A graph cannot be rewritten.
     BundleError
@@ -99,10 +102,11 @@ def export_model(
         calibration=calibration,
         weight_threshold=weight_threshold,
         workload=workload or Workload(),
+        max_differing=max_differing,
         check=check,
         force=force,
     )
-    return export_with(model, output, options, on_step=on_step, on_ranking=on_ranking, on_note=on_note)
+    return export_with(model, output, options, on_step=on_step, on_table=on_table, on_note=on_note)
 
 
 def export_with(
@@ -111,7 +115,7 @@ def export_with(
     options: ExportOptions,
     *,
     on_step: Callable[[str], None],
-    on_ranking: Callable[[RenderableType], None],
+    on_table: Callable[[RenderableType], None],
     on_note: Callable[[str], None],
 ) -> Bundle:
     """Export a checkpoint: `export_model`, with its arguments, result and errors, but for options already checked."""
@@ -119,4 +123,4 @@ def export_with(
     on_step(STEPS[0])
     from tightbeam.export.pipeline import run_export
 
-    return run_export(preparation, options, on_step, on_ranking, on_note)
+    return run_export(preparation, options, on_step, on_table, on_note)

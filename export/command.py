@@ -54,7 +54,9 @@ def export_model(
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="Text file, one text a line, on which the error of rewritten attention is measured."),
+        typer.Option(
+            help="Text file, one text a line, on which the errors of rewritten attention and of int8 are measured."
+        ),
     ] = None,
     weight_threshold: Annotated[
         float,
@@ -99,9 +101,16 @@ def export_model(
             "machine's, measured."
         ),
     ] = None,
+    max_differing: Annotated[
+        float | None,
+        typer.Option(
+            help="Refuse an inexact bundle (--precision, --weight-threshold) of which a larger share of the compared "
+            "sequences differs from torch's, such as 0.02."
+        ),
+    ] = None,
     no_check: Annotated[
         bool,
-        typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16."),
+        typer.Option("--no-check", help="Do not compare the bundle with torch, nor measure the error of fp16 or int8."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     dry_run: Annotated[
@@ -147,6 +156,7 @@ def export_model(
             calibration=calibration,
             weight_threshold=weight_threshold,
             workload=workload,
+            max_differing=max_differing,
             check=not no_check,
             force=force,
         )
@@ -155,7 +165,7 @@ def export_model(
             show_plan(model, options, show)
             return
         with show_steps() as show_step:
-            bundle = export_with(model, output, options, on_step=show_step, on_ranking=show, on_note=notes.append)
+            bundle = export_with(model, output, options, on_step=show_step, on_table=show, on_note=notes.append)
     except ModuleNotFoundError as error:  # first, since PassError may be what could not be imported
         say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
         raise typer.Exit(1) from None

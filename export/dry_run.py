@@ -45,23 +45,18 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     options.check_model(choice, files.sizes)
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)
     show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
-    if options.precision == "int8":
-        assert choice.preset is not None
-        show(memory_table(sizes, run, same_for_all(choice.preset, sizes.L, "")))
-        show(
-            f"Weights in int8: {megabytes(options.weight_itemsize * weights.total)} at least; scales, position\n"
-            "tables, biases and norms stay float32. By config.json alone; times are not\n"
-            "predicted for int8."
-        )
-        check_memory(files, choice, options, run)
-        return
-    machine, origin = options.workload.machine()
-    weight_bytes, limit = options.itemsize * weights.total, options.workload.memory_limit
+    machine, origin = options.workload.machine(integers=run.int8)
+    weight_bytes, limit = options.weight_itemsize * weights.total, options.workload.memory_limit
     impossible = refusals_by_sizes(sizes)
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
     show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))
     show(ranking_table(ranked, impossible, run, machine, origin))
+    if run.int8:
+        show(
+            f"Weights in int8: {megabytes(weight_bytes)} at least; scales, biases and norms stay float32,\n"
+            "and so do products that the guard finds too inexact."
+        )
     show(
         "By config.json alone. Bytes of weights leave out biases and norms, about 0.1 %.\n"
         "Only an export tells whether the traced graphs allow a variant, and whether the\n"

@@ -92,6 +92,7 @@ class ExportOptions:
     calibration: str | os.PathLike[str] | None = None
     weight_threshold: float = 0.0
     workload: Workload = field(default_factory=Workload)
+    max_differing: float | None = None
     check: bool = True
     force: bool = False
 
@@ -112,15 +113,29 @@ class ExportOptions:
                 f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
             )
 
-    def _check_int8(self) -> None:
-        """Raise ExportError for int8 where times would be predicted: no rate of its products is known."""
-        workload = self.workload
-        if self.precision != "int8":
+        self._check_max_differing()
+
+    def _check_max_differing(self) -> None:
+        """Raise ExportError for a share of differing sequences that is none, or that nothing would be compared with."""
+        if self.max_differing is None:
             return
-        if self.variant == AUTO:
-            raise ExportError("no times are predicted for --precision int8; name a variant in place of auto")
-        if (workload.bandwidth_gb_s, workload.gflop_s) != (None, None):
-            raise ExportError("no times are predicted for --precision int8; leave bandwidth and matrix rate out")
+        if not 0 <= self.max_differing <= 1:
+            raise ExportError(f"max_differing={self.max_differing:g} is no share; expected 0 to 1, e.g. 0.02")
+        if self.is_exact:
+            raise ExportError(
+                "max_differing is for inexact bundles, and one differing token ends an export in fp32 anyway; leave "
+                "it out, or pass --precision int8 or fp16"
+            )
+        if not self.check:
+            raise ExportError("max_differing needs the comparison with torch; leave --no-check out")
+
+    def _check_int8(self) -> None:
+        """Raise ExportError for a given matrix rate: that of integers is another, and is measured."""
+        if self.precision == "int8" and self.workload.gflop_s is not None:
+            raise ExportError(
+                "the rate of int8 products is measured on this machine; leave the matrix rate out, or take "
+                "--precision fp32"
+            )
 
     def check_rates(self) -> None:
         """Raise ExportError for rates of a machine in an export that predicts no times."""
@@ -129,6 +144,11 @@ class ExportOptions:
             raise ExportError(
                 "bandwidth and matrix rate are for --variant auto and --dry-run; leave them out, or pass one of these"
             )
+
+    @property
+    def is_exact(self) -> bool:
+        """True where the bundle's tokens must be those of torch in float32."""
+        return self.precision == "fp32" and not self.weight_threshold
 
     @property
     def itemsize(self) -> int:
@@ -165,7 +185,7 @@ class ExportOptions:
             passes_of(plan, decoder_only=sizes.decoder_only)
             if reason := why_not(choice.preset, sizes):
                 raise ExportError(f"variant {choice.name} {reason}; use --variant {DEFAULT}")
-            if self.calibration is not None and not needs_guard(plan):
+            if self.calibration is not None and self.is_exact and not needs_guard(plan):
                 raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
         if self.max_new_tokens is not None and self.max_new_tokens >= sizes.max_target:
             raise ExportError(
@@ -179,8 +199,6 @@ class ExportOptions:
         needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
         if limit is not None and needed > limit:
             fix = "--variant auto takes what fits, if anything does"
-            if self.precision == "int8":
-                fix = "another --variant may keep less"
             raise ExportError(
                 f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller "
                 "--batch-size needs less"

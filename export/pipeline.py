@@ -5,20 +5,29 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import RenderableType
 
 from tightbeam.deploy.bundle.engine_files import engine_names
-from tightbeam.deploy.bundle.manifest import MANIFEST, GuardEntry, Manifest, PrecisionErrorEntry
+from tightbeam.deploy.bundle.manifest import (
+    MANIFEST,
+    GuardEntry,
+    Manifest,
+    ParityReport,
+    PrecisionErrorEntry,
+    QuantizedEntry,
+)
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import is_panic
-from tightbeam.export.accuracy.calibration import calibrate
+from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.guard import guard
-from tightbeam.export.accuracy.parity import compare
-from tightbeam.export.accuracy.precision_error import measure_rounding_pair, write_rounding_pair
+from tightbeam.export.accuracy.parity import compare, sequences_of
+from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pair, speed_note, write_rounding_pair
+from tightbeam.export.accuracy.product_guard import forms_of, measure_products
+from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
@@ -29,6 +38,7 @@ from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.preparation import Preparation
 from tightbeam.export.progress import STEPS
+from tightbeam.export.tables import products_table
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (
@@ -43,6 +53,7 @@ from tightbeam.graph_passes import (
     to_precision,
 )
 from tightbeam.graph_passes.caches.cost import count_weights
+from tightbeam.graph_passes.precision.quantize import sites
 
 __all__ = ["run_export", "trace"]
 
@@ -53,14 +64,14 @@ def run_export(
     preparation: Preparation,
     options: ExportOptions,
     on_step: Callable[[str], None],
-    on_ranking: Callable[[RenderableType], None],
+    on_table: Callable[[RenderableType], None],
     on_note: Callable[[str], None],
 ) -> Bundle:
     """Export a checkpoint whose files and options were checked; the first step has been announced.
 
     Raises ExportError, PassError and BundleError as ``export_model``.
     """
-    export = _Export(preparation, options, on_step, on_ranking, on_note)
+    export = _Export(preparation, options, on_step, on_table, on_note)
     try:
         _load(export)
         _generate(export)
@@ -85,7 +96,7 @@ class _Export:
     preparation: Preparation
     options: ExportOptions
     on_step: Callable[[str], None]
-    on_ranking: Callable[[RenderableType], None]
+    on_table: Callable[[RenderableType], None]
     on_note: Callable[[str], None]
 
     choice: Choice = field(init=False)
@@ -96,6 +107,8 @@ class _Export:
     plan: tuple[LayerPlan, ...] = field(init=False)
     guarded: tuple[GuardEntry, ...] = field(init=False)
     """errors that the guard measured"""
+    products: tuple[QuantizedEntry, ...] = field(init=False)
+    """errors of the products that int8 quantises; empty in other precisions"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -121,7 +134,8 @@ def _generate(export: _Export) -> None:
     export.reference = None
     if export.options.check:
         export.on_step(GENERATING)
-        export.reference = make_reference(export.checkpoint)
+        texts = None if export.options.is_exact else export.preparation.texts
+        export.reference = make_reference(export.checkpoint, calibration_samples(export.checkpoint, texts))
 
 
 def _trace(export: _Export) -> None:
@@ -144,13 +158,13 @@ def _choose_variant(export: _Export) -> None:
         return
     options, checkpoint = export.options, export.checkpoint
     workload, precision = options.workload, options.precision
-    if precision != "fp32" and workload.gflop_s is None:
+    if precision == "fp16" and workload.gflop_s is None:
         export.on_note(f"the machine's matrix rate is float32's; pass --gflop-s, the serving machine's in {precision}")
-    run, (machine, origin) = _run_size(export), workload.machine()
+    run, (machine, origin) = _run_size(export), workload.machine(integers=precision == "int8")
     impossible, counts = refusals_by_graphs(export.canonical), count_weights(export.canonical)
     weights = _weight_bytes(export)
     ranked = rank(checkpoint.sizes, counts, impossible, run, machine, weights, workload.memory_limit)
-    export.on_ranking(ranking_table(ranked, impossible, run, machine, origin))
+    export.on_table(ranking_table(ranked, impossible, run, machine, origin))
     best = best_of(ranked).variant
     export.choice = Choice(best, PRESETS[best], f"auto: {best} is predicted to be fastest")
 
@@ -186,26 +200,49 @@ def _run_size(export: _Export) -> RunSize:
     """Sizes of the run that the options describe."""
     checkpoint, options = export.checkpoint, export.options
     speech = checkpoint.family.is_speech
-    return options.workload.run_size(checkpoint.sizes, checkpoint.generation_config, options.itemsize, speech=speech)
+    run = options.workload.run_size(checkpoint.sizes, checkpoint.generation_config, options.itemsize, speech=speech)
+    return replace(run, int8=options.precision == "int8")
 
 
 def _weight_bytes(export: _Export) -> int:
-    """Bytes of the model's parameters in the bundle's precision, fp32 or fp16."""
-    return int(export.options.itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
+    """Bytes of the model's parameters in the bundle's precision; in int8 a lower bound."""
+    return int(export.options.weight_itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
 
 
 def _lower_precision(export: _Export) -> None:
     """Lower the precision of the graphs; the float32 ones are kept where the error is to be measured."""
     precision = export.options.precision
     export.exact = None
+    export.products = ()
     if precision == "fp32":
         return
-    graphs, results = to_precision(export.graphs, precision)
+    if precision == "int8":
+        _guard_products(export)
+    graphs, results = to_precision(export.graphs, precision, forms_of(export.products))
     export.exact = export.graphs if export.options.check else None
     export.graphs = graphs
     export.results += results
     if precision == "int8":  # some weights stay float32, by the graphs
         _check_memory(export, weight_bytes(graphs))
+
+
+def _guard_products(export: _Export) -> None:
+    """Measure what int8 would quantise on real rows, and choose the form of each product."""
+    export.on_step(MEASURING)
+    found = sites(export.graphs)
+    parent = export.preparation.target.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        rows = product_rows(
+            export.graphs,
+            found,
+            calibration_samples(export.checkpoint, export.preparation.texts),
+            export.checkpoint.generation_config,
+            parent,
+        )
+    except OSError as error:
+        raise ExportError(f"cannot write the float32 graphs to {parent} to measure them: {error.strerror}") from error
+    export.products = measure_products(found, rows)
 
 
 def _write(export: _Export) -> Bundle:
@@ -226,20 +263,36 @@ def _write(export: _Export) -> Bundle:
             export.results,
             export.plan,
             export.guarded,
+            export.products,
             variant=export.choice.name,
             precision=options.precision,
             weight_threshold=options.weight_threshold,
         )
         del export.checkpoint, export.results
-        error = _measure_precision(export, folder, manifest)
+        error, float32 = _measure_precision(export, folder, manifest)
         if export.reference is None:
             return manifest
         export.on_step(COMPARING)
         manifest = manifest.model_copy(update={"precision_error": error})
         (folder / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")  # a draft, for the runner to load
-        return manifest.model_copy(update={"parity": compare(folder, manifest, export.reference)})
+        parity = compare(folder, manifest, export.reference, float32)
+        _check_differing(export, parity)
+        return manifest.model_copy(update={"parity": parity})
 
     return write_bundle(export.preparation.target, fill, force=options.force)
+
+
+def _check_differing(export: _Export, parity: ParityReport) -> None:
+    """Raise ExportError where more sequences differ than the options allow, after the table of the products."""
+    limit, sequences = export.options.max_differing, parity.samples * parity.settings
+    if limit is None or parity.differing <= limit * sequences:
+        return
+    if export.products:
+        export.on_table(products_table(export.products))
+    raise ExportError(
+        f"{parity.differing} of {sequences} sequences differ from torch's, {parity.differing / sequences:.1%}, over "
+        f"max_differing of {limit:.1%}; there is no bundle: take --precision fp32, or allow more"
+    )
 
 
 def _note_lost_engines(export: _Export) -> None:
@@ -249,14 +302,23 @@ def _note_lost_engines(export: _Export) -> None:
         export.on_note(f"the engines of the old bundle are deleted with it ({', '.join(lost)}); {fix}")
 
 
-def _measure_precision(export: _Export, folder: Path, manifest: Manifest) -> PrecisionErrorEntry | None:
-    """Free the graphs; before that write those whose error is to be measured, after it measure. None in float32."""
+def _measure_precision(
+    export: _Export, folder: Path, manifest: Manifest
+) -> tuple[PrecisionErrorEntry | None, list[list[list[int]]] | None]:
+    """Free the graphs; before that write those whose error is to be measured, after it measure.
+
+    Returns the error, and the sequences that the reference's inputs give in float32; None and None in float32.
+    """
     if export.exact is None:
         del export.graphs
         gc.collect()
-        return None
+        return None, None
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
         write_rounding_pair(Path(scratch), folder, manifest, export.exact, export.graphs)
         del export.exact, export.graphs
         gc.collect()
-        return measure_rounding_pair(Path(scratch), manifest)
+        error, times = measure_rounding_pair(Path(scratch), manifest)
+        if manifest.precision == "int8" and (note := speed_note("int8", times)):
+            export.on_note(note)
+        assert export.reference is not None
+        return error, sequences_of(Path(scratch) / EXACT, export.reference)

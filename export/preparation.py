@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tightbeam.deploy.bundle.writer import check_target
@@ -77,7 +77,8 @@ def run_size(files: CheckpointFiles, options: ExportOptions) -> RunSize:
     if options.max_new_tokens is not None:
         defaults = {**defaults, "max_new_tokens": options.max_new_tokens, "max_length": None}
     check_run_settings(settings_file(files.path), defaults)
-    return options.workload.run_size(files.sizes, defaults, options.itemsize, speech=files.family.is_speech)
+    run = options.workload.run_size(files.sizes, defaults, options.itemsize, speech=files.family.is_speech)
+    return replace(run, int8=options.precision == "int8")
 
 
 def check_memory(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
@@ -87,6 +88,6 @@ def check_memory(files: CheckpointFiles, choice: Choice, options: ExportOptions,
         plan = same_for_all(choice.preset, files.sizes.L, "")
         options.check_memory(weight_bytes, plan, files.sizes, run)
     elif options.workload.memory_limit is not None:
-        counts, any_machine = files.family.weights(files.declared).products, Machine(1.0, 1.0)
+        counts, any_machine = files.family.weights(files.declared).products, Machine(1.0, 1.0, 1.0)
         impossible = refusals_by_sizes(files.sizes)
         best_of(rank(files.sizes, counts, impossible, run, any_machine, weight_bytes, options.workload.memory_limit))

@@ -12,7 +12,15 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.accuracy.precision_error import describe_error
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.options import AUTO, DEFAULT
-from tightbeam.export.tables import describe_run, guard_table, megabytes, memory_table, passes_table
+from tightbeam.export.tables import (
+    describe_products,
+    describe_run,
+    guard_table,
+    megabytes,
+    memory_table,
+    passes_table,
+    products_table,
+)
 from tightbeam.export.writing.entries import plan_of, sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.lower_precision import itemsize
@@ -65,6 +73,7 @@ def details(bundle: Bundle, workload: Workload) -> RenderableType:
     """Tables that the report leaves out: passes, errors of the guard, and the caches of the other variants."""
     manifest = bundle.manifest
     tables = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
+    tables += [products_table(manifest.quantized)] if manifest.quantized else []
     return Group(*tables, memory_table(sizes_of(manifest), run_of(manifest, workload), plan_of(manifest)))
 
 
@@ -102,9 +111,10 @@ def _check(manifest: Manifest) -> str:
         return "not done (--no-check): the bundle was not compared with torch"
     sequences = parity.samples * parity.settings
     if parity.differing:
+        own = "" if parity.differing_float32 is None else f", {parity.differing_float32} from those in float32"
         return (
-            f"{parity.differing} of {sequences} sequences differ from torch's, which {_inexact(manifest)} allows; the "
-            f"{parity.tokens} generated tokens of the others are equal"
+            f"{parity.differing} of {sequences} sequences differ from torch's{own}, which {_inexact(manifest)} allows; "
+            f"the {parity.tokens} generated tokens of the others are equal"
         )
     ties = f"; rounding alone decides {parity.ties} more" if parity.ties else ""
     return (
@@ -135,6 +145,8 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
     for (part, wanted, kept), layers in fallen.items():
         where = f"layer {layers[0]} keeps" if len(layers) == 1 else f"layers {', '.join(map(str, layers))} keep"
         yield f"{where} {kept} as {part} cache, as {wanted} was not exact enough (--verbose has the errors)"
+    if said := describe_products(manifest.quantized):
+        yield said
     if manifest.precision != "fp32":
         yield describe_error(manifest.precision, manifest.precision_error)
     if manifest.tokenizer is None:

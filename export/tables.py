@@ -10,8 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tightbeam.deploy.bundle.manifest import QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
+from tightbeam.graph_passes.precision.quantize import BLOCK
 
 
 def titled(title: str, table: Table) -> RenderableType:
@@ -66,6 +68,40 @@ def passes_table(bundle: Bundle) -> Table:
     for entry in bundle.manifest.passes:
         table.add_row(entry.name, str(entry.matched), f"{entry.bytes_saved:,}", entry.reason)
     return table
+
+
+def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
+    """The error of each product and embedding in int8 on real rows, next to other precisions, and the form it has."""
+    table = Table(box=box.SIMPLE)
+    headings = ("product", "shape", "int8", "blocks", "fp16", "kept")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("product", "kept") else "right", no_wrap=True)
+    for entry in entries:
+        errors = [_error(entry.int8), "" if entry.blocks is None else _error(entry.blocks), _error(entry.fp16)]
+        shape = " x ".join(map(str, entry.shape))
+        table.add_row(entry.name, shape, *errors, entry.kept, style=None if entry.kept == "int8" else "bold")
+    reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
+    allowed = max((entry.allowed for entry in entries), default=0.0)
+    title = (
+        f"Errors of products and embeddings on real rows, relative to their outputs;\n{allowed:.0%} is allowed; "
+        f"blocks: a scale for every {BLOCK} numbers of rows and columns, where int8 errs more"
+    )
+    return Group(titled(title, table), *map(Text, reasons))
+
+
+def _error(error: float | None) -> str:
+    return "no number" if error is None else f"{error:.2%}"
+
+
+def describe_products(entries: Sequence[QuantizedEntry]) -> str:
+    """A sentence about the products that are not in int8, for the report; empty where all are."""
+    kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "blocks")}
+    parts = [
+        f"{kept['fp32']} of {len(entries)} products and embeddings stay in float32" if kept["fp32"] else "",
+        f"{kept['blocks']} of {len(entries)} are in blocks of {BLOCK}" if kept["blocks"] else "",
+    ]
+    said = ", ".join(filter(None, parts))
+    return f"{said}, as int8 was not exact enough there (--verbose has the errors)" if said else ""
 
 
 def guard_table(bundle: Bundle) -> Table:

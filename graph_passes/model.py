@@ -65,6 +65,8 @@ class RunSize:
     """generated positions"""
     itemsize: int = 4
     """bytes of a number in caches and products"""
+    int8: bool = False
+    """products with constant matrices are integers of a byte; ``itemsize`` is that of caches alone"""
 
     @property
     def R(self) -> int:

@@ -29,6 +29,7 @@ __all__ = [
     "Precision",
     "PrecisionErrorEntry",
     "Provenance",
+    "QuantizedEntry",
     "TensorEntry",
     "TokenizerEntry",
 ]
@@ -125,6 +126,41 @@ class GuardEntry(Entry):
     condition: FiniteFloat | None
 
 
+class QuantizedEntry(Entry):
+    """Product or embedding that int8 may quantise: its error in each form on real rows, and the form that it has.
+
+    Errors are relative: for each row the root mean square of the difference from float64 over that of the row, and the
+    root mean square of that over the rows. None is an error that was not measured, or is NaN or infinite.
+
+    Attributes
+    ----------
+    name : str
+        The graph and the node that was quantised.
+    shape : tuple of int
+        Numbers of a row, and columns; of an embedding its width, and its tokens or positions.
+    int8, blocks, fp16, fp32 : float or None
+        Error in int8 with a scale for each row and column; with a scale for every 128 numbers of them; in half
+        precision; in float32.
+    allowed : float
+        Upper bound on the error of the form that is kept.
+    kept : "int8", "blocks" or "fp32"
+        The form in the bundle.
+    reason : str
+        The reason for another form than int8.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    embedding: bool
+    int8: FiniteFloat | None
+    blocks: FiniteFloat | None
+    fp16: FiniteFloat | None
+    fp32: FiniteFloat | None
+    allowed: FiniteFloat
+    kept: Literal["int8", "blocks", "fp32"]
+    reason: str
+
+
 class PassEntry(Entry):
     """Graph pass that was applied.
 
@@ -168,7 +204,9 @@ class ParityReport(Entry):
     ties : int
         Sequences that only rounding decides.
     differing : int
-        Sequences that differ, in an inexact bundle (``weight_threshold``, or half precision).
+        Sequences that differ, in an inexact bundle (``weight_threshold``, half precision, or int8).
+    differing_float32 : int or None
+        Sequences that differ from those of the same graphs in float32; None where these were not run.
     """
 
     samples: int
@@ -176,6 +214,7 @@ class ParityReport(Entry):
     tokens: int
     ties: int
     differing: int = 0
+    differing_float32: int | None = None
     max_score_error: FiniteFloat
 
 
@@ -261,6 +300,8 @@ class Manifest(Entry):
         Precision of products, caches and most weights.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
+    quantized : tuple of QuantizedEntry
+        Products and embeddings of an int8 bundle; empty in other precisions, and in bundles from before this table.
     speech : FileEntry or None
         The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
     precision_error : PrecisionErrorEntry or None
@@ -278,6 +319,7 @@ class Manifest(Entry):
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
+    quantized: tuple[QuantizedEntry, ...] = ()
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry

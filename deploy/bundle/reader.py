@@ -175,6 +175,18 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
                 f"{folder / MANIFEST}: cache state {state.input!r} -> {state.output!r} {list(state.shape)} is no input "
                 "and output of the decoder; export the model again"
             )
+    if manifest.quantized and manifest.precision != "int8":
+        raise BundleError(
+            f"{folder / MANIFEST} has a table of quantised products, the bundle is in {manifest.precision}; "
+            "export the model again"
+        )
+    for entry in manifest.quantized:
+        error = getattr(entry, entry.kept)
+        if entry.kept != "fp32" and not (error is not None and 0 <= error <= entry.allowed):
+            raise BundleError(
+                f"{folder / MANIFEST}: {entry.name[:80]!r} is kept as {entry.kept}, whose error {error} is not "
+                "allowed; export the model again"
+            )
     if len(manifest.layers) != manifest.sizes.L:
         raise BundleError(
             f"{folder / MANIFEST} describes {len(manifest.layers)} layers, sizes.L is {manifest.sizes.L}; "

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from tightbeam.export.accuracy.activations import AttentionActivations, decoder_activations
-from tightbeam.export.accuracy.reference import Reference, TextSamples, greedy, samples_of
+from tightbeam.export.accuracy.reference import Reference, Samples, TextSamples, greedy, samples_of
 from tightbeam.export.checkpoint.load import Checkpoint
-from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "calibration_samples"]
+
+
+def calibration_samples(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> Samples:
+    """Inputs to measure errors on.
+
+    Parameters
+    ----------
+    checkpoint
+        The model.
+    texts
+        Calibration texts; None for the built-in ones.
+
+    Raises
+    ------
+    ExportError
+        The checkpoint cannot take calibration texts, or no text fits.
+    """
+    if texts is None:
+        return samples_of(checkpoint)
+    if checkpoint.tokenizer is None:
+        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
+    if checkpoint.family.is_speech:
+        raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
+    samples = samples_of(checkpoint, texts)
+    if isinstance(samples, TextSamples) and samples.as_ids:
+        raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")
+    return samples
 
 
 def calibrate(
@@ -35,15 +61,9 @@ def calibrate(
     ExportError
         The checkpoint cannot take calibration texts, no text fits, or torch cannot generate.
     """
-    if texts is not None and checkpoint.tokenizer is None:
-        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
-    if texts is not None and checkpoint.family.is_speech:
-        raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
     if texts is None and reference is not None:
         samples, targets = reference.samples, reference.greedy
     else:
-        samples = samples_of(checkpoint, SAMPLE_TEXTS if texts is None else texts)
-        if texts is not None and isinstance(samples, TextSamples) and samples.as_ids:
-            raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")
+        samples = calibration_samples(checkpoint, texts)
         targets = greedy(checkpoint, samples)
     return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tightbeam.export.checkpoint.generation import disable_sampling
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError
 
-__all__ = ["TIE_TOLERANCE", "compare", "is_exact"]
+__all__ = ["TIE_TOLERANCE", "compare", "is_exact", "sequences_of"]
 
 SCORE_TOLERANCE = 1e-3
 """Largest difference of a sequence score, per unit of score. The tokens decide; this finds a score that is wrong
@@ -34,7 +35,9 @@ def is_exact(manifest: Manifest) -> bool:
     return not manifest.weight_threshold and manifest.precision == "fp32"
 
 
-def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityReport:
+def compare(
+    folder: Path, manifest: Manifest, reference: Reference, float32: Sequence[Sequence[list[int]]] | None = None
+) -> ParityReport:
     """Run a bundle on the inputs of a reference, and compare tokens, texts and scores.
 
     A tie is no difference: two sequences that are equally good in float32, or that torch swaps in float64.
@@ -47,6 +50,8 @@ def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityRep
         The bundle's manifest. Of a bundle that is not exact (``is_exact``), differences are counted.
     reference
         Inputs, and what torch generated from them.
+    float32
+        What the same graphs give in float32 (``sequences_of``), to count the sequences that differ from theirs.
 
     Returns
     -------
@@ -59,13 +64,16 @@ def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityRep
         The bundle does not run, a token, text or score of an exact bundle differs, or nothing could be compared.
     """
     tokens = ties = differing = 0
+    differing_float32 = 0
     error = 0.0
     exact = is_exact(manifest)
-    for expected in reference.generations:
+    for number, expected in enumerate(reference.generations):
         records = _run_bundle(folder, reference, expected.settings)
         if len(records) != len(expected.sequences):
             raise ExportError(f"the bundle gave {len(records)} results for {len(expected.sequences)} inputs")
         for index, record in enumerate(records):
+            if float32 is not None:
+                differing_float32 += record.get("tokens") != float32[number][index]
             if record.get("tokens") != expected.sequences[index]:
                 if not exact:
                     differing += 1
@@ -84,8 +92,20 @@ def compare(folder: Path, manifest: Manifest, reference: Reference) -> ParityRep
         tokens=tokens,
         ties=ties,
         differing=differing,
+        differing_float32=None if float32 is None else differing_float32,
         max_score_error=error,
     )
+
+
+def sequences_of(folder: Path, reference: Reference) -> list[list[list[int]]]:
+    """Run a bundle on the inputs of a reference; its best sequences, by setting and sample.
+
+    Raises ExportError where the bundle does not run.
+    """
+    return [
+        [record["tokens"] for record in _run_bundle(folder, reference, expected.settings)]
+        for expected in reference.generations
+    ]
 
 
 def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], index: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.deploy.compare import Times
 from tightbeam.deploy.huge_pages import with_huge_pages
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
@@ -22,7 +23,7 @@ from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.precision.simulate_precision import simulate_precision
 
-__all__ = ["describe_error", "measure_rounding_pair", "precision_error", "write_rounding_pair"]
+__all__ = ["EXACT", "describe_error", "measure_rounding_pair", "precision_error", "speed_note", "write_rounding_pair"]
 
 EXACT, ROUNDED = "exact", "rounded"
 
@@ -52,7 +53,7 @@ def precision_error(bundle: Bundle, graphs: ModelGraphs, max_steps: int) -> Prec
     with tempfile.TemporaryDirectory(prefix="tightbeam-") as folder:
         _write_rounded(bundle.manifest, graphs, Path(folder))
         fix = "take --precision bf16 or fp32 (--no-check builds without this test)"
-        return _measure(bundle.path, bundle.manifest, Path(folder), max_steps, fix)
+        return _measure(bundle.path, bundle.manifest, Path(folder), max_steps, fix)[0]
 
 
 def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: ModelGraphs, low: ModelGraphs) -> None:
@@ -80,15 +81,20 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
     _write_rounded(manifest, low, scratch / ROUNDED)
 
 
-def measure_rounding_pair(scratch: Path, manifest: Manifest) -> PrecisionErrorEntry:
-    """Measure the error between the two bundles in ``scratch``. Raises ExportError where scores are NaN or infinite."""
+def measure_rounding_pair(scratch: Path, manifest: Manifest) -> tuple[PrecisionErrorEntry, Times]:
+    """Measure the error between the two bundles in ``scratch``, and the time of both on this machine.
+
+    Raises ExportError where scores are NaN or infinite.
+    """
     fix = (
         "take --precision fp32, and of that bundle build-engine --precision bf16 (--no-check exports without this test)"
     )
     return _measure(scratch / EXACT, manifest, scratch / ROUNDED, manifest.sizes.max_target, fix)
 
 
-def _measure(exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix: str) -> PrecisionErrorEntry:
+def _measure(
+    exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix: str
+) -> tuple[PrecisionErrorEntry, Times]:
     """Compare two bundles in a process of its own, without torch; on random sources where there is no tokenizer."""
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
     command = [sys.executable, "-m", "tightbeam.deploy.compare", str(exact), str(rounded), str(max_steps), *texts]
@@ -101,7 +107,8 @@ def _measure(exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix
         raise ExportError(
             f"in this precision the model's scores are NaN or infinite: activations exceed the range of its type; {fix}"
         )
-    return PrecisionErrorEntry(**found)
+    times = Times(**found.pop("times"))
+    return PrecisionErrorEntry(**found), times
 
 
 def _write_rounded(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
@@ -118,8 +125,20 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
         "weights": file_entry(folder, WEIGHTS),
         "cache_states": state_entries(graphs),
         "precision": "fp32",
+        "quantized": (),
     }
     (folder / MANIFEST).write_text(manifest.model_copy(update=changed).model_dump_json(), encoding="utf-8")
+
+
+def speed_note(precision: str, times: Times) -> str:
+    """A sentence where a precision is not faster than float32 on this machine by its times; empty where it is."""
+    parts = (("the encoding of a batch", *times.encoder_s), ("a step", *times.step_s))
+    slow = [
+        f"{what} takes {1e3 * low:.3g} ms, in float32 {1e3 * exact:.3g} ms"
+        for what, exact, low in parts
+        if not low < exact
+    ]
+    return f"{precision} is not faster here: {' and '.join(slow)}" if slow else ""
 
 
 def describe_error(precision: str, error: PrecisionErrorEntry | None) -> str:

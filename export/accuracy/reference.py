@@ -94,7 +94,7 @@ class Reference:
         return _with_prompts(self.samples, found.sequences)
 
 
-def make_reference(checkpoint: Checkpoint) -> Reference:
+def make_reference(checkpoint: Checkpoint, samples: Samples) -> Reference:
     """Generate with torch under every setting of the comparison.
 
     Raises
@@ -102,7 +102,6 @@ def make_reference(checkpoint: Checkpoint) -> Reference:
     ExportError
         Torch cannot generate with the checkpoint.
     """
-    samples = samples_of(checkpoint)
     with _errors_as_ours():
         longest = max(map(len, samples.rows))
         generations = tuple(generate(checkpoint, samples, settings) for settings in _settings(checkpoint, longest))

@@ -1,4 +1,4 @@
-"""Memory bandwidth and matrix rate of this machine, measured in numpy and stored in the user's cache folder."""
+"""Memory bandwidth and matrix rates of this machine, measured and stored in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tightbeam.deploy.console import counted
+from tightbeam.export.auto.integer_products import integer_product
 from tightbeam.graph_passes.caches.cost import Machine
 
 __all__ = ["Measurement", "cache_file", "this_machine"]
@@ -41,11 +42,13 @@ class Measurement:
     """seconds since 1970"""
     share: float
     """share of the processors that the measurement got: far below 1 where the machine was busy"""
+    integer_rate: float = 0.0
+    """operations a second of int8 products; 0 where that was not measured"""
 
     @property
     def machine(self) -> Machine:
-        """The two numbers of the cost model."""
-        return Machine(self.bandwidth, self.rate)
+        """The numbers of the cost model."""
+        return Machine(self.bandwidth, self.rate, self.integer_rate)
 
     @property
     def was_busy(self) -> bool:
@@ -71,8 +74,13 @@ def cache_file() -> Path:
     return Path(root) / "tightbeam" / "machine.json"
 
 
-def this_machine() -> Measurement:
+def this_machine(*, integers: bool = False) -> Measurement:
     """Measure memory bandwidth and matrix rate with all threads, in float32; a second or two.
+
+    Parameters
+    ----------
+    integers
+        Measure the rate of int8 products too, by the operator of an int8 bundle.
 
     Returns
     -------
@@ -84,21 +92,23 @@ def this_machine() -> Measurement:
     name = f"{_processor()}, {threads} threads"
     path = cache_file()
     known = _read(path)
-    if name not in known or not known[name].is_valid():
-        known[name] = _measure(threads)
+    if name not in known or not known[name].is_valid() or (integers and not known[name].integer_rate):
+        known[name] = _measure(threads, integers)
         _write(path, known)
     return known[name]
 
 
-def _measure(threads: int) -> Measurement:
+def _measure(threads: int, integers: bool) -> Measurement:
     """Measure this machine."""
+    product = integer_product(WIDTH, threads) if integers else None
     rows, vector = np.ones((READ_BYTES // 4 // WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     one, other = np.random.default_rng(0).random((2, WIDTH, WIDTH), np.float32)
     wall_s, used_s = time.perf_counter(), time.process_time()
     bandwidth = rows.nbytes / _best_seconds(lambda: rows @ vector)
     rate = 2.0 * WIDTH**3 / _best_seconds(lambda: one @ other)
+    integer_rate = 2.0 * WIDTH**3 / _best_seconds(product) if product else 0.0
     wall_s, used_s = time.perf_counter() - wall_s, time.process_time() - used_s
-    return Measurement(bandwidth, rate, time.time(), min(1.0, used_s / wall_s / threads))
+    return Measurement(bandwidth, rate, time.time(), min(1.0, used_s / wall_s / threads), integer_rate)
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
@@ -133,7 +143,7 @@ def _read(path: Path) -> dict[str, Measurement]:
     try:
         known = json.loads(path.read_text("utf-8"))
         return {
-            str(name): Measurement(*(float(entry[field]) for field in fields))
+            str(name): Measurement(*(float(entry[field]) for field in fields), float(entry.get("integer_rate", 0)))
             for name, entry in known.items()
             if all(float(entry[field]) > 0 for field in fields)
         }

@@ -135,9 +135,10 @@ def ranking_table(
 
     ``origin``: where the machine's two numbers come from.
     """
+    integers = f", {machine.integer_rate / 1e9:,.0f} GOP/s in int8" if run.int8 else ""
     title = (
         f"Predicted for {describe_run(run)},\n"
-        f"at {machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s ({origin})"
+        f"at {machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s{integers} ({origin})"
     )
     table = Table(box=box.SIMPLE)
     for heading in ("variant", "encoder", "step", "run", "cache", "with weights", ""):

@@ -108,8 +108,13 @@ class Workload:
             itemsize=itemsize,
         )
 
-    def machine(self) -> tuple[Machine, str]:
+    def machine(self, *, integers: bool = False) -> tuple[Machine, str]:
         """Bandwidth and matrix rate of the serving machine.
+
+        Parameters
+        ----------
+        integers
+            With the rate of int8 products, which is measured on this machine.
 
         Returns
         -------
@@ -118,12 +123,12 @@ class Workload:
         str
             Where the numbers come from, in words.
         """
-        if self.bandwidth_gb_s is not None and self.gflop_s is not None:
+        if self.bandwidth_gb_s is not None and self.gflop_s is not None and not integers:
             return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9), "as given"
-        here = this_machine()
+        here = this_machine(integers=integers)
         bandwidth = here.machine.bandwidth if self.bandwidth_gb_s is None else self.bandwidth_gb_s * 1e9
         rate = here.machine.rate if self.gflop_s is None else self.gflop_s * 1e9
-        return Machine(bandwidth, rate), here.origin()
+        return Machine(bandwidth, rate, here.integer_rate), here.origin()
 
 
 def parse_bytes(text: str) -> int:

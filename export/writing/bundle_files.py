@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, GuardEntry, Manifest
+from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, GuardEntry, Manifest, QuantizedEntry
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.checkpoint.audio import write_speech
 from tightbeam.export.checkpoint.config import longest_output
@@ -34,6 +34,7 @@ def write_files(
     results: Sequence[PassResult],
     plan: Sequence[LayerPlan],
     guard: Sequence[GuardEntry] = (),
+    quantized: Sequence[QuantizedEntry] = (),
     *,
     variant: str,
     precision: str = "fp32",
@@ -55,10 +56,12 @@ def write_files(
         Kinds of cache of the L decoder layers.
     guard
         Results of the guard, one for each cache that is not keys and values.
+    quantized
+        Results of the guard, one for each product and embedding that int8 may quantise.
     variant
         The bundle's name for ``plan``.
     precision
-        "fp32" or "fp16".
+        "fp32", "fp16" or "int8".
     weight_threshold
         Attention probability below which source positions are skipped; 0: none is.
 
@@ -88,6 +91,7 @@ def write_files(
         sizes=sizes_entry(graphs.sizes),
         layers=layer_entries(plan),
         guard=tuple(guard),
+        quantized=tuple(quantized),
         weight_threshold=weight_threshold,
         passes=pass_entries(results, run),
         encoder=entries["encoder"],

@@ -1,8 +1,9 @@
-"""The cost model: bytes and operations of a variant, and its time on a machine of two numbers.
+"""The cost model: bytes and operations of a variant, and its time on a machine of two numbers, of three for int8.
 
 Every matrix product or attention takes the longer of two times: its bytes at the machine's memory bandwidth, and its
-operations at its matrix rate (the roofline of Williams et al. 2009). Times add up. Not modelled: activations,
-element-wise operators, launches, and that small products reach neither number.
+operations at its matrix rate (the roofline of Williams et al. 2009). In int8, products with the weights have a rate of
+their own and a byte a number; attention, with the matrices by head of some caches, is float32. Times add up. Not
+modelled: activations, element-wise operators, launches, and that small products reach neither number.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ __all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encod
 
 @dataclass(frozen=True)
 class Machine:
-    """The two numbers of a machine."""
+    """The numbers of a machine."""
 
     bandwidth: float
     """bytes a second read from memory"""
     rate: float
     """operations a second of large matrix products"""
+    integer_rate: float = 0.0
+    """the same in int8; 0 where it is not known"""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class Work:
     """bytes read and written"""
     operations: int
     """multiplications and additions, each counted"""
+    integers: bool = False
+    """a product in int8"""
 
     def seconds(self, machine: Machine) -> float:
         """Time on a machine."""
-        return max(self.bytes / machine.bandwidth, self.operations / machine.rate)
+        rate = machine.integer_rate if self.integers else machine.rate
+        return max(self.bytes / machine.bandwidth, self.operations / rate)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def predict(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: Weig
     weights
         From ``count_weights``.
     machine
-        Bandwidth and matrix rate.
+        Bandwidth and matrix rate; for an int8 run with the rate of integers.
 
     Returns
     -------
@@ -116,20 +122,20 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights:
     """Encoding of a batch, with the projections that the plan caches; a prompt's are part of its graph anyway."""
     positions = run.B * run.N
     if sizes.decoder_only:
-        return [Work("prompt", weights.encoder * run.itemsize, 2 * positions * weights.encoder)]
+        return [_product("prompt", weights.encoder, positions, run)]
     GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.D
     each = {"kv-per-beam": D * (GK + GV), "kv": D * (GK + GV), "k": D * GK, "states": 0, "first-k": 0}
     projected = sum(each[layer.source] for layer in plan)
     projected += D * GK if any(layer.source == "first-k" for layer in plan) else 0
     return [
-        Work("encoder", weights.encoder * run.itemsize, 2 * positions * weights.encoder),
-        Work("source projections", projected * run.itemsize, 2 * positions * projected),
+        _product("encoder", weights.encoder, positions, run),
+        _product("source projections", projected, positions, run),
     ]
 
 
 def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts) -> list[Work]:
     """One step after T generated positions: its products, then both attentions of each layer."""
-    works = [Work("products", weights.decoder * run.itemsize, 2 * sizes.streams * run.R * weights.decoder)]
+    works = [_product("products", weights.decoder, sizes.streams * run.R, run)]
     first = True
     for layer in plan:
         is_first = layer.source == "first-k" and first
@@ -137,6 +143,11 @@ def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: We
         works.append(_source_attention("k" if is_first else layer.source, sizes, run))
         works.append(_generated_attention(layer.generated, sizes, run))
     return works
+
+
+def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
+    """Products of so many rows with so many weights."""
+    return Work(name, numbers * (1 if run.int8 else run.itemsize), 2 * rows * numbers, run.int8)
 
 
 def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:

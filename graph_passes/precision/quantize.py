@@ -7,8 +7,8 @@
 
 The rows of x are quantised as they come, each by itself: by the product where one alone reads them, else once for all
 of them. A product takes over the bias, the activation and the residual that follow it where nothing else reads what is
-between. An embedding is quantised where its size is that of a vocabulary; tied to the logits, both read one matrix.
-Everything else stays float32: caches, attention, norms, convolutions, and products whose input width is no multiple
+between. An embedding of tokens or of positions is quantised too; tied to the logits, both read one matrix. Everything
+else stays float32: caches, attention, norms, convolutions, and products whose input width is no multiple
 of 4.
 
 ``forms`` says what else becomes of a product or an embedding, by its name: "blocks" gives every 128 numbers of a row,
@@ -43,11 +43,12 @@ __all__ = ["BLOCK", "FORMS", "NO_FORMS", "Site", "blocks_of", "quantize", "quant
 
 NAME = "quantize"
 MOST = 127
+FEWEST_POSITIONS = 32
+"""Rows from which a table of positions is quantised."""
 BLOCK = 128
 """Numbers of a block, in the form "blocks"."""
 FORMS = ("int8", "blocks", "fp32")
-"""What becomes of a product or an embedding, from the smallest error of none to the largest: one scale for each row and
-column; one for each of their blocks; as it is."""
+"""Forms of a product or an embedding: a scale for each row and column, or for each of their blocks; or as it is."""
 NO_FORMS: Mapping[str, str] = MappingProxyType({})
 Dimensions = list[int | str]
 
@@ -98,14 +99,13 @@ def _named(graphs: ModelGraphs) -> tuple[tuple[str, gs.Graph], ...]:
 
 
 def _sites(graph: gs.Graph, name: str, sizes: Sizes) -> list[Site]:
-    vocabularies = {sizes.vocabulary, sizes.source_vocabulary}
     found = []
     for node in graph.nodes:
         product = _product_of(node)
         place = f"{name}.{node.name}"
         if product is not None:
             found.append(Site(place, node, product.weight, product.transposed, product.rows))
-        elif _is_embedding(node, vocabularies):
+        elif _is_embedding(node, sizes):
             found.append(Site(place, node, node.inputs[0], True, None))
     return found
 
@@ -224,17 +224,22 @@ def _product_of(node: gs.Node) -> _Product | None:
     return product
 
 
-def _is_embedding(node: gs.Node, vocabularies: set[int]) -> bool:
+def _is_embedding(node: gs.Node, sizes: Sizes) -> bool:
+    """True for a table of tokens, or of positions as wide as the model; not for one of rotations or relative biases."""
     if node.op != "Gather" or not isinstance(node.inputs[0], gs.Constant) or node.attrs.get("axis", 0) != 0:
         return False
     table = node.inputs[0]
     return (
         len(table.shape) == 2
         and table.dtype == np.float32
-        and table.shape[0] in vocabularies
+        and (table.shape[0] in (sizes.vocabulary, sizes.source_vocabulary) or _has_positions(table, sizes))
         and table.shape[1] % GROUP == 0
         and not isinstance(node.inputs[1], gs.Constant)
     )
+
+
+def _has_positions(table: gs.Constant, sizes: Sizes) -> bool:
+    return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS)
 
 
 class _Quantizer:

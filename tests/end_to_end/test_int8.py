@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from safetensors.numpy import load_file, save_file
 
 from support.bundles import BundleCache
@@ -21,6 +22,7 @@ from tightbeam.deploy.command import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
+from tightbeam.export.accuracy.product_guard import ALLOWED
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.files import read_files
 from tightbeam.export.dry_run import dry_run
@@ -76,10 +78,10 @@ def test_samples_do_not_depend_on_their_batch(bundles: BundleCache, family: str)
         np.testing.assert_allclose(alone.scores[0], together.scores[sample], rtol=1e-5)
 
 
-def test_outliers_show_in_the_report(checkpoints: CheckpointCache, bundles: BundleCache, tmp_path: Path) -> None:
+def test_the_guard_finds_outliers(checkpoints: CheckpointCache, bundles: BundleCache, tmp_path: Path) -> None:
     """One column of the encoder's output is 500 times as large, and its readers' weights 500 times as small.
 
-    In float32 that is the same model; in int8 a row's scale is that of its outlier.
+    In float32 that is the same model; in int8 a row's scale is that of its outlier. So the readers stay in float32.
     """
     folder = checkpoints.copy(tmp_path / "outliers")
     weights = load_file(folder / "model.safetensors")
@@ -96,20 +98,34 @@ def test_outliers_show_in_the_report(checkpoints: CheckpointCache, bundles: Bund
     exact, low = (Bundle.load(bundles("dedup", precision=precision)) for precision in ("fp32", "int8"))
     runtimes = OnnxRuntimeCpu(exact, 1), OnnxRuntimeCpu(low, 1)
     usual = compare_runtimes(exact, *runtimes, sources_of(exact)).error
-    assert found is not None and found.error > 5 * usual
+    entries = bundle.manifest.quantized
+    kept = [entry for entry in entries if entry.kept != "int8"]
+    readers = 2 * bundle.manifest.sizes.L
+    assert len(kept) == readers and all(entry.name.startswith("encoder.source.") for entry in kept)
+    for entry in kept:
+        assert entry.kept == "fp32" and entry.int8 is not None and entry.fp32 is not None
+        assert entry.int8 > 10 * ALLOWED and entry.fp32 < 1e-5
+        assert entry.reason.startswith("int8 errs by ")
+    assert found is not None and found.error < 2 * usual
+    graph = onnx.load(bundle.path / "encoder.onnx", load_external_data=False).graph
+    assert sum(node.op_type == "MatMul" for node in graph.node) == readers
     notes = [line for line in report(bundle, Workload(), variant=None, seconds=1.0) if line.startswith("note")]
+    said = f"note     {readers} of {len(entries)} products and embeddings stay in float32, as int8 was not exact"
+    assert any(note.startswith(said) for note in notes)
     assert any(f"differ from float32's by {found.error:.2%} of their standard deviation" in note for note in notes)
 
 
-def test_no_time_is_predicted(checkpoints: CheckpointCache) -> None:
+def test_times_are_predicted_with_the_rate_of_integers(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shown: list[RenderableType] = []
-    dry_run(checkpoints("bart"), ExportOptions(precision="int8"), shown.append)
-    assert any("Weights in int8: " in str(part) for part in shown)
-    assert not any("GFLOP" in str(part) for part in shown)
-    said = r"^no times are predicted for --precision int8; [^\n]+$"
-    with pytest.raises(ExportError, match=said):
-        ExportOptions(precision="int8", variant="auto")
-    with pytest.raises(ExportError, match=said):
+    dry_run(checkpoints("bart"), ExportOptions(precision="int8", variant="auto"), shown.append)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(*shown)
+    text = console.export_text()
+    assert "Weights in int8: " in text and re.search(r" GFLOP/s, [\d,]+ GOP/s in int8 \(measured just now", text)
+    with pytest.raises(ExportError, match=r"^the rate of int8 products is measured on this machine; [^\n]+$"):
         ExportOptions(precision="int8", workload=Workload(gflop_s=9.0))
 
 

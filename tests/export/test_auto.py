@@ -77,6 +77,22 @@ def count_weights_of_large() -> Any:
     return WeightCounts(12 * (4 * D * D + 2 * D * F), 12 * (6 * D * D + 2 * D * F) + D * LARGE.vocabulary)
 
 
+def test_integers_have_a_rate_and_bytes_of_their_own() -> None:
+    """In int8 the products take a byte a number, at the rate of integers; attention is that of float32."""
+    counts, machine = count_weights_of_large(), Machine(1e9, 1e9, 4e9)
+    plan = same_for_all(PRESETS["dedup"], LARGE.L, "")
+    exact = RunSize(B=2, M=4, N=512, T=64)
+    low = replace(exact, int8=True)
+    for works in (encoder_work, step_work):
+        for one, other in zip(works(plan, LARGE, exact, counts), works(plan, LARGE, low, counts), strict=True):
+            assert other.integers == ("attention" not in one.name)
+            assert other.bytes * (4 if other.integers else 1) == one.bytes and other.operations == one.operations
+            if other.integers:
+                assert other.seconds(machine) == pytest.approx(one.seconds(machine) / 4)
+            else:
+                assert other.seconds(machine) == one.seconds(machine)
+
+
 def test_predictions_grow_with_every_size() -> None:
     counts, machine, run_size = count_weights_of_large(), Machine(40e9, 200e9), RunSize(B=4, M=4, N=256, T=64)
     for preset in PRESETS.values():
@@ -133,7 +149,7 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert measured.bandwidth > 1e8
     assert measured.rate > 1e8
     assert 0 < measured.share <= 1
-    monkeypatch.setattr(machine, "_measure", lambda threads: 1 / 0)
+    monkeypatch.setattr(machine, "_measure", lambda threads, integers: 1 / 0)
     assert this_machine() == measured
     (name,) = json.loads(cache_file().read_text())
     assert "threads" in name
@@ -142,7 +158,7 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(ZeroDivisionError):
             this_machine()
     again = Measurement(2.0, 3.0, time.time(), 1.0)
-    monkeypatch.setattr(machine, "_measure", lambda threads: again)
+    monkeypatch.setattr(machine, "_measure", lambda threads, integers: again)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert this_machine().machine == Machine(2.0, 3.0)
 
@@ -164,10 +180,10 @@ def test_old_and_doubtful_measurements_are_taken_again(
     """A number of a busy machine does not stay for ever; the report says how old the numbers are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     earlier = Measurement(2e9, 3e9, time.time() - age_s, share)
-    monkeypatch.setattr(machine, "_measure", lambda threads: earlier)
+    monkeypatch.setattr(machine, "_measure", lambda threads, integers: earlier)
     assert this_machine() == earlier and earlier.origin() == origin
     fresh = Measurement(5e9, 6e9, time.time(), 1.0)
-    monkeypatch.setattr(machine, "_measure", lambda threads: fresh)
+    monkeypatch.setattr(machine, "_measure", lambda threads, integers: fresh)
     assert this_machine() == (earlier if kept else fresh)
     assert Workload(gflop_s=7.0).machine() == (
         Machine(2e9 if kept else 5e9, 7e9),
@@ -178,7 +194,7 @@ def test_old_and_doubtful_measurements_are_taken_again(
 def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     checkpoint, tables = checkpoints("bart"), []
     workload = Workload(batch_size=64, bandwidth_gb_s=1e-3, gflop_s=1e9)
-    bundle = export_model(checkpoint, tmp_path / "a", variant="auto", workload=workload, on_ranking=tables.append)
+    bundle = export_model(checkpoint, tmp_path / "a", variant="auto", workload=workload, on_table=tables.append)
     assert bundle.manifest.variant != "dedup"
     assert bundle.manifest.layers[0].reason.startswith(f"auto: {bundle.manifest.variant} is predicted to be fastest")
     assert [group.renderables[0].renderables[1].row_count for group in tables] == [len(PRESETS) - 1]

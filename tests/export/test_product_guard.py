@@ -1,0 +1,166 @@
+"""The guard of int8: a product whose rows have an outlier gets blocks or float32, and the bundle says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import pytest
+from rich.console import Console, RenderableType
+
+from support.checkpoints import CheckpointCache
+from support.pass_runs import sessions
+from tightbeam.deploy.bundle.manifest import ParityReport
+from tightbeam.deploy.compare import Times
+from tightbeam.export import ExportError, export_model, pipeline
+from tightbeam.export.accuracy.precision_error import speed_note
+from tightbeam.export.accuracy.product_guard import ALLOWED, forms_of, measure_products
+from tightbeam.export.options import ExportOptions
+from tightbeam.export.tables import describe_products
+from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
+from tightbeam.graph_passes.precision.quantize import Site, sites
+
+X, Y, R = 1024, 48, 40
+SIZES = Sizes(D=X, H=1, G=1, K=X, V=X, L=1, vocabulary=Y, source_vocabulary=Y, max_source=8, max_target=8)
+
+
+def rows_and_matrix(outlier: float) -> tuple[Any, Any]:
+    """Rows of which one column is larger by a factor, and a matrix that undoes it: the same products for any factor."""
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((R, X)).astype(np.float32)
+    matrix = generator.standard_normal((X, Y)).astype(np.float32)
+    rows[:, 7] *= outlier
+    matrix[7] /= outlier
+    return rows, matrix
+
+
+def product_graphs(matrix: Any) -> ModelGraphs:
+    """Two graphs of one product each; the decoder's reads the transposed matrix, as logits do, and embeds with it."""
+    x, y = (gs.Variable(name, np.float32, ["R", size]) for name, size in (("x", X), ("y", Y)))
+    encoder = gs.Graph([gs.Node("MatMul", "product", {}, [x, gs.Constant("W", matrix)], [y])], [x], [y], opset=23)
+    tokens, table = gs.Variable("tokens", np.int64, ["R"]), gs.Constant("E", np.ascontiguousarray(matrix.T))
+    z, e = (gs.Variable(name, np.float32, ["R", size]) for name, size in (("z", Y), ("e", X)))
+    nodes = [
+        gs.Node("Gather", "embedding", {"axis": 0}, [table, tokens], [e]),
+        gs.Node("Gemm", "logits", {"transB": 1}, [x.copy(), table], [z]),
+    ]
+    decoder = gs.Graph(nodes, [tokens, nodes[1].inputs[0]], [e, z], opset=23)
+    return ModelGraphs(encoder, decoder, SIZES)
+
+
+@pytest.mark.parametrize(("outlier", "form"), [(1.0, "int8"), (20.0, "blocks"), (500.0, "fp32")])
+def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) -> None:
+    rows, matrix = rows_and_matrix(outlier)
+    graphs = product_graphs(matrix)
+    found = sites(graphs)
+    assert [site.name for site in found] == ["encoder.product", "decoder.embedding", "decoder.logits"]
+    entries = measure_products(found, {"encoder.product": rows, "decoder.logits": rows})
+    product, embedding, logits = entries
+    assert product.kept == logits.kept == form
+    assert product.int8 == pytest.approx(logits.int8)
+    assert product.fp32 is not None and product.fp32 < 1e-6 and product.fp16 is not None
+    assert (product.reason == "") == (form == "int8")
+    # Both read one matrix; the table's own outlier is small, so it would do with less.
+    assert embedding.kept == form and embedding.embedding
+    assert embedding.reason == ("" if form == "int8" else "it shares the matrix of decoder.logits")
+
+    quantized, _ = to_precision(graphs, "int8", forms_of(entries))
+    operators = [node.op for node in quantized.encoder.nodes]
+    assert ("MatMul" in operators) == (form == "fp32")
+    encoder, decoder = sessions(quantized, tmp_path)
+    exact = rows.astype(np.float64) @ matrix
+    expected = getattr(product, form)
+    assert expected <= ALLOWED
+    tokens = np.arange(R, dtype=np.int64)
+    embedded, scores = decoder.run(None, {"x": rows, "tokens": tokens})
+    for output in (encoder.run(None, {"x": rows})[0], scores):
+        ratio = np.square(output - exact).mean(axis=1) / np.square(exact).mean(axis=1)
+        assert np.sqrt(ratio.mean()) == pytest.approx(expected, rel=1e-3 if form != "fp32" else 1)
+    assert np.abs(embedded - matrix.T[:R]).max() <= np.abs(matrix).max() / 253
+
+
+def test_one_bad_row_counts_though_it_is_small() -> None:
+    """An error over all numbers would be that of the large rows alone."""
+    rows, matrix = rows_and_matrix(500.0)
+    rows[1:, 7] /= 500.0
+    matrix[7] = 0
+    rows[1:] *= 1000.0
+    site = Site("encoder.product", gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x"))
+    (entry,) = measure_products([site], {"encoder.product": rows})
+    assert entry.kept == "fp32"
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_numbers_beyond_a_precision_are_no_error(bad: float) -> None:
+    rows, matrix = rows_and_matrix(1.0)
+    rows[0, 0], rows[1] = bad, 0  # the row is left out; in float16 the next is infinite
+    rows[2] *= 1e6
+    site = Site("encoder.product", gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x"))
+    (entry,) = measure_products([site], {"encoder.product": rows})
+    assert entry.kept == "int8" and entry.fp16 is None
+    zeros = {"encoder.product": np.zeros_like(rows)}
+    assert measure_products([site], zeros)[0].int8 == 0
+
+
+def test_the_report_counts_what_is_not_in_int8() -> None:
+    rows, matrix = rows_and_matrix(500.0)
+    good = rows_and_matrix(1.0)
+    place = gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x")
+    other = gs.Node("MatMul"), gs.Constant("V", good[1]), False, gs.Variable("x")
+    entries = measure_products([Site("a", *place), Site("b", *other)], {"a": rows, "b": good[0]})
+    assert describe_products(entries).startswith(
+        "1 of 2 products and embeddings stay in float32, as int8 was not exact"
+    )
+    assert describe_products(entries[1:]) == ""
+
+
+def test_a_note_where_int8_is_not_faster() -> None:
+    assert speed_note("int8", Times((2.0, 1.0), (0.03, 0.02))) == ""
+    assert speed_note("int8", Times((2.0, 1.0), (0.03, 0.0412))) == (
+        "int8 is not faster here: a step takes 41.2 ms, in float32 30 ms"
+    )
+    said = speed_note("int8", Times((0.001, 0.001), (0.03, 0.04)))
+    assert said.startswith("int8 is not faster here: the encoding of a batch takes 1 ms, in float32 1 ms and a step")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_differing": 0.02}, "max_differing is for inexact bundles, "),
+        (
+            {"max_differing": 0.02, "precision": "int8", "check": False},
+            "max_differing needs the comparison with torch; ",
+        ),
+        ({"max_differing": 2.0, "precision": "int8"}, "max_differing=2 is no share; "),
+        ({"max_differing": float("nan"), "precision": "int8"}, "max_differing=nan is no share; "),
+    ],
+)
+def test_a_share_that_cannot_be_held(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ExportError, match=rf"^{said}[^\n]+$"):
+        ExportOptions(**options)
+    ExportOptions(max_differing=0.0, weight_threshold=0.01)
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(0.2, True), (0.25, False)])
+def test_too_many_differing_sequences_leave_no_bundle(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, refused: bool
+) -> None:
+    parity = ParityReport(samples=4, settings=3, tokens=9, ties=0, differing=3, max_score_error=0.1)
+    monkeypatch.setattr(pipeline, "compare", lambda *_: parity)
+    shown: list[RenderableType] = []
+    target = tmp_path / "bundle"
+    arguments: dict[str, Any] = {"precision": "int8", "max_differing": limit, "on_table": shown.append}
+    if not refused:
+        assert export_model(checkpoints("bart"), target, **arguments).manifest.parity == parity
+        assert not shown
+        return
+    said = r"^3 of 12 sequences differ from torch's, 25\.0%, over max_differing of 20\.0%; there is no bundle: [^\n]+$"
+    with pytest.raises(ExportError, match=said):
+        export_model(checkpoints("bart"), target, **arguments)
+    assert not list(tmp_path.iterdir())
+    console = Console(width=80, record=True)
+    console.print(*shown)
+    text = console.export_text()
+    assert "decoder.tie_embeddings" in text and "…" not in text
