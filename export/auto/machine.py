@@ -143,7 +143,9 @@ def _read(path: Path) -> dict[str, Measurement]:
     try:
         known = json.loads(path.read_text("utf-8"))
         return {
-            str(name): Measurement(*(float(entry[field]) for field in fields), float(entry.get("integer_rate", 0)))
+            str(name): Measurement(
+                **{field: float(entry[field]) for field in fields}, integer_rate=float(entry.get("integer_rate", 0))
+            )
             for name, entry in known.items()
             if all(float(entry[field]) > 0 for field in fields)
         }

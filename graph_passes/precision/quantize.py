@@ -239,7 +239,8 @@ def _is_embedding(node: gs.Node, sizes: Sizes) -> bool:
 
 
 def _has_positions(table: gs.Constant, sizes: Sizes) -> bool:
-    return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS)
+    """True for a table of positions. A model that rotates has none, but tables of cosines, which stay float32."""
+    return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS and not sizes.rotary)
 
 
 class _Quantizer:
