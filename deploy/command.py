@@ -14,11 +14,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tightbeam.deploy.audio.transcribe import transcribe_files
-from tightbeam.deploy.console import Version, command_line, console, drop_output, say
+from tightbeam.deploy.console import Version, command_line, console, counted, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles
+from tightbeam.deploy.resume import WrittenResults, read_written
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
@@ -59,6 +60,14 @@ def run_model(
             help="Write the results to FILE, each as soon as it is there; - is standard output.",
         ),
     ] = STDOUT,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OUTPUT",
+            help="Go on with a run that was cut: keep the whole results in the file OUTPUT, and add those that are "
+            "missing. The files and options are those of that run.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the content of the --output file.")] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print errors only: no notes, no progress, no summary at the end.")
@@ -180,7 +189,11 @@ def run_model(
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         settings = _settings(given, generation_config)
-        _check_output(output, force, names)
+        if resume is not None:
+            if output != STDOUT or force:
+                raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
+            output = resume
+        _check_output(output, force, names, resumed=resume is not None)
         waits = STDIN in names and sys.stdin is not None and sys.stdin.isatty() and not quiet
         if waits and document:  # it is read whole before the model is loaded
             say("note: reading one text from standard input; end with Ctrl-D")
@@ -193,7 +206,7 @@ def run_model(
         if not runner.is_speech and files.audio is not None:
             raise InputError(f"{files.audio} is an audio file, and this is a text model; pass a text file")
         settings, notes = remove_settings_without_effect(settings, speech=runner.is_speech)
-        runner.options(**settings)
+        options = runner.options(**settings)
         if not runner.is_speech and not ids:
             runner.require_tokenizer()
         kind = AUDIO_NAMES if runner.is_speech else IDS if ids else TEXT
@@ -203,15 +216,25 @@ def run_model(
         for note in () if quiet else notes:
             say(f"note: {note}")
         unit = "file" if runner.is_speech else "document" if document else "line"
+        written = WrittenResults()
+        if resume is not None:
+            written = read_written(resume, 1 if json_lines or runner.is_speech else options.num_return_sequences)
+        lines, last = files.skip(written.count)
+        if last is not None:
+            file = last.file if len(names) > 1 else None
+            written.check(output, json_lines=json_lines, number=last.number, file=file)
+            if not quiet:
+                say(f"note: {output} has the results of {counted(written.count, unit)}, which are kept")
         summary = RunSummary(unit, load_seconds)
         hidden = quiet or (output == STDOUT and sys.stdout.isatty())
-        with _opened(output) as sink, _progress(hidden) as progress:
-            bar = progress.add_task("generating", total=files.count)
+        with _opened(output, written if resume is not None else None) as sink, _progress(hidden) as progress:
+            bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
             if runner.is_speech:
-                results = transcribe_files(runner, files, batch_size=batch_size, **settings)
+                results = transcribe_files(runner, lines, batch_size=batch_size, **settings)
             else:
                 how: dict[str, Any] = {"ids": ids, "truncate": truncate, "batch_size": batch_size}
-                results = run_text_input(runner, files, typed=STDIN in names and not document, **how, **settings)
+                how |= {"typed": STDIN in names and not document, "first": written.count + 1}
+                results = run_text_input(runner, lines, **how, **settings)
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(names) > 1 else None
@@ -220,7 +243,7 @@ def run_model(
                 sink.flush()
                 _report(result, place.prefix, quiet)
                 summary.add(result)
-                progress.advance(bar)
+                progress.update(bar, advance=1, rates=summary.rates())
     except (BundleError, GenerationError, InputError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
@@ -252,7 +275,7 @@ def _report(result: InputResult, place: str, quiet: bool) -> None:
         say(f"note: {place}cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for")
 
 
-def _check_output(output: str, force: bool, inputs: list[str]) -> None:
+def _check_output(output: str, force: bool, inputs: list[str], *, resumed: bool) -> None:
     """Raise InputError for an output that cannot be written, or would be lost."""
     if output == STDOUT:
         if sys.stdout is None:
@@ -271,7 +294,7 @@ def _check_output(output: str, force: bool, inputs: list[str]) -> None:
         raise InputError(f"{output} is a folder; pass --output the name of a file")
     if path.is_file() and any(os.path.samestat(there, used) for used in map(_status, inputs) if used is not None):
         raise InputError(f"{output} is one of the inputs too; pass another --output")
-    if path.is_file() and there.st_size and not force:
+    if path.is_file() and there.st_size and not force and not resumed:
         raise InputError(f"{output} exists and is not empty; pass --force to replace it, or another --output")
 
 
@@ -284,13 +307,16 @@ def _status(source: str) -> os.stat_result | None:
 
 
 @contextmanager
-def _opened(output: str) -> Iterator[TextIO]:
-    """The stream that results are written to."""
+def _opened(output: str, written: WrittenResults | None) -> Iterator[TextIO]:
+    """The stream that results are written to, behind those that are kept."""
     if output == STDOUT:
         yield sys.stdout
         return
     try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if written is None else 0), 0o666)
+        if written is not None:
+            os.ftruncate(descriptor, written.nbytes)
+            os.lseek(descriptor, 0, os.SEEK_END)
     except OSError as error:
         raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another --output") from None
     with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
@@ -315,6 +341,7 @@ def _progress(hidden: bool) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[rates]}"),
         TimeRemainingColumn(),
         console=errors,
         transient=True,

@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from tightbeam.deploy.audio.files import is_audio
@@ -20,6 +21,8 @@ __all__ = ["AUDIO_NAMES", "IDS", "STDIN", "TEXT", "InputFiles", "InputKind", "Pl
 STDIN = "-"
 HEAD = 10
 """Lines at the beginning of a file that show its kind."""
+CHUNK_BYTES = 1 << 20
+"""Bytes read at a time to count lines."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,31 @@ class Place:
     prefix: str
 
 
+class _LinesOnDisk:
+    """The lines of a file, read when they are wanted. Raises OSError where the file cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count, last = 0, b"\n"
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._count, last = self._count + chunk.count(b"\n"), chunk[-1:]
+        self._count += last != b"\n"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            yield from file
+
+
 @dataclass(frozen=True)
 class _File:
-    """One input file, read; standard input has no lines yet."""
+    """One input file; standard input has no lines yet."""
 
     name: str
-    lines: Sequence[bytes] | None
+    lines: Sequence[bytes] | _LinesOnDisk | None
     whole: bool = False
 
     @property
@@ -147,7 +169,7 @@ class InputFiles:
         self._kind = kind
         for file in self._files:
             if file.lines is not None and not is_audio(file.name):
-                _check_head(file.lines[:HEAD], file.shown, kind)
+                _check_head(list(islice(file.lines, HEAD)), file.shown, kind)
 
     def __iter__(self) -> Iterator[bytes]:
         for file in self._files:
@@ -163,6 +185,33 @@ class InputFiles:
     def next_place(self) -> Place:
         """The place of the oldest line whose place was not returned yet."""
         return self._places.popleft()
+
+    def skip(self, count: int) -> tuple[Iterator[bytes], Place | None]:
+        """Skip lines that need not be run.
+
+        Parameters
+        ----------
+        count : int
+            Lines to skip.
+
+        Returns
+        -------
+        lines : iterator of bytes
+            The lines behind them.
+        place : Place or None
+            The place of the last skipped line; None where there is none.
+
+        Raises
+        ------
+        InputError
+            There are fewer lines.
+        """
+        lines, place = iter(self), None
+        for skipped in range(count):
+            if next(lines, None) is None:
+                raise InputError(f"there are {skipped} inputs, and results of {count}; pass the same files again")
+            place = self.next_place()
+        return lines, place
 
 
 def _standard_input() -> Iterable[bytes]:
@@ -191,7 +240,9 @@ def _read(name: str, document: bool) -> _File:
     if name == STDIN and not document:
         return _File(name, None)
     try:
-        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+        if name != STDIN and not document and Path(name).is_file():
+            return _File(name, _LinesOnDisk(Path(name)))
+        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()  # a pipe is read once
     except FileNotFoundError:
         raise InputError(f"there is no file {name}; pass a text file, or - for standard input") from None
     except IsADirectoryError:

@@ -44,15 +44,24 @@ class RunSummary:
         self.failed += result.error is not None
         self.tokens += result.new_tokens
 
+    @property
+    def seconds(self) -> float:
+        """Seconds up to the present moment."""
+        return max(time.perf_counter() - self.started, 1e-9)
+
+    def rates(self) -> str:
+        """Inputs and tokens a second, up to the present moment."""
+        seconds = self.seconds
+        return f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
+
     def text(self) -> str:
         """One line, up to the present moment."""
-        seconds = max(time.perf_counter() - self.started, 1e-9)
+        seconds = self.seconds
         peak = peak_memory_bytes()
         memory = f"; {peak / 1e6:,.0f} MB at most" if peak else ""
         return (
             f"{counted(self.inputs, self.unit)}, {counted(self.tokens, 'token')} in {_number(seconds)} s: "
-            f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
-            f"{memory}; model loaded in {_number(self.load_seconds)} s"
+            f"{self.rates()}{memory}; model loaded in {_number(self.load_seconds)} s"
         )
 
 

@@ -471,7 +471,26 @@ class Runner:
         return Sample.of_tokens(number, tokens, options, decoder_only=self.decoder_only)
 
     def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
-        """Return a sample for ``scheduler`` from features float32 [mels, frames]; arguments as of ``sample``."""
+        """Return a sample of a speech model for ``scheduler``.
+
+        Parameters
+        ----------
+        number : int
+            The caller's number of the sample.
+        features : float32 [mels, frames]
+            Log-mel features of a whole window, as `LogMel.features` makes them.
+        settings : mapping
+            Arguments of ``model.generate``, for this sample alone.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
         return Sample(number, self.options_for(1, settings), features, self.manifest.sizes.max_source)
 
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:

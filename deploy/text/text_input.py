@@ -105,6 +105,7 @@ def run_text_input(
     truncate: bool = False,
     batch_size: int = 8,
     typed: bool = False,
+    first: int = 1,
     **settings: Any,
 ) -> Iterator[InputResult]:
     """Generate for every line. Lines are read and tokenised in a thread of their own, ahead of those that run.
@@ -124,6 +125,8 @@ def run_text_input(
     typed
         Lines may come slowly, so that those that are there do not wait for others. Which lines run together then
         depends on when they come; otherwise on the lines alone.
+    first
+        Number of the first of these lines. Line 1 may begin with a byte order mark.
     **settings
         Settings of ``model.generate``.
 
@@ -155,7 +158,7 @@ def run_text_input(
             return _Row(result)
 
     scheduler = model.scheduler(batch_size)
-    with ReadAhead(parse(number, line) for number, line in enumerate(lines, start=1)) as rows:
+    with ReadAhead(parse(number, line) for number, line in enumerate(lines, start=first)) as rows:
         yield from _run(model, scheduler, rows, typed)
     scheduler.close()
 

@@ -101,6 +101,7 @@ NOT_SETTINGS = {
     "bundle",
     "sources",
     "output",
+    "resume",
     "force",
     "quiet",
     "version",
