@@ -188,8 +188,21 @@ constexpr Choices<2, ROWS_OF_TWO> BY_TWO;
 void multiply(const Multiplication& m) { (m.tiles == 1 ? BY_ONE.of : BY_TWO.of)[m.rows](m); }
 
 int correction(const signed char* integers, long count) {
+  Integers sums = {};
+  long i = 0;
+#if TIGHTBEAM_DOT
+  for (; i + 4 * LANES <= count; i += 4 * LANES)
+    sums = add_dot(sums, 0x01010101 - Integers{}, load_as<Integers>(integers + i));
+#else
+  const Shorts ones = 1 - Shorts{};
+  for (; i + 4 * LANES <= count; i += 4 * LANES) {
+    const Shorts both = load_as<Shorts>(integers + i);
+    sums += pair_sums(both << 8 >> 8, ones) + pair_sums(both >> 8, ones);
+  }
+#endif
   int sum = 0;
-  for (long i = 0; i < count; ++i) sum += integers[i];
+  for (int lane = 0; lane < LANES; ++lane) sum += sums[lane];
+  for (; i < count; ++i) sum += integers[i];
   return -128 * sum;
 }
 
@@ -201,6 +214,30 @@ void pack(const signed char* integers, long width, int rows, long groups, void* 
   for (; row + 4 <= rows; row += 4) {  // 4 x 4 groups at a time, transposed
     const signed char* from = integers + row * width;
     long k = 0;
+#if TIGHTBEAM_LANES == 16
+    for (; k + 16 <= groups; k += 16) {  // four times
+      const Integers a = load_as<Integers>(from + k * GROUP), b = load_as<Integers>(from + width + k * GROUP),
+                     c = load_as<Integers>(from + 2 * width + k * GROUP),
+                     d = load_as<Integers>(from + 3 * width + k * GROUP);
+      const Integers ab = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+                     cd = __builtin_shufflevector(c, d, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+                     AB = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31),
+                     CD = __builtin_shufflevector(c, d, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+      const Integers fours[4] = {
+          __builtin_shufflevector(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+          __builtin_shufflevector(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
+          __builtin_shufflevector(AB, CD, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+          __builtin_shufflevector(AB, CD, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)};
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Integers four = fours[i];
+        store_as(to + (k + i) * rows + row, __builtin_shufflevector(four, four, 0, 1, 2, 3));
+        store_as(to + (k + 4 + i) * rows + row, __builtin_shufflevector(four, four, 4, 5, 6, 7));
+        store_as(to + (k + 8 + i) * rows + row, __builtin_shufflevector(four, four, 8, 9, 10, 11));
+        store_as(to + (k + 12 + i) * rows + row, __builtin_shufflevector(four, four, 12, 13, 14, 15));
+      }
+    }
+#endif
     for (; k + 4 <= groups; k += 4) {
       const Four a = load_as<Four>(from + k * GROUP), b = load_as<Four>(from + width + k * GROUP),
                  c = load_as<Four>(from + 2 * width + k * GROUP), d = load_as<Four>(from + 3 * width + k * GROUP);
@@ -221,51 +258,125 @@ void pack(const signed char* integers, long width, int rows, long groups, void* 
 
 // ---- integers to floats ----
 
-// x times the normal distribution of x, to 1e-7: the distribution of -|x| is e^(-x^2 / 2) times a polynomial in
-// 1 / (1 + 0.3 |x|), fitted where the product with x is not negligible.
+// |x| times the normal distribution of -|x|, to 3e-8, by polynomials in |x| between multiples of 0.4: GELU_POWERS[i][j]
+// belongs to (2.5 |x| - j)^i where j is the nearest integer to 2.5 |x|. From 5.8 on it is 0.
+constexpr float GELU_STEPS = 2.5f;
+constexpr float GELU_LAST = 15.0f;
+constexpr float GELU_POWERS[6][16] = {
+    {0.0f, 0.137831286f, 0.169484332f, 0.138083622f, 0.087678872f, 0.0455002636f, 0.0196740814f, 0.00715436228f,
+     0.00219884072f, 0.000572791148f, 0.000126685263f, 2.3815348e-05f, 3.80802953e-06f, 5.18164427e-07f,
+     6.00214349e-08f, 0.0f},
+    {0.2f, 0.0789080858f, -0.00795913022f, -0.0471814387f, -0.0490696207f, -0.0340927243f, -0.0182197355f,
+     -0.00784325227f, -0.00277677691f, -0.000817495165f, -0.000201459916f, -4.17338015e-05f, -7.28839586e-06f,
+     -1.07524806e-06f, -1.34206147e-07f, 0.0f},
+    {-0.0638302267f, -0.0542086139f, -0.0315189175f, -0.00870050862f, 0.00496871118f, 0.00863861665f, 0.00673655886f,
+     0.00369828823f, 0.00157163909f, 0.000536499836f, 0.000149868589f, 3.46289562e-05f, 6.66374945e-06f, 1.0728977e-06f,
+     1.45007192e-07f, 0.0f},
+    {-6.00857402e-06f, 0.00603347272f, 0.00830581039f, 0.00636310037f, 0.00272613741f, 9.9569661e-08f, -0.00100900407f,
+     -0.000907841953f, -0.000507815508f, -0.000210539292f, -6.85193663e-05f, -1.79787567e-05f, -3.86061947e-06f,
+     -6.84781014e-07f, -1.00963661e-07f, 0.0f},
+    {0.00172972423f, 0.00113336626f, -1.66420105e-05f, -0.000819450186f, -0.000865774928f, -0.000461389165f,
+     -7.8102159e-05f, 8.73557219e-05f, 9.40313475e-05f, 5.31954975e-05f, 2.13544517e-05f, 6.59162606e-06f,
+     1.62005415e-06f, 3.23055701e-07f, 5.28752402e-08f, 0.0f},
+    {-5.54838516e-05f, -0.000202335534f, -0.000223038369f, -8.4277417e-05f, 5.34377905e-05f, 9.1347516e-05f,
+     5.58433967e-05f, 1.30900989e-05f, -6.46150238e-06f, -8.11167683e-06f, -4.49046547e-06f, -1.70169346e-06f,
+     -4.8765736e-07f, -1.10121746e-07f, -2.00269525e-08f, 0.0f},
+};
+
+// table[index of the lane], of the index's last four bits.
+inline Vector look_up(const float (&table)[16], Integers index) {
+#if TIGHTBEAM_LANES == 16
+  return (Vector)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)index, (__m512)load(table));
+#elif TIGHTBEAM_LANES == 8
+  return (Vector)_mm256_i32gather_ps(table, (__m256i)(index & 15), sizeof(float));
+#else
+  Vector found;
+  for (int lane = 0; lane < LANES; ++lane) found[lane] = table[index[lane] & 15];
+  return found;
+#endif
+}
+
 inline Vector gelu(Vector x) {
-  const Vector zero = {}, one = broadcast(1.0f), t = x < zero ? -x : x;
-  const Vector u = one / (one + t * 0.3f);
-  Vector p = broadcast(0.0303579442f);
-  p = p * u - 0.129498391f;
-  p = p * u + 0.145907704f;
-  p = p * u + 0.0177889256f;
-  p = p * u + 0.0791940011f;
-  p = p * u + 0.11978063f;
-  p = p * u + 0.11645657f;
-  p = p * u + 0.120012632f;
-  const Vector tail = x * (p * u * exponential(t * t * -0.5f));
-  return x < zero ? tail : x - tail;
+  const Vector zero = {}, last = broadcast(GELU_LAST), magic = broadcast(MAGIC);
+  const Vector steps = (Vector)((Bits)x & 0x7FFFFFFFu) * GELU_STEPS;
+  const Vector bounded = steps < last ? steps : last;
+  const Vector shifted = bounded + magic;  // whose low bits are the nearest integer
+  const Vector rest = bounded - (shifted - magic);
+  Vector tail = look_up(GELU_POWERS[5], (Integers)shifted);
+  TIGHTBEAM_UNROLL
+  for (int power = 4; power >= 0; --power) tail = tail * rest + look_up(GELU_POWERS[power], (Integers)shifted);
+  return (x < zero ? zero : x) - tail;
 }
 
-inline Vector activated(Vector numbers, int activation) {
+template <int ACTIVATION>
+inline Vector activated(Vector numbers) {
   const Vector zero = {};
-  if (activation == 1) return numbers < zero ? zero : numbers;
-  return activation == 2 ? gelu(numbers) : numbers;
+  return ACTIVATION == 1 ? numbers < zero ? zero : numbers : ACTIVATION == 2 ? gelu(numbers) : numbers;
 }
 
-void scale(const Scaling& s) {
-  for (int i = 0; i < s.columns; i += LANES) {
-    const int left = s.columns - i;
-    const bool whole = left >= LANES;
-    const Vector scales = whole ? load(s.scale + i) : load_some(s.scale + i, left);
-    const Vector bias = whole ? load(s.bias + i) : load_some(s.bias + i, left);
-    for (int row = 0; row < s.rows; ++row) {
-      float* output = s.output + row * s.output_step + i;
-      const Vector products = __builtin_convertvector(load_as<Integers>(s.products + row * s.stride + i), Vector);
-      Vector numbers = products * broadcast(s.row_scale[row * s.row_scale_step]) * scales;
-      if (!s.first) numbers = (whole ? load(output) : load_some(output, left)) + numbers;
-      if (s.last) {
-        numbers = activated(numbers + bias, s.activation);
-        const float* addend = s.addend + row * s.output_step + i;
-        numbers += s.addend == nullptr ? broadcast(s.addend_of_all) : whole ? load(addend) : load_some(addend, left);
-      }
-      if (whole)
-        store(output, numbers);
-      else
-        store_some(output, numbers, left);
-    }
+// A block that is the only one, and all lanes of COUNT vectors from column `first` on.
+template <int ACTIVATION, int COUNT>
+void scale_whole(const Scaling& s, int first) {
+  Vector scales[COUNT], bias[COUNT];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    scales[i] = load(s.scale + first + i * LANES);
+    bias[i] = load(s.bias + first + i * LANES);
   }
+  const float* row_scale = s.row_scale;
+  const int* products = s.products + first;
+  const float* addend = s.addend == nullptr ? nullptr : s.addend + first;
+  float* output = s.output + first;
+  for (int row = 0; row < s.rows; ++row) {
+    const Vector by = broadcast(*row_scale);
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+      const Vector numbers = __builtin_convertvector(load_as<Integers>(products + i * LANES), Vector) * by * scales[i];
+      const Vector added = addend == nullptr ? broadcast(s.addend_of_all) : load(addend + i * LANES);
+      store(output + i * LANES, activated<ACTIVATION>(numbers + bias[i]) + added);
+    }
+    row_scale += s.row_scale_step;
+    products += s.stride;
+    output += s.output_step;
+    if (addend != nullptr) addend += s.output_step;
+  }
+}
+
+// One of several blocks, or fewer lanes than a vector has.
+template <int ACTIVATION>
+void scale_some(const Scaling& s, int first, int count) {
+  const Vector scales = load_some(s.scale + first, count), bias = load_some(s.bias + first, count);
+  for (int row = 0; row < s.rows; ++row) {
+    float* output = s.output + row * s.output_step + first;
+    const Vector products = __builtin_convertvector(load_as<Integers>(s.products + row * s.stride + first), Vector);
+    Vector numbers = products * broadcast(s.row_scale[row * s.row_scale_step]) * scales;
+    if (!s.first) numbers = load_some(output, count) + numbers;
+    if (s.last) {
+      numbers = activated<ACTIVATION>(numbers + bias);
+      const float* addend = s.addend + row * s.output_step + first;
+      numbers += s.addend == nullptr ? broadcast(s.addend_of_all) : load_some(addend, count);
+    }
+    store_some(output, numbers, count);
+  }
+}
+
+template <int ACTIVATION>
+void scale_with(const Scaling& s) {
+  constexpr int COUNT = 2;
+  int first = 0;
+  if (s.first && s.last)
+    for (; first + COUNT * LANES <= s.columns; first += COUNT * LANES) scale_whole<ACTIVATION, COUNT>(s, first);
+  for (; first < s.columns; first += LANES) {
+    const int left = s.columns - first;
+    scale_some<ACTIVATION>(s, first, left < LANES ? left : LANES);
+  }
+}
+
+void scale(const Scaling& scaling) {
+  const Scaling s = scaling;  // a copy, which no store can change
+  if (s.activation == 1) return scale_with<1>(s);
+  if (s.activation == 2) return scale_with<2>(s);
+  scale_with<0>(s);
 }
 
 }  // namespace

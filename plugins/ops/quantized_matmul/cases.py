@@ -49,7 +49,10 @@ def random_case(
 
 def cases() -> list[Case]:
     """One of everything, odd sizes, all heights of a tile of rows, several tiles of columns and blocks of many rows,
-    and the largest sums that there can be."""
+    K in parts, the largest sums that there can be, and GELU far from 0."""
+    far = random_case(12, R=3, groups=7, Y=64, activation=2)
+    far.inputs["bias"] = np.linspace(-9, 9, 64, dtype=np.float32)
+    far.inputs["bias"][::9] = 1e30, -1e30, 1e3, -1e3, np.inf, -5.8, 5.8, 0
     poisoned = random_case(9, R=3, groups=4, Y=40)
     poisoned.inputs["row_scale"][1] = np.nan
     return [
@@ -62,7 +65,10 @@ def cases() -> list[Case]:
         random_case(6, R=5, groups=3000, Y=34, extreme=True),
         random_case(7, R=1, groups=4, Y=700, activation=1),
         random_case(8, R=900, groups=3, Y=5),
+        random_case(10, R=14, groups=240, Y=33, blocks=2),
+        random_case(11, R=200, groups=2816, Y=36, activation=2, added=True),
         poisoned,
+        far,
     ]
 
 

@@ -1,7 +1,7 @@
 // Rows are packed in tiles of as many as registers hold sums for; a tile of rows times one or two tiles of columns is
-// the inner loop. Few rows are packed once, and threads share out the columns: memory decides, so each weight is read
-// from it once. Many rows are shared out in blocks that stay in the cache. A stretch of the weights stays in the first
-// cache while all tiles of rows are multiplied by it, and these fetch the next stretch meanwhile.
+// the inner loop, over all of K. Items are blocks of rows times ranges of columns. In an item, some tiles of columns
+// stay in the second cache while all tiles of rows are multiplied by them, and these fetch the next ones meanwhile. Of
+// few rows there is one block, so that each weight is read from memory once.
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -14,13 +14,18 @@
 namespace tightbeam {
 namespace {
 
-constexpr int MOST_PACKED_ONCE = 96;     // rows
-constexpr int BLOCK_ROWS = 48;           // of more rows
-constexpr long BYTES_OF_ITEM = 1 << 17;  // of weights: ten microseconds of a thread's memory bandwidth
+constexpr int FEW_ROWS = 96;                  // of which there is one block
+constexpr long BYTES_OF_ROWS = 256 << 10;     // of a block of more, in the second cache
+constexpr long BYTES_OF_WEIGHTS = 128 << 10;  // there at a time, while as many are fetched
+constexpr long BYTES_OF_PART = 24 << 10;      // of it, the next one and the rows, in the first cache
+constexpr long BYTES_AT_ONCE = 2 << 20;       // of rows that are packed
+constexpr long BYTES_TO_PACK = 32 << 10;      // of an item
 constexpr long PRODUCTS_OF_ITEM = 1 << 21;
-constexpr long FIRST_CACHE = 24 << 10;  // bytes of it for a stretch, the next one, and the rows
-constexpr long AHEAD = 4096;            // bytes
+constexpr long ITEMS = 16;    // of many rows, at least
+constexpr long AHEAD = 4096;  // bytes
 constexpr int LINE = 64;
+constexpr int MOST_ROWS = 24;   // of a tile, on any processor
+constexpr int MOST_PARTED = 2;  // tiles of rows for which K is parted: more are as fast without
 
 struct FreeAligned {
   void operator()(unsigned char* memory) const { ::operator delete(memory, std::align_val_t{LINE}); }
@@ -29,29 +34,23 @@ struct FreeAligned {
 // Some rows of the call, packed in tiles of rows.
 class PackedRows {
  public:
-  PackedRows(const QuantizedMatMulArguments<float>& a, long begin, long end, int most_rows)
-      : kernels_(quantized()),
+  PackedRows(const QuantizedMatMulArguments<float>& a, long begin, long end, int most_rows, const Parallel& parallel)
+      : a_(a),
         begin_(begin),
         rows_(static_cast<int>(end - begin)),
-        groups_(a.groups),
+        tiles_((rows_ - 1) / most_rows + 1),
         bytes_(static_cast<unsigned char*>(
-            ::operator new(static_cast<size_t>(rows_) * groups_ * kernels_.group_bytes, std::align_val_t{LINE}))),
+            ::operator new(static_cast<size_t>(rows_) * a.groups * kernels_.group_bytes, std::align_val_t{LINE}))),
         corrections_(static_cast<size_t>(rows_) * a.blocks) {
-    const int tiles = (rows_ - 1) / most_rows + 1;
-    for (int tile = 0; tile <= tiles; ++tile) first_.push_back(rows_ * tile / tiles);
-    const long width = groups_ * GROUP, block_width = width / a.blocks;
-    for (int tile = 0; tile < tiles; ++tile)
-      kernels_.pack(a.rows + row(tile) * width, width, count(tile), groups_, bytes_.get() + offset(tile, 0));
-    for (int block = 0; block < a.blocks; ++block)
-      for (int i = 0; i < rows_; ++i)
-        corrections_[static_cast<size_t>(block) * rows_ + i] =
-            kernels_.correction(a.rows + (begin_ + i) * width + block * block_width, block_width);
+    const int items = static_cast<int>(std::min<long>(tiles_, rows_ * long{GROUP} * a.groups / BYTES_TO_PACK + 1));
+    parallel.for_each(items, [&](size_t item) {
+      const long i = static_cast<long>(item);
+      for (int tile = static_cast<int>(tiles_ * i / items); tile < tiles_ * (i + 1) / items; ++tile) pack(tile);
+    });
   }
 
-  int rows() const { return rows_; }
-  int tiles() const { return static_cast<int>(first_.size()) - 1; }
-  int first(int tile) const { return first_[tile]; }
-  int count(int tile) const { return first_[tile + 1] - first_[tile]; }
+  int tiles() const { return tiles_; }
+  int count(int tile) const { return first(tile + 1) - first(tile); }
   long row(int tile) const { return begin_ + first(tile); }
   const unsigned char* packed(int tile, long group) const { return bytes_.get() + offset(tile, group); }
   const int* corrections(int tile, int block) const {
@@ -59,86 +58,116 @@ class PackedRows {
   }
 
  private:
+  int first(int tile) const { return static_cast<int>(static_cast<long>(rows_) * tile / tiles_); }
   long offset(int tile, long group) const {
-    return (first(tile) * groups_ + group * count(tile)) * kernels_.group_bytes;
+    return (static_cast<long>(first(tile)) * a_.groups + group * count(tile)) * kernels_.group_bytes;
   }
 
-  const Quantized& kernels_;
+  void pack(int tile) {
+    const long width = long{GROUP} * a_.groups, block_width = width / a_.blocks;
+    const signed char* rows = a_.rows + row(tile) * width;
+    kernels_.pack(rows, width, count(tile), a_.groups, bytes_.get() + offset(tile, 0));
+    for (int block = 0; block < a_.blocks; ++block)
+      for (int i = 0; i < count(tile); ++i)
+        corrections_[static_cast<size_t>(block) * rows_ + first(tile) + i] =
+            kernels_.correction(rows + i * width + block * block_width, block_width);
+  }
+
+  const Quantized& kernels_ = quantized();
+  const QuantizedMatMulArguments<float>& a_;
   long begin_;
-  int rows_;
-  std::vector<int> first_;  // of each tile, and the end
-  long groups_;
+  int rows_, tiles_;
   std::unique_ptr<unsigned char, FreeAligned> bytes_;
   std::vector<int> corrections_;
 };
 
-// Packed rows times the tiles [begin, end) of the weights, `most` of them at once.
-void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, int begin, int end, int most) {
-  const Quantized& kernels = quantized();
-  const long groups = a.groups / a.blocks, tile_bytes = static_cast<long>(a.groups) * TILE_STEP;
-  const long fitting = FIRST_CACHE / (2L * most * TILE_STEP + rows.count(rows.tiles() - 1) * kernels.group_bytes);
-  const long stretches = rows.tiles() == 1 ? 1 : (groups - 1) / std::max(1L, fitting) + 1;
-  const std::unique_ptr<int[]> products(new int[static_cast<size_t>(rows.rows()) * most * TILE_COLUMNS]);
-  for (int tile = begin; tile < end; tile += most) {
-    const int tiles = std::min(most, end - tile), first = tile * TILE_COLUMNS;
-    const int stride = tiles * TILE_COLUMNS, columns = std::min(stride, a.Y - first);
-    for (int block = 0; block < a.blocks; ++block) {
-      for (long stretch = 0; stretch < stretches; ++stretch) {
-        const long from = block * groups + groups * stretch / stretches;
-        const long count = block * groups + groups * (stretch + 1) / stretches - from;
-        const unsigned char* weights = a.weights + tile * tile_bytes + from * TILE_STEP;
-        // The next stretch of these tiles, or the first one of the next tiles; a single tile of rows has no stretches.
-        const bool turns = from + count == a.groups;
-        const unsigned char* next =
-            weights + (rows.tiles() == 1 ? AHEAD : count * TILE_STEP + (turns ? (tiles - 1) * tile_bytes : 0));
-        const long step = (TILE_STEP - 1) / rows.tiles() + 1;
-        for (int i = 0; i < rows.tiles(); ++i) {
-          int* own = products.get() + rows.first(i) * stride;
-          kernels.multiply({rows.packed(i, from), rows.count(i), tiles, weights, tile_bytes, count,
-                            stretch == 0 ? rows.corrections(i, block) : nullptr, own, next + i * step * count, step});
-          if (stretch + 1 < stretches) continue;
-          const long row = rows.row(i);
-          kernels.scale({own, stride, rows.count(i), columns, a.row_scale + row * a.blocks + block, a.blocks,
-                         a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks,
-                         a.bias + first, a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first,
-                         a.addend_of_all, a.products + row * a.Y + first, a.Y});
-        }
-      }
-    }
-  }
-}
+struct Range {
+  int begin, end;
 
-// A count of columns' tiles that is worth a thread's attention, and a multiple of `most`.
-int tiles_of_item(const QuantizedMatMulArguments<float>& a, int most) {
-  const long bytes = static_cast<long>(a.groups) * TILE_STEP;
-  const long tiles = std::min(BYTES_OF_ITEM / bytes, PRODUCTS_OF_ITEM / (bytes * a.R));
-  return static_cast<int>(std::max(1L, tiles / most)) * most;
+  int size() const { return end - begin; }
+  // Part i of `count`, in whole steps.
+  Range part(long i, long count, int step = 1) const {
+    const long steps = (size() - 1) / step + 1;
+    return {static_cast<int>(begin + steps * i / count * step),
+            std::min(end, static_cast<int>(begin + steps * (i + 1) / count * step))};
+  }
+};
+
+// What an item needs beside its ranges.
+struct Plan {
+  int most;      // tiles of columns that are multiplied at once
+  int together;  // tiles of columns in the second cache
+  int parts;     // of K, one of which stays in the first cache while all tiles of rows are multiplied by it
+};
+
+// Tiles of rows times tiles of columns.
+void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
+              const Plan& plan) {
+  const Quantized& kernels = quantized();
+  const long tile_bytes = static_cast<long>(a.groups) * TILE_STEP;
+  const int turns = row_tiles.size(), block_groups = a.groups / a.blocks;
+  const long step = (TILE_STEP - 1) / turns + 1;
+  alignas(LINE) int sums[MOST_PARTED][MOST_ROWS * 2 * TILE_COLUMNS];
+  const auto multiply_tile = [&](int block, int part, int turn, int tile, int count) {
+    const int row_tile = row_tiles.begin + turn, first = tile * TILE_COLUMNS, height = rows.count(row_tile);
+    const int stride = count * TILE_COLUMNS, columns = std::min(stride, a.Y - first);
+    const Range groups = Range{block * block_groups, (block + 1) * block_groups}.part(part, plan.parts);
+    const unsigned char* weights = a.weights + tile * tile_bytes + groups.begin * long{TILE_STEP};
+    // Where each weight is used but once, what follows soon; else the next part, or these of the next tiles.
+    const bool over = groups.end == a.groups;
+    const long ahead = turns == 1       ? AHEAD
+                       : plan.parts > 1 ? groups.size() * long{TILE_STEP} + (over ? (count - 1) * tile_bytes : 0)
+                                        : plan.together * tile_bytes;
+    int* products = sums[plan.parts > 1 ? turn : 0];
+    kernels.multiply({rows.packed(row_tile, groups.begin), height, count, weights, tile_bytes, groups.size(),
+                      part == 0 ? rows.corrections(row_tile, block) : nullptr, products,
+                      weights + ahead + turn * step * groups.size(), step});
+    if (part + 1 < plan.parts) return;
+    const long row = rows.row(row_tile);
+    kernels.scale({products, stride, height, columns, a.row_scale + row * a.blocks + block, a.blocks,
+                   a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks, a.bias + first,
+                   a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
+                   a.products + row * a.Y + first, a.Y});
+  };
+  for (int from = tiles.begin; from < tiles.end; from += plan.together) {
+    const int to = std::min(tiles.end, from + plan.together);
+    for (int block = 0; block < a.blocks; ++block)
+      for (int part = 0; part < plan.parts; ++part)
+        for (int turn = 0; turn < turns; ++turn)
+          for (int tile = from; tile < to; tile += plan.most)
+            multiply_tile(block, part, turn, tile, std::min(plan.most, to - tile));
+  }
 }
 
 }  // namespace
 
 void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& parallel) {
   const Quantized& kernels = quantized();
-  const int tiles = (a.Y - 1) / TILE_COLUMNS + 1;
   const int most = kernels.rows_of_two > 0 ? 2 : 1;
   const int most_rows = most == 2 ? kernels.rows_of_two : kernels.rows_of_one;
-  if (a.R <= MOST_PACKED_ONCE) {
-    const PackedRows rows(a, 0, a.R, most_rows);
-    const int each = tiles_of_item(a, most);
-    parallel.for_each((tiles - 1) / each + 1, [&](size_t item) {
-      const int begin = static_cast<int>(item) * each;
-      multiply(a, rows, begin, std::min(tiles, begin + each), most);
+  const long width = long{GROUP} * a.groups, bytes = most * TILE_COLUMNS * width;  // of `most` tiles
+  const Range tiles{0, (a.Y - 1) / TILE_COLUMNS + 1};
+  const long steps = (tiles.size() - 1) / most + 1;
+  const long runs = (a.R - 1) / std::max<long>(FEW_ROWS, BYTES_AT_ONCE / width) + 1;
+  for (long run = 0; run < runs; ++run) {
+    const long begin = a.R * run / runs, end = a.R * (run + 1) / runs, count = end - begin;
+    const PackedRows rows(a, begin, end, most_rows, parallel);
+    const bool few = count <= FEW_ROWS;
+    const long blocks = few ? 1 : (count - 1) / std::max<long>(FEW_ROWS, BYTES_OF_ROWS / width) + 1;
+    const long together = few ? 1 : std::max(1L, BYTES_OF_WEIGHTS / bytes);  // times `most` tiles
+    const bool parted = rows.tiles() == MOST_PARTED;
+    const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP + rows.count(0) * kernels.group_bytes);
+    const Plan plan{most, static_cast<int>(together) * most,
+                    parted ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1};
+    // Parts that are worth a thread's attention, or as many as many threads need.
+    const long worth = few ? std::min(BYTES_OF_WEIGHTS, PRODUCTS_OF_ITEM / count) / bytes : together;
+    const long enough = few ? steps : (ITEMS - 1) / blocks + 1;
+    const long parts = std::min((steps - 1) / std::max(1L, worth) + 1, enough);
+    parallel.for_each(static_cast<size_t>(blocks * parts), [&](size_t item) {
+      const long block = static_cast<long>(item) / parts, part = static_cast<long>(item) % parts;
+      multiply(a, rows, Range{0, rows.tiles()}.part(block, blocks), tiles.part(part, parts, most), plan);
     });
-    return;
   }
-  const int blocks = (a.R - 1) / BLOCK_ROWS + 1, pairs = (tiles - 1) / most + 1;
-  const int parts = blocks < 16 && pairs > 1 ? 2 : 1;
-  parallel.for_each(static_cast<size_t>(blocks) * parts, [&](size_t item) {
-    const long block = static_cast<long>(item) / parts, part = static_cast<long>(item) % parts;
-    const PackedRows rows(a, a.R * block / blocks, a.R * (block + 1) / blocks, most_rows);
-    multiply(a, rows, static_cast<int>(pairs * part / parts) * most,
-             std::min(tiles, static_cast<int>(pairs * (part + 1) / parts) * most), most);
-  });
 }
 
 }  // namespace tightbeam
