@@ -5,33 +5,112 @@ python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "bart-base": {"d_model": 768, "layers": (6, 6), "heads": 12, "ffn": 3072, "vocab_size": 50265},
-    "bart-large-cnn": {"d_model": 1024, "layers": (12, 12), "heads": 16, "ffn": 4096, "vocab_size": 50264},
-    "distilbart-cnn-12-6": {"d_model": 1024, "layers": (12, 6), "heads": 16, "ffn": 4096, "vocab_size": 50264},
+BART, MARIAN, WHISPER = "bart", "marian", "whisper"
+CLASSES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    BART: (BartConfig, BartForConditionalGeneration),
+    MARIAN: (MarianConfig, MarianMTModel),
+    WHISPER: (WhisperConfig, WhisperForConditionalGeneration),
 }
-GENERATION = {
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_bos_token_id": 0,
-    "forced_eos_token_id": 2,
-    "num_beams": 4,
-    "no_repeat_ngram_size": 3,
-    "length_penalty": 2.0,
-    "early_stopping": True,
-    "min_length": 56,
-    "max_length": 142,
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model; ``layers`` are those of encoder and decoder."""
+
+    d_model: int
+    layers: tuple[int, int]
+    heads: int
+    ffn: int
+    vocab_size: int
+    family: str = BART
+
+
+SHAPES = {
+    "bart-base": Shape(768, (6, 6), 12, 3072, 50265),
+    "bart-large-cnn": Shape(1024, (12, 12), 16, 4096, 50264),
+    "distilbart-cnn-12-6": Shape(1024, (12, 6), 16, 4096, 50264),
+    "marian-base": Shape(512, (6, 6), 8, 2048, 58101, MARIAN),
+    "whisper-small": Shape(768, (12, 12), 12, 3072, 51865, WHISPER),
 }
-"""The generation config of bart-large-cnn."""
+MARIAN_PAD = 58100
+"""The last token of Marian's vocabulary, which starts a sequence too and has an embedding of zeros."""
+FAMILY_FIELDS: dict[str, dict[str, Any]] = {
+    BART: {"max_position_embeddings": 1024, "activation_function": "gelu"},
+    MARIAN: {
+        "max_position_embeddings": 512,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "pad_token_id": MARIAN_PAD,
+        "decoder_start_token_id": MARIAN_PAD,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    },
+    WHISPER: {
+        "activation_function": "gelu",
+        "num_mel_bins": 80,
+        "pad_token_id": 50257,
+        "bos_token_id": 50257,
+        "eos_token_id": 50257,
+        "decoder_start_token_id": 50258,
+    },
+}
+GENERATION: dict[str, dict[str, Any]] = {
+    BART: {
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": 2,
+        "num_beams": 4,
+        "no_repeat_ngram_size": 3,
+        "length_penalty": 2.0,
+        "early_stopping": True,
+        "min_length": 56,
+        "max_length": 142,
+    },
+    MARIAN: {
+        "bos_token_id": 0,
+        "pad_token_id": MARIAN_PAD,
+        "eos_token_id": 0,
+        "decoder_start_token_id": MARIAN_PAD,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[MARIAN_PAD]],
+        "num_beams": 4,
+        "max_length": 512,
+    },
+    WHISPER: {
+        "bos_token_id": 50257,
+        "pad_token_id": 50257,
+        "eos_token_id": 50257,
+        "decoder_start_token_id": 50258,
+        "is_multilingual": True,
+        "lang_to_id": {"<|en|>": 50259},
+        "task_to_id": {"transcribe": 50359, "translate": 50358},
+        "no_timestamps_token_id": 50363,
+        "max_length": 448,
+    },
+}
+"""The generation configs of bart-large-cnn, of an OPUS-MT translator, and of whisper-small in English."""
 
 
 def main(
@@ -42,33 +121,35 @@ def main(
         bool, typer.Option(help="Key projections whose inverse adds no error, so that K-only caches pass the guard.")
     ] = False,
 ) -> None:
-    """Write config.json, generation_config.json and model.safetensors; no tokenizer."""
+    """Write config.json, generation_config.json and model.safetensors, and a speech model's features; no tokenizer."""
     if shape not in SHAPES:
         raise typer.BadParameter(f"{shape!r} is unknown; expected one of {', '.join(SHAPES)}")
     sizes = SHAPES[shape]
     torch.manual_seed(seed)
-    config = BartConfig(
-        vocab_size=sizes["vocab_size"],
-        d_model=sizes["d_model"],
-        encoder_layers=sizes["layers"][0],
-        decoder_layers=sizes["layers"][1],
-        encoder_attention_heads=sizes["heads"],
-        decoder_attention_heads=sizes["heads"],
-        encoder_ffn_dim=sizes["ffn"],
-        decoder_ffn_dim=sizes["ffn"],
-        max_position_embeddings=1024,
-        activation_function="gelu",
+    config_class, model_class = CLASSES[sizes.family]
+    config = config_class(
+        vocab_size=sizes.vocab_size,
+        d_model=sizes.d_model,
+        encoder_layers=sizes.layers[0],
+        decoder_layers=sizes.layers[1],
+        encoder_attention_heads=sizes.heads,
+        decoder_attention_heads=sizes.heads,
+        encoder_ffn_dim=sizes.ffn,
+        decoder_ffn_dim=sizes.ffn,
+        **FAMILY_FIELDS[sizes.family],
     )
-    model = BartForConditionalGeneration(config)
+    model = model_class(config)
     if orthogonal_keys:
         _make_keys_orthogonal(model)
-    model.generation_config = GenerationConfig(**GENERATION)
+    model.generation_config = GenerationConfig(_from_model_config=False, **GENERATION[sizes.family])
     model.save_pretrained(output)
+    if sizes.family == WHISPER:
+        WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(output)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     print(f"{output}: {shape}, {numbers:,} numbers, {4 * numbers:,} bytes")
 
 
-def _make_keys_orthogonal(model: BartForConditionalGeneration) -> None:
+def _make_keys_orthogonal(model: PreTrainedModel) -> None:
     """Replace key weights by orthogonal ones of the same magnitude."""
     for name, parameter in model.named_parameters():
         if name.endswith("k_proj.weight"):

@@ -1,4 +1,4 @@
-"""The comparison with other engines (`python -m tools.bench.peers`): its workers, and that wrong tokens end it."""
+"""The comparison with other engines (`python -m tools.bench.peers`): workers, rounds, results, tables, pictures."""
 
 from __future__ import annotations
 
@@ -6,110 +6,275 @@ import json
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
 from tightbeam.deploy import Runner
-from tools.bench.peer_process import without_padding
-from tools.bench.peers import CTRANSLATE2, TRANSFORMERS, Peer, PeerError, Times, Work, _measure, _table
+from tools.bench.peers.contenders import EXACT, REFERENCE, Place
+from tools.bench.peers.environments import python_of
+from tools.bench.peers.errors import PeerError
+from tools.bench.peers.jobs import Job, random_job
+from tools.bench.peers.measure import measure
+from tools.bench.peers.peer import Peer
+from tools.bench.peers.picture import picture
+from tools.bench.peers.results import Group, Record, Results
+from tools.bench.peers.table import as_json, as_markdown
+from tools.bench.peers.worker import features, new_tokens
+from tools.make_checkpoint import GENERATION, SHAPES
 
 ROWS = [[0, 5, 6, 7, 2], [0, 8, 9, 2], [0, 11, 2]]
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "num_beams": 3,
-    "min_new_tokens": 5,
-    "max_new_tokens": 5,
     "no_repeat_ngram_size": 3,
     "length_penalty": 1.0,
     "early_stopping": True,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
 }
+OTHER = "CTranslate2 int8"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.bench.peers.peer.SETTLE_SECONDS", 0)
 
 
 def test_workers_give_the_tokens_of_the_runner(
     bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path
 ) -> None:
     runner = Runner.load(bundles("dedup"))
-    eos = runner.manifest.generation["eos_token_id"]
-    expected = [
-        without_padding(runner.generate(np.array([row]), **SETTINGS).sequences[0].tolist(), eos) for row in ROWS
-    ]
+    generation = runner.manifest.generation
+    job = Job(ROWS, SETTINGS, 5, (generation["decoder_start_token_id"],), generation["eos_token_id"])
+    lengths = {"min_new_tokens": 5, "max_new_tokens": 5}
+    expected = [runner.generate(np.array([row]), **SETTINGS, **lengths).sequences[0].tolist()[1:] for row in ROWS]
     assert [len(row) for row in expected] == [5, 5, 5]
     for engine, folder in (("tightbeam", bundles("dedup")), ("transformers", checkpoints("bart"))):
-        peer = Peer(engine, Path(sys.executable), engine, folder, 1, tmp_path / "log")
+        peer = Peer(engine, Path(sys.executable), engine, folder, "fp32", False, 1, tmp_path / "log")
         try:
-            found = peer.run([ROWS[:2], ROWS[2:]], SETTINGS, eos)
+            found = peer.run(job.message(3, 5))
+            assert peer.run(job.message(3, 5, 1))["tokens"] == expected[:1]
+            assert [len(row) for row in peer.run(job.message(2, 3))["tokens"]] == [3, 3]
         finally:
             peer.close()
         assert found["tokens"] == expected
         assert found["seconds"] > 0 and found["processor_seconds"] > 0
         assert 10 < peer.loaded["memory_mb"]["now"] <= found["memory_mb"]["peak"]
+        assert "torch" in peer.loaded["versions"] or "onnxruntime" in peer.loaded["versions"]
+
+
+def test_features_are_those_of_a_sample_in_any_batch() -> None:
+    assert features([3, 4]).shape == (2, 80, 3000)
+    np.testing.assert_array_equal(features([4])[0], features([3, 4])[1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int8-onnxruntime"])
+def test_floor_runs_the_products_of_a_bundle(bundles: BundleCache, tmp_path: Path, precision: str) -> None:
+    job = Job(ROWS, SETTINGS, 5, (2,), 2)
+    peer = Peer("floor", Path(sys.executable), "floor", bundles("dedup"), precision, False, 1, tmp_path / "log")
+    try:
+        found = peer.run(job.message(3, 5))
+    finally:
+        peer.close()
+    assert found["tokens"] == [] and found["seconds"] > 0
 
 
 def test_failure_of_a_worker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"^mine ended with code 1 \(.*no bundle.*\); see .*/log$") as failed:
-        Peer("mine", Path(sys.executable), "tightbeam", tmp_path, 1, tmp_path / "log")
+        Peer("mine", Path(sys.executable), "tightbeam", tmp_path, "fp32", False, 1, tmp_path / "log")
     assert "\n" not in str(failed.value)
 
 
 def test_missing_environment_names_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tools.bench.peers", "--work", str(tmp_path), "--ctranslate2", str(tmp_path / "x")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    with pytest.raises(
+        PeerError, match=rf"run: python -m tools.bench.peers install --environments {tmp_path} --only optimum$"
+    ):
+        python_of(tmp_path, "optimum")
+    command = [sys.executable, "-m", "tools.bench.peers", "run", "--shape", "demo", "--engine", "OpenVINO int8"]
+    folders = ["--work", str(tmp_path), "--environments", str(tmp_path / "x"), "--results", str(tmp_path / "r")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run([*command, *folders], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 1
-    assert re.fullmatch(r"error: .* has no ctranslate2; run: python -m venv .*ctranslate2==[\d.]+\n", done.stderr)
+    assert re.fullmatch(r"error: .*/x/openvino has not .*; run: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [("run", "--shape", "x"), ("run", "--engine", "x"), ("install", "--only", "x")])
+def test_unknown_names_are_one_line(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tools.bench.peers", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .* unknown; pass .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("shape", ["bart-large-cnn", "marian-base", "whisper-small"])
+def test_job_forces_the_same_tokens_for_all(tmp_path: Path, shape: str) -> None:
+    family = GENERATION[SHAPES[shape].family]
+    (tmp_path / "generation_config.json").write_text(json.dumps(family))
+    job = random_job(shape, tmp_path, 9, 16, 4, 20)
+    message = job.message(4, 2)
+    assert [len(batch) for batch in message["batches"]] == [4]
+    assert list(message["batches"][0]) == list(random_job(shape, tmp_path, 4, 16, 4, 20).samples)
+    settings = message["settings"]
+    assert settings["max_new_tokens"] == 2
+    forced = settings.get("min_new_tokens") == 2 and settings["forced_eos_token_id"] is None
+    assert forced != (family["eos_token_id"] in settings.get("suppress_tokens", []))
+    assert message["prompt"][0] == family["decoder_start_token_id"]
 
 
 class _Fixed:
-    """A peer that always gives the same tokens."""
+    """An engine that always gives the same tokens; a step takes it ``step`` seconds, the encoder 1 second."""
 
-    def __init__(self, name: str, tokens: list[list[int]]) -> None:
-        self.name = name
-        self.tokens = tokens
+    def __init__(self, tokens: list[list[int]], step: float = 0.5) -> None:
+        self.loaded = {"versions": {"mine": "1.0"}}
+        self.tokens, self.step = tokens, step
+        self.jobs: list[tuple[int, int]] = []
 
-    def run(self, batches: list[list[list[int]]], settings: dict[str, Any], eos: int) -> dict[str, Any]:
-        tokens = self.tokens[: sum(map(len, batches))]
-        return {"tokens": tokens, "seconds": 2.0, "processor_seconds": 1.0, "memory_mb": {"peak": 70.0}}
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        count, length = sum(map(len, job["batches"])), job["settings"]["max_new_tokens"]
+        self.jobs.append((count, length))
+        seconds = 1 + self.step * length
+        tokens = [row[:length] for row in self.tokens[:count]]
+        return {"tokens": tokens, "seconds": seconds, "processor_seconds": 1.0, "memory_mb": {"peak": 70.0}}
 
-
-@pytest.mark.parametrize("wrong", [TRANSFORMERS, CTRANSLATE2, "Tightbeam dedup"])
-def test_wrong_tokens_of_tightbeam_end_the_run_and_others_are_counted(
-    monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    monkeypatch.setattr("tools.bench.peers.SETTLE_SECONDS", 0)
-    names = (TRANSFORMERS, CTRANSLATE2, "Tightbeam dedup")
-    peers = [_Fixed(name, [[5, 6], [7, 8 if name == wrong else 9]]) for name in names]
-    measure = lambda: _measure(cast(list[Peer], peers), Work(ROWS[:2], {}, 2), [1, 2], 2, Console(quiet=True))  # noqa: E731
-    if wrong != CTRANSLATE2:
-        with pytest.raises(PeerError, match="1 of 2 sequences are wrong"):
-            measure()
-        return
-    figures, equal = measure()
-    assert equal == {TRANSFORMERS: (4, 4), CTRANSLATE2: (2, 4), "Tightbeam dedup": (4, 4)}
-    assert [(times.batch, times.tokens, times.seconds) for times in figures] == [(1, 4, [2.0, 2.0])] * 3 + [
-        (2, 4, [2.0, 2.0])
-    ] * 3
+    def close(self) -> None:
+        self.jobs.append((0, 0))
 
 
-def test_table_has_rates_and_ratios() -> None:
-    figures = [
-        Times(TRANSFORMERS, 8, 8, 480, [8.0, 6.0, 10.0], peak_mb=3000),
-        Times(CTRANSLATE2, 8, 8, 480, [4.0], peak_mb=2000),
-        Times("Tightbeam dedup", 8, 8, 480, [2.0], peak_mb=1900),
+TOKENS = [[5, 6, 7], [8, 9, 10]]
+WRONG = [[5, 6, 7], [8, 9, 11]]
+
+
+def _groups(*batches: int) -> list[tuple[Group, Job]]:
+    return [(Group("demo", 4, 3, 2, 4, size), Job(ROWS[:size], {}, 3, (2,), 2)) for size in batches]
+
+
+def _measure(path: Path, engines: dict[str, _Fixed], rounds: int = 2, batches: tuple[int, ...] = (1, 2)) -> Results:
+    results = Results(path)
+    start: Callable[[str], Any] = engines.__getitem__
+    measure(_groups(*batches), list(engines), rounds, results, start, lambda line: None)
+    return Results(path)
+
+
+def test_encoder_and_step_come_from_two_lengths_and_the_rest_is_counted(tmp_path: Path) -> None:
+    engines = {REFERENCE: _Fixed(TOKENS), EXACT: _Fixed(TOKENS, 0.25), OTHER: _Fixed(WRONG), "floor int8": _Fixed([])}
+    results = _measure(tmp_path / "r", engines)
+    one, two = results.groups()
+    reference, exact, other, floor = results.figures(two)
+    assert (exact.encoder_s, exact.step_ms, exact.job_s, exact.samples_per_second) == (1, 250, 1.75, 2 / 1.75)
+    assert (reference.equal, exact.equal, other.equal, floor.equal) == (None, 2, 1, None)
+    assert [each.compared for each in results.figures(one)] == [1, 1, 1, 0]
+    assert (other.rounds, other.samples, floor.samples) == (2, 2, 2)
+    assert engines[EXACT].jobs == [(1, 2), *[(1, 2), (1, 3)] * 2, (2, 2), *[(2, 2), (2, 3)] * 2, (0, 0)]
+
+
+def test_wrong_tokens_in_float32_end_the_run_and_are_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="1 of 2 sequences are wrong"):
+        _measure(tmp_path / "r", {REFERENCE: _Fixed(TOKENS), EXACT: _Fixed(WRONG)})
+    assert [(group.batch, len(Results(tmp_path / "r").figures(group))) for group in _of(tmp_path / "r")] == [
+        (1, 2),
+        (2, 1),
     ]
-    rows = _table(figures, lines_of_text=False).splitlines()
-    assert rows[2] == "| 8 | transformers | 8.00 (6.00, 10.00) | 1 | 60 | 1.00 | 0.50 | 3,000 |"
-    assert rows[4] == "| 8 | Tightbeam dedup | 2.00 (2.00, 2.00) | 4 | 240 | 4.00 | 2.00 | 1,900 |"
-    assert json.loads(json.dumps(figures[0].as_json()))["tokens_per_second"] == 60
+
+
+def _of(path: Path) -> list[Group]:
+    return Results(path).groups()
+
+
+def test_later_call_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    _measure(tmp_path / "r", {REFERENCE: _Fixed(TOKENS)}, 1, (2,))
+    again, other = _Fixed(TOKENS), _Fixed(WRONG)
+    results = _measure(tmp_path / "r", {REFERENCE: again, OTHER: other}, 1, (1, 2))
+    assert again.jobs == [(1, 2), (1, 2), (1, 3), (0, 0)]
+    assert [(each.engine, each.equal) for each in results.figures(results.groups()[1])] == [
+        (REFERENCE, None),
+        (OTHER, 1),
+    ]
+    before = (tmp_path / "r").read_bytes()
+    _measure(tmp_path / "r", {REFERENCE: again, OTHER: other}, 1, (1, 2))
+    assert (tmp_path / "r").read_bytes() == before
+
+
+def test_sequences_are_compared_with_those_of_another_batch_size(tmp_path: Path) -> None:
+    _measure(tmp_path / "r", {REFERENCE: _Fixed(TOKENS)}, 1, (1,))
+    results = _measure(tmp_path / "r", {EXACT: _Fixed(WRONG)}, 1, (2,))
+    (exact,) = results.figures(results.groups()[1])
+    assert (exact.equal, exact.compared) == (1, 1)
+
+
+def _record(engine: str, step_s: float, batch: int = 8, **fields: Any) -> Record:
+    """A round of 3 new tokens, whose encoder took a second."""
+    group = Group("bart-large-cnn", 512, 3, 2, 4, batch)
+    values = {"processor_seconds": [1.0, 1.0], "tokens": TOKENS * (batch // 2), "peak_mb": 1234.4}
+    about = {"versions": {engine: "1.0"}, "when": "2026-11-22T15:50:00+00:00", "load": 0.1}
+    return Record(group, engine, [1 + 2 * step_s, 1 + 3 * step_s], **{**values, **about, **fields})
+
+
+def test_table_shows_the_fastest_and_the_distance_to_the_floor(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r")
+    for record in (
+        _record(REFERENCE, 1),
+        _record(EXACT, 0.5),
+        _record(EXACT, 0.7),
+        _record(OTHER, 0.2, tokens=[[0], *(TOKENS * 4)[1:]]),
+        _record("floor fp32", 0.25, tokens=[]),
+        _record("floor int8", 0.1, tokens=[]),
+    ):
+        results.add(record)
+    text = as_markdown(results)
+    rows = [line for line in text.splitlines() if line.startswith("| 8")]
+    assert text.startswith("**bart-large-cnn**: 512 tokens in, 3 out, 4 beams, 2 threads\n")
+    assert rows[0] == "| 8 | transformers | 1.00 (1.00) | 1000.0 (4.00) | 4.00 | 2 | 1,234 |  |"
+    assert rows[1] == f"| 8 | {EXACT} | 1.00 (1.00) | 600.0 (2.40) | 2.80 (2.50, 3.10) | 2.86 | 1,234 | 8 of 8 |"
+    assert rows[2] == f"| 8 | {OTHER} | 1.00 (1.00) | 200.0 (2.00) | 1.60 | **5** | 1,234 | 7 of 8 |"
+    assert rows[3] == "| 8 | floor fp32 | 1.00 | 250.0 | 1.75 | 4.57 |  |  |"
+    assert "2026-11-22, " in text and "transformers 1.0" in text
+    figures = as_json(results)
+    assert [engine["engine"] for engine in figures["groups"][0]["engines"]][:2] == [REFERENCE, EXACT]
+    assert len(figures["rounds"]) == 6 and not any("tokens" in each for each in figures["rounds"])
+
+
+def test_picture_has_a_bar_for_every_engine(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r")
+    for batch in (2, 8):
+        for engine, step_s in ((REFERENCE, 3.0), (EXACT, 1.0), (OTHER, 0.2), ("floor int8", 0.1)):
+            results.add(_record(engine, step_s, batch))
+    drawn = xml.etree.ElementTree.fromstring(picture(results, results.groups()))
+    names = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert names.count(EXACT) == names.count(OTHER) == 2 and "batch 8" in names
+    assert not any("floor" in name for name in names)
+    widths = [float(bar.attrib["width"]) for bar in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert len(widths) == 6 and widths[3] == max(widths) == pytest.approx(2.5 * widths[4], rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("row", "tokens"), [([2, 0, 5, 2, 1, 1], [0, 5]), ([2, 0, 5], [0, 5]), ([2, 2], []), ([-1, 0, 5], [0, 5])]
+    ("row", "prompt", "tokens"),
+    [([2, 0, 5, 2, 1, 1], [2], [0, 5]), ([2, 0, 5], [2], [0, 5]), ([2, 2], [2], []), ([0, 5], [2], [0, 5])],
 )
-def test_padding_and_start_token_are_dropped(row: list[int], tokens: list[int]) -> None:
-    assert without_padding(row, 2) == tokens
+def test_padding_and_prompt_are_dropped(row: list[int], prompt: list[int], tokens: list[int]) -> None:
+    assert new_tokens(row, prompt, 2) == tokens
+
+
+def test_model_that_is_missing_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str, str]] = []
+
+    def convert(python: Path, engine: str, source: Path, folder: Path, precision: str, speech: bool) -> None:
+        made.append((engine, source.name, precision))
+        folder.mkdir()
+
+    monkeypatch.setattr("tools.bench.peers.peer.convert", convert)
+    monkeypatch.setattr("tools.bench.peers.contenders.python_of", lambda root, name: Path("python"))
+    place = Place("demo", tmp_path, tmp_path, lambda line: None)
+    for _ in range(2):
+        assert place.model("optimum-onnx int8").name == "demo-optimum-int8"
+        assert place.model("floor int8") == place.model(EXACT)
+    assert made == [
+        ("optimum", "demo", "fp32"),
+        ("optimum", "demo-optimum-fp32", "int8"),
+        ("tightbeam", "demo", "fp32"),
+    ]

@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,6 @@ from rich.table import Table
 
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.deploy.runtimes.base import Decoding
@@ -44,6 +42,7 @@ from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.ops._case import Array as CaseArray
 from tightbeam.plugins.ops.beam_top_k.cases import random_case as random_head
+from tools.bench.floor import Floor
 from tools.bench.turns import in_turn
 
 NEW_TOKENS_FOR_PARITY = 8
@@ -131,19 +130,19 @@ def _time_encoder(
     bundle: Bundle, batches: list[int], source: int, rounds: int, threads: int | None
 ) -> list[dict[str, float]]:
     engine = OnnxRuntimeCpu(bundle, threads)
+    floor = Floor(bundle, bundle.manifest.encoder, threads, attention=True)
     figures = []
     for batch in batches:
         ids, mask = random_source(bundle, batch, source)
         sizes = bundle.manifest.sizes
         shape = (batch, sizes.H, source, sizes.K)
-        floor = Floor(bundle, bundle.manifest.encoder, batch * source, threads, shape)
+        run_floor = floor.at(batch * source, shape)
 
         def encode(ids: Array = ids, mask: Array = mask) -> None:
             engine.begin(ids, mask, 1, 1, 2)
 
-        medians = in_turn({"floor": floor.run, "encoder": encode}, rounds)
+        medians = in_turn({"floor": run_floor, "encoder": encode}, rounds)
         figures.append({"batch": batch, **medians})
-        del floor
     return figures
 
 
@@ -159,10 +158,10 @@ def _time_steps(
     engines = {variant: OnnxRuntimeCpu(bundle, threads) for variant, bundle in bundles.items()}
     with _without_library():
         engines |= {f"{variant}{FUNCTIONS}": OnnxRuntimeCpu(bundles[variant], threads) for variant in WITH_OPERATORS}
+    floor = Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, threads)
     figures = []
     for R in rows:
         batch = R // beams
-        floor = Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, R, threads)
         any_bundle = bundles["dedup"]
         decodings = {}
         for variant, engine in engines.items():
@@ -170,7 +169,7 @@ def _time_steps(
             decodings[variant] = engine.begin(ids, mask, beams, max(steps) + 1, 2 * beams)
         taken = 0
         for T in sorted(steps):
-            work: dict[str, Callable[[], None]] = {"floor": floor.run}
+            work: dict[str, Callable[[], None]] = {"floor": floor.at(R)}
             for variant, decoding in decodings.items():
                 work[variant] = step_at(decoding, any_bundle, batch, beams, T)
                 states = bundles[variant.removesuffix(FUNCTIONS)].manifest.cache_states
@@ -182,7 +181,7 @@ def _time_steps(
             taken = T + rounds
             caches = {variant: list(decoding.cache_bytes) for variant, decoding in decodings.items()}
             figures.append({"rows": R, "T": T, "ms": {k: 1e3 * v for k, v in medians.items()}, "cache_bytes": caches})
-        del floor, decodings
+        del decodings
     return figures
 
 
@@ -263,76 +262,6 @@ anonymous, file = most["RssAnon"] - before["RssAnon"], most["RssFile"] - before[
 print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
 """
 """Anonymous memory (packed weights, caches, scratch) and mapped files are sampled: each at its own highest."""
-
-
-class Floor:
-    """The products of a graph with weights alone, over the same weights file; each weight multiplies ``rows`` rows.
-
-    ``attention``: [B, H, N, K] of the two products of each Attention node, which are added where it is given.
-    """
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        graph: GraphEntry,
-        rows: int,
-        threads: int | None,
-        attention: tuple[int, int, int, int] | None = None,
-    ) -> None:
-        model = onnx.load(bundle.file(graph), load_external_data=False)
-        weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
-        products = [
-            node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights
-        ]
-        nodes, inputs, outputs, used = [], {}, [], {}
-        for index, node in enumerate(products):
-            weight = weights[node.input[1]]
-            transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-            width = weight.dims[1] if transposed else weight.dims[0]
-            inputs[f"x{width}"] = width
-            used[weight.name] = weight
-            operator = "Gemm" if transposed else "MatMul"
-            attributes: dict[str, Any] = {"transB": 1} if transposed else {}
-            nodes.append(onnx.helper.make_node(operator, [f"x{width}", weight.name], [f"y{index}"], **attributes))
-            outputs.append((f"y{index}", weight.dims[0] if transposed else weight.dims[1]))
-        taken = {name: [rows, width] for name, width in inputs.items()}
-        given = {name: [rows, width] for name, width in outputs}
-        if attention is not None:
-            B, H, N, K = attention
-            taken |= {"q": [B, H, N, K], "k_t": [B, H, K, N], "v": [B, H, N, K]}
-            for index in range(sum(node.op_type == "Attention" for node in model.graph.node)):
-                nodes.append(onnx.helper.make_node("MatMul", ["q", "k_t"], [f"s{index}"]))
-                nodes.append(onnx.helper.make_node("MatMul", [f"s{index}", "v"], [f"o{index}"]))
-                given[f"o{index}"] = [B, H, N, K]
-        graph_proto = onnx.helper.make_graph(
-            nodes,
-            "floor",
-            [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in taken.items()],
-            [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in given.items()],
-            list(used.values()),
-        )
-        proto = onnx.helper.make_model(
-            graph_proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
-        )
-        with tempfile.TemporaryDirectory(dir=bundle.path.parent) as folder:
-            os.link(bundle.path / WEIGHTS, Path(folder) / WEIGHTS)
-            onnx.save_model(proto, Path(folder) / "floor.onnx")
-            self._session = ort.InferenceSession(
-                str(Path(folder) / "floor.onnx"), session_options(threads), providers=["CPUExecutionProvider"]
-            )
-        self._binding = self._session.io_binding()
-        random = np.random.default_rng(0)
-        self._kept = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in taken.items()}
-        for name, array in self._kept.items():
-            self._binding.bind_cpu_input(name, array)
-        # One buffer for all results of a shape: a floor does not pay for memory that the model would use again.
-        shapes = {tuple(shape) for shape in given.values()}
-        buffers = {shape: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for shape in shapes}
-        for name, shape in given.items():
-            self._binding.bind_ortvalue_output(name, buffers[tuple(shape)])
-
-    def run(self) -> None:
-        self._session.run_with_iobinding(self._binding)
 
 
 class _SearchHead:

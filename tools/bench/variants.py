@@ -30,7 +30,8 @@ from tightbeam.export.pipeline import trace
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize
 from tightbeam.graph_passes.caches.cost import count_weights, predict
-from tools.bench.decode_step import Floor, bundle_of, check_parity, random_source, step_at
+from tools.bench.decode_step import bundle_of, check_parity, random_source, step_at
+from tools.bench.floor import Floor
 from tools.bench.turns import in_turn
 
 FLOOR = "floor"
@@ -95,8 +96,8 @@ def _measure(
         if any(state.kind == "append" for state in bundle.manifest.cache_states):
             for _ in range(run.T // 2 - 1):  # such a cache has the length of the steps taken
                 steps[variant]()
-    floor = Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, run.R, None)
-    step_s = in_turn({FLOOR: floor.run, **steps}, rounds)
+    floor = Floor(bundles["dedup"], bundles["dedup"].manifest.decoder, None)
+    step_s = in_turn({FLOOR: floor.at(run.R), **steps}, rounds)
     encoder_s = in_turn(encoders, max(3, rounds // 3))
     return [
         {

@@ -1,0 +1,113 @@
+"""CTranslate2, in float32 and int8. A tokenizer is done without: token 17 is the string "17" there.
+
+CTranslate2's own converter reads ``normalize_before`` of the config, which transformers 5 no longer writes, and wants a
+tokenizer, which a checkpoint with random weights lacks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("ctranslate2",)
+LOADERS = {"bart": "BartLoader", "marian": "MarianMTLoader", "whisper": "WhisperLoader"}
+WHISPER_TOKENS = {
+    "bos_token_id": "<|endoftext|>",
+    "decoder_start_token_id": "<|startoftranscript|>",
+    "no_timestamps_token_id": "<|notimestamps|>",
+}
+UNKNOWN = 3
+"""BART's token for what its vocabulary lacks; the format wants one."""
+
+
+def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
+    import transformers
+    from ctranslate2.converters import transformers as converters
+
+    auto = transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+    model: Any = auto.from_pretrained(checkpoint)
+    family = model.config.model_type
+    model.config.normalize_before = False
+    spec = getattr(converters, LOADERS[family])().get_model_spec(model)
+    tokens = [str(token) for token in range(model.config.vocab_size - (family == "marian"))]  # without its padding
+    if speech:
+        _set_whisper(spec, model, tokens)
+    else:
+        spec.register_source_vocabulary(tokens)
+        spec.register_target_vocabulary(tokens)
+        spec.config.bos_token = str(model.generation_config.bos_token_id)
+        spec.config.eos_token = str(model.generation_config.eos_token_id)
+        start = model.generation_config.decoder_start_token_id if family == "bart" else model.config.eos_token_id
+        spec.config.decoder_start_token = str(start)  # Marian's start has an embedding of zeros, whatever its name
+        spec.config.unk_token = str(UNKNOWN)
+    spec.validate()
+    spec.optimize(quantization=None if precision == "fp32" else precision)
+    Path(folder).mkdir(parents=True)
+    spec.save(folder)
+
+
+def _set_whisper(spec: Any, model: Any, tokens: list[str]) -> None:
+    generation = model.generation_config
+    for field, name in WHISPER_TOKENS.items():
+        tokens[getattr(generation, field)] = name
+    spec.register_vocabulary(tokens)
+    spec.config.suppress_ids, spec.config.suppress_ids_begin = [], []
+    spec.config.lang_ids = sorted(generation.lang_to_id.values())
+    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
+    spec.config.alignment_heads = list(itertools.product(range(layers // 2, layers), range(heads)))
+
+
+def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, Any]:
+    for package in ("torch", "transformers"):  # its converters would import them, and their memory is not the engine's
+        sys.modules[package] = None  # type: ignore[assignment]
+    import ctranslate2
+
+    threading = {"device": "cpu", "inter_threads": 1, "intra_threads": threads}
+    if speech:
+        return _whisper_calls(ctranslate2.models.Whisper(folder, **threading))
+    translator = ctranslate2.Translator(folder, **threading)
+
+    def prepare(samples: Any) -> Any:
+        return [[str(token) for token in row] for row in samples]
+
+    def generate(batch: Any, job: dict[str, Any]) -> Any:
+        settings = job["settings"]
+        bos = settings.get("forced_bos_token_id")
+        found = translator.translate_batch(
+            batch,
+            target_prefix=None if bos is None else [[str(bos)]] * len(batch),
+            beam_size=settings["num_beams"],
+            length_penalty=settings.get("length_penalty", 1),
+            no_repeat_ngram_size=settings["no_repeat_ngram_size"],
+            min_decoding_length=settings["min_new_tokens"],
+            max_decoding_length=settings["max_new_tokens"],
+        )
+        return [list(map(int, result.hypotheses[0])) for result in found]
+
+    return prepare, generate
+
+
+def _whisper_calls(model: Any) -> tuple[Any, Any]:
+    import ctranslate2
+
+    def prepare(samples: Any) -> Any:
+        return ctranslate2.StorageView.from_array(samples)
+
+    def generate(batch: Any, job: dict[str, Any]) -> Any:
+        settings = job["settings"]
+        length, prompt = settings["max_new_tokens"], job["prompt"]
+        found = model.generate(
+            batch,
+            [prompt] * batch.shape[0],
+            beam_size=settings["num_beams"],
+            length_penalty=settings.get("length_penalty", 1),
+            no_repeat_ngram_size=settings["no_repeat_ngram_size"],
+            max_length=max(2 * length, length + len(prompt)),  # it generates half of that at most, the prompt left out
+            suppress_blank=False,
+            suppress_tokens=settings["suppress_tokens"],
+        )
+        return [result.sequences_ids[0] for result in found]
+
+    return prepare, generate

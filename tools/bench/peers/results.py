@@ -1,0 +1,165 @@
+"""Results on disk: a line of JSON for each run of an engine, written as it ends, so that a later call goes on."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.bench.peers.contenders import CONTENDERS, FLOOR, REFERENCE
+from tools.bench.peers.jobs import SHORT
+
+__all__ = ["Cell", "Figures", "Group", "Record", "Results"]
+
+
+class Group(NamedTuple):
+    """Cells that are compared with each other."""
+
+    shape: str
+    source: int
+    new_tokens: int
+    threads: int
+    beams: int
+    batch: int
+
+
+class Cell(NamedTuple):
+    """An engine in a group."""
+
+    group: Group
+    engine: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round of a cell.
+
+    Attributes
+    ----------
+    seconds, processor_seconds : list of float
+        Of the runs of `Job.lengths`, the whole job last.
+    tokens : list of list of int
+        Sequences of the whole job.
+    peak_mb : float
+        Most memory that the engine's process had resident until then, loading included.
+    when, load
+        When the round ended, and the machine's load average of a minute at its start.
+    """
+
+    group: Group
+    engine: str
+    seconds: list[float]
+    processor_seconds: list[float]
+    tokens: list[list[int]]
+    peak_mb: float
+    versions: dict[str, str]
+    when: str
+    load: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a table shows of a cell; medians over its rounds."""
+
+    engine: str
+    rounds: int
+    job_s: float
+    least_s: float
+    most_s: float
+    samples: int
+    tokens: int
+    encoder_s: float | None
+    step_ms: float | None
+    peak_mb: float
+    equal: int | None
+    compared: int
+
+    @property
+    def is_floor(self) -> bool:
+        """True of products alone, which nobody can use."""
+        return CONTENDERS[self.engine].engine == FLOOR
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples a second of the whole job."""
+        return self.samples / self.job_s
+
+
+class Results:
+    """The records of a file, which is made with the first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records: dict[Cell, list[Record]] = {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in lines:
+            values = json.loads(line)
+            self._keep(Record(**{**values, "group": Group(*values["group"])}))
+
+    def _keep(self, record: Record) -> None:
+        self._records.setdefault(Cell(record.group, record.engine), []).append(record)
+
+    def add(self, record: Record) -> None:
+        """Append a record to the file."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(record) | {"group": list(record.group)}) + "\n")
+        self._keep(record)
+
+    def records(self) -> Iterator[Record]:
+        """All records, in the order of their cells."""
+        for records in self._records.values():
+            yield from records
+
+    def rounds(self, cell: Cell) -> int:
+        """Rounds of a cell that are done."""
+        return len(self._records.get(cell, ()))
+
+    def groups(self) -> list[Group]:
+        """The groups that have records, from the smallest."""
+        return sorted({cell.group for cell in self._records})
+
+    def equal(self, group: Group, tokens: list[list[int]]) -> tuple[int, int]:
+        """How many sequences are those of the reference, of how many that it has, at this or any other batch size."""
+        expected: list[list[int]] = []
+        for cell, records in self._records.items():
+            if cell.engine == REFERENCE and cell.group._replace(batch=0) == group._replace(batch=0):
+                expected = max(expected, records[0].tokens, key=len)
+        pairs = list(zip(tokens, expected, strict=False))
+        return sum(mine == theirs for mine, theirs in pairs), len(pairs)
+
+    def figures(self, group: Group) -> list[Figures]:
+        """The figures of a group, in the order of `CONTENDERS`."""
+        return [
+            self._figures(group, name, self._records[Cell(group, name)])
+            for name in CONTENDERS
+            if Cell(group, name) in self._records
+        ]
+
+    def _figures(self, group: Group, name: str, records: list[Record]) -> Figures:
+        whole = [record.seconds[-1] for record in records]
+        job_s = statistics.median(whole)
+        encoder_s = step_ms = None
+        if group.new_tokens:
+            short_s = statistics.median(record.seconds[0] for record in records)
+            step_s = (job_s - short_s) / (group.new_tokens - SHORT)
+            encoder_s, step_ms = short_s - SHORT * step_s, 1e3 * step_s
+        tokens = records[0].tokens
+        same, compared = self.equal(group, tokens)
+        return Figures(
+            engine=name,
+            rounds=len(records),
+            job_s=job_s,
+            least_s=min(whole),
+            most_s=max(whole),
+            samples=len(tokens) or group.batch,
+            tokens=sum(map(len, tokens)),
+            encoder_s=encoder_s,
+            step_ms=step_ms,
+            peak_mb=max(record.peak_mb for record in records),
+            equal=same if compared and name != REFERENCE else None,
+            compared=compared,
+        )

@@ -1,0 +1,100 @@
+"""The results as a table in Markdown, and as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tools.bench.peers.contenders import CONTENDERS
+from tools.bench.peers.results import Figures, Group, Results
+
+__all__ = ["as_json", "as_markdown", "processor"]
+
+HEADINGS = ("batch", "engine", "encoder, s", "step, ms", "job, s (least, most)", "samples/s", "peak MB", "equal")
+
+
+def as_markdown(results: Results) -> str:
+    """The tables, one for each shape and number of beams, and what they were measured with."""
+    parts = []
+    for (shape, source, new_tokens, threads, beams), groups in groupby(results.groups(), key=lambda group: group[:5]):
+        length = f"{source} tokens in, " if source else ""
+        forced = f"{new_tokens} out" if new_tokens else "its own ends"
+        search = f"{beams} beams" if beams > 1 else "greedy"
+        parts.append(f"**{shape}**: {length}{forced}, {search}, {threads} threads\n\n{_table(results, list(groups))}")
+    return "\n\n".join([*parts, _made_with(results)]) + "\n"
+
+
+def _table(results: Results, groups: Sequence[Group]) -> str:
+    rows = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    for group in groups:
+        figures = results.figures(group)
+        fastest = max((each.samples_per_second for each in figures if not each.is_floor), default=0)
+        rows += [_row(group, each, figures, fastest) for each in figures]
+    return "\n".join(rows)
+
+
+def _row(group: Group, mine: Figures, figures: Sequence[Figures], fastest: float) -> str:
+    """A row; in brackets how many times as long as the floor of the precision an engine takes."""
+    encoder, step = _over_floor(mine, figures, "encoder_s", ".2f"), _over_floor(mine, figures, "step_ms", ".1f")
+    rate = f"{mine.samples_per_second:.3g}"
+    if mine.is_floor:
+        memory = equal = ""
+    else:
+        memory = f"{mine.peak_mb:,.0f}"
+        equal = f"{mine.equal} of {mine.compared}" if mine.equal is not None else ""
+        rate = f"**{rate}**" if mine.samples_per_second == fastest else rate
+    job = f"{mine.job_s:.2f}" + (f" ({mine.least_s:.2f}, {mine.most_s:.2f})" if mine.rounds > 1 else "")
+    return f"| {' | '.join([str(group.batch), mine.engine, encoder, step, job, rate, memory, equal])} |"
+
+
+def _over_floor(mine: Figures, figures: Sequence[Figures], what: str, digits: str) -> str:
+    value = getattr(mine, what)
+    if value is None:
+        return ""
+    precision = CONTENDERS[mine.engine].precision
+    floors = [each for each in figures if each.is_floor and CONTENDERS[each.engine].precision.startswith(precision)]
+    if mine.is_floor or not floors:
+        return f"{value:{digits}}"
+    return f"{value:{digits}} ({value / min(getattr(floor, what) for floor in floors):.2f})"
+
+
+def _made_with(results: Results) -> str:
+    days = sorted({record.when[:10] for record in results.records()})
+    versions = sorted({f"{name} {number}" for record in results.records() for name, number in record.versions.items()})
+    when = " and ".join(dict.fromkeys((days[0], days[-1]))) if days else "never"
+    return f"{when}, {processor()}, {os.cpu_count()} cores; {', '.join(versions)}."
+
+
+def processor() -> str:
+    """The name of this machine's processor, and which of the instructions that int8 uses it has."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = found.get("flags", "").split()
+    known = [
+        flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8") if flag in flags
+    ]
+    return f"{found.get('model name', 'a processor without a name')} ({', '.join(known)})"
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """All figures, with the rounds that they are medians of, and without the tokens."""
+    groups = [
+        {**group._asdict(), "engines": [_of_engine(each) for each in results.figures(group)]}
+        for group in results.groups()
+    ]
+    rounds = [
+        {
+            **record.group._asdict(),
+            **{name: value for name, value in vars(record).items() if name not in ("group", "tokens")},
+        }
+        for record in results.records()
+    ]
+    return {"processor": processor(), "cores": os.cpu_count(), "groups": groups, "rounds": rounds}
+
+
+def _of_engine(figures: Figures) -> dict[str, Any]:
+    return {**asdict(figures), "samples_per_second": figures.samples_per_second}

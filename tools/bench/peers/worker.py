@@ -1,0 +1,79 @@
+"""One engine in a process of its own: conversion of a checkpoint, or jobs as lines of JSON with results sent back so.
+
+    python -I tools/bench/peers/worker.py convert ctranslate2 export/demo build/bench/demo-ctranslate2-int8 int8 text
+    python -I tools/bench/peers/worker.py run ctranslate2 build/bench/demo-ctranslate2-int8 int8 text 2
+
+A job is a list of batches and the settings of ``model.generate``; a result holds the best sequence of each sample
+without its prompt and padding, the seconds of wall clock and of processor, and the process's memory. Nothing but the
+engine is imported, so that its memory is the engine's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+MELS, FRAMES = 80, 3000
+"""A window of Whisper's features."""
+
+
+def new_tokens(row: list[int], prompt: list[int], eos: int) -> list[int]:
+    """The tokens after the prompt, which an engine may leave out, and before the first end token."""
+    tokens = row[len(prompt) :] if row[: len(prompt)] == prompt else row
+    return tokens[: tokens.index(eos)] if eos in tokens else tokens
+
+
+def features(samples: list[int]) -> Any:
+    """Random features float32 [B, mels, frames], each made from the sample's number."""
+    import numpy as np
+
+    return np.stack([np.random.default_rng(s).uniform(-1, 1, (MELS, FRAMES)).astype(np.float32) for s in samples])
+
+
+def memory_mb() -> dict[str, float]:
+    """Resident memory of this process, now and at its peak. The peak of ``ru_maxrss`` would be that before exec."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(status[field].split()[0]) / 1000 for name, field in (("now", "VmRSS"), ("peak", "VmHWM"))}
+
+
+def run(module: Any, folder: str, precision: str, speech: bool, threads: int) -> None:
+    """Load the engine, then run the jobs of standard input."""
+    results = sys.stdout
+    sys.stdout = sys.stderr  # what a library prints is no result
+
+    def send(result: dict[str, Any]) -> None:
+        print(json.dumps(result), file=results, flush=True)
+
+    start = time.perf_counter()
+    prepare, generate = module.load(folder, precision, speech, threads)
+    versions = {package: version(package) for package in module.PACKAGES}
+    send({"versions": versions, "seconds": time.perf_counter() - start, "memory_mb": memory_mb()})
+    for line in sys.stdin:
+        job = json.loads(line)
+        batches = [prepare(features(samples) if speech else samples) for samples in job["batches"]]
+        wall, processor = time.perf_counter(), time.process_time()
+        found = [row for batch in batches for row in generate(batch, job)]
+        wall, processor = time.perf_counter() - wall, time.process_time() - processor
+        tokens = [new_tokens(row, job["prompt"], job["eos"]) for row in found]
+        send({"tokens": tokens, "seconds": wall, "processor_seconds": processor, "memory_mb": memory_mb()})
+
+
+def main(action: str, engine: str, source: str, *rest: str) -> None:
+    """Do what the command line says."""
+    sys.path.append(str(Path(__file__).resolve().parents[3]))  # last, so that an environment's packages come first
+    module = importlib.import_module(f"tools.bench.peers.engines.{engine}")
+    if action == "convert":
+        folder, precision, task = rest
+        module.convert(source, folder, precision, task == "speech")
+    else:
+        precision, task, threads = rest
+        run(module, source, precision, task == "speech", int(threads))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
