@@ -73,7 +73,7 @@ class Peer:
 
 def convert(python: Path, engine: str, checkpoint: Path, folder: Path, precision: str, speech: bool) -> None:
     """Make an engine's own model of a checkpoint, whole or not at all."""
-    part = folder.with_name(folder.name + ".part")
+    part = folder.with_name(f"{folder.name}-{os.getpid()}.part")
     task = "speech" if speech else "text"
     command = [str(python), "-I", str(WORKER), "convert", engine, str(checkpoint), str(part), precision, task]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **OFFLINE})

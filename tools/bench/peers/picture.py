@@ -9,7 +9,7 @@ __all__ = ["picture"]
 
 LEFT, RIGHT = 138, 48
 """Room for the engines' names, and for the numbers after the longest bar."""
-HIGH, GAP = 17, 30
+TOP, HIGH, GAP = 58.0, 17, 30
 COLOURS = {
     "Tightbeam": "#1f7a54",
     "CTranslate2": "#b4501f",
@@ -26,9 +26,10 @@ def picture(results: Results, groups: list[Group]) -> str:
     longest = max(each.samples_per_second for engines in figures.values() for each in engines)
     first = groups[0]
     search = f"{first.beams} beams" if first.beams > 1 else "greedy"
-    title = f"{first.shape}, {search}, {first.new_tokens} tokens out: samples per second"
-    parts = [text(14, 26, title, 14, bold=True)]
-    y = 44.0
+    length = f", {first.source} tokens in" if first.source else ""
+    size = f"{first.shape}{length}, {first.new_tokens} out, {search}"
+    parts = [text(14, 26, "Samples per second", 15, bold=True), text(14, 43, size, 12, fill=PALE)]
+    y = TOP
     for group, engines in figures.items():
         parts.append(text(14, y + 12, f"batch {group.batch}", 13, bold=True))
         y += 20
@@ -36,9 +37,9 @@ def picture(results: Results, groups: list[Group]) -> str:
             parts += _bar(y, each, longest)
             y += HIGH
         y += GAP - HIGH + 4
-    parts.append(f"<line x1='{LEFT}' x2='{LEFT}' y1='44' y2='{y - 8}' stroke='{LINE}'/>")
+    parts.append(f"<line x1='{LEFT}' x2='{LEFT}' y1='{TOP}' y2='{y - 8}' stroke='{LINE}'/>")
     parts.append(text(14, y + 6, "full colour: int8; pale: float32", 11, fill=PALE))
-    return drawing(y + 20, title, parts)
+    return drawing(y + 20, f"Samples per second: {size}", parts)
 
 
 def _bar(y: float, each: Figures, longest: float) -> list[str]:

@@ -56,17 +56,24 @@ def _over_floor(mine: Figures, figures: Sequence[Figures], what: str, digits: st
     if value is None:
         return ""
     precision = CONTENDERS[mine.engine].precision
-    floors = [each for each in figures if each.is_floor and CONTENDERS[each.engine].precision.startswith(precision)]
+    floors = [each for each in figures if _is_floor_of(each, precision) and getattr(each, what) > 0]
     if mine.is_floor or not floors:
         return f"{value:{digits}}"
     return f"{value:{digits}} ({value / min(getattr(floor, what) for floor in floors):.2f})"
 
 
+def _is_floor_of(figures: Figures, precision: str) -> bool:
+    return figures.is_floor and CONTENDERS[figures.engine].precision.startswith(precision)
+
+
 def _made_with(results: Results) -> str:
     days = sorted({record.when[:10] for record in results.records()})
-    versions = sorted({f"{name} {number}" for record in results.records() for name, number in record.versions.items()})
+    versions: dict[str, str] = {}
+    for record in results.records():
+        own = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+        versions[CONTENDERS[record.engine].engine] = own
     when = " and ".join(dict.fromkeys((days[0], days[-1]))) if days else "never"
-    return f"{when}, {processor()}, {os.cpu_count()} cores; {', '.join(versions)}."
+    return f"{when}, {processor()}, {os.cpu_count()} cores. Versions: {'; '.join(versions.values())}."
 
 
 def processor() -> str:
