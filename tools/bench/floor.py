@@ -45,6 +45,10 @@ class _Product:
         return int(self.weight.dims[not self.transposed])
 
 
+Products = dict[str, _Product]
+"""Products by the names of their results."""
+
+
 @dataclass
 class _Graph:
     """Nodes, constants, and the shapes of inputs and outputs."""
@@ -60,43 +64,45 @@ class _Graph:
         return name
 
 
-def _fp32(graph: _Graph, products: list[_Product]) -> None:
-    for i, product in enumerate(products):
+def _fp32(graph: _Graph, products: Products) -> None:
+    for y, product in products.items():
         graph.constants[product.weight.name] = product.weight
         operator = "Gemm" if product.transposed else "MatMul"
         attributes: dict[str, Any] = {"transB": 1} if product.transposed else {}
-        graph.nodes.append(helper.make_node(operator, [f"x{product.X}", product.weight.name], [f"y{i}"], **attributes))
+        graph.nodes.append(helper.make_node(operator, [f"x{product.X}", product.weight.name], [y], **attributes))
 
 
-def _int8(graph: _Graph, products: list[_Product]) -> None:
-    """Our operators; the rows of a width are quantised once."""
+def _int8(graph: _Graph, products: Products) -> None:
+    """Our operators; the rows of a width are quantised once. Widths that they do not take stay in float32."""
+    _fp32(graph, {y: product for y, product in products.items() if product.X % GROUP})
+    products = {y: product for y, product in products.items() if not product.X % GROUP}
     random = np.random.default_rng(0)
     none = graph.constant("none", np.zeros((1, 1), np.float32))
-    for X in sorted({product.X for product in products}):
+    for X in sorted({product.X for product in products.values()}):
         graph.nodes.append(helper.make_node("QuantizeRows", [f"x{X}"], [f"q{X}", f"s{X}"], domain=DOMAIN))
-    for i, product in enumerate(products):
+    for y, product in products.items():
         X, Y = product.X, product.Y
         tiles = random.integers(0, 256, (-(-Y // TILE), X // GROUP, TILE, GROUP), np.uint8)
-        weights = graph.constant(f"w{i}", tiles)
+        weights = graph.constant(f"w_{y}", tiles)
         scale = graph.constant(f"scale{Y}", np.full((1, Y), 1e-4, np.float32))
         bias = graph.constant(f"bias{Y}", np.zeros(Y, np.float32))
         inputs = [f"q{X}", f"s{X}", weights, scale, bias, none]
-        graph.nodes.append(helper.make_node("QuantizedMatMul", inputs, [f"y{i}"], domain=DOMAIN))
+        graph.nodes.append(helper.make_node("QuantizedMatMul", inputs, [y], domain=DOMAIN))
 
 
-def _int8_onnxruntime(graph: _Graph, products: list[_Product]) -> None:
+def _int8_onnxruntime(graph: _Graph, products: Products) -> None:
     """ONNX Runtime's products of integers, which are not even scaled; the rows of a width are quantised once."""
     random = np.random.default_rng(0)
     graph.int32_outputs = True
-    for X in sorted({product.X for product in products}):
+    for X in sorted({product.X for product in products.values()}):
         graph.nodes.append(helper.make_node("DynamicQuantizeLinear", [f"x{X}"], [f"q{X}", f"s{X}", f"z{X}"]))
-    for i, product in enumerate(products):
-        weights = graph.constant(f"w{i}", random.integers(-127, 128, (product.X, product.Y), np.int8))
+    for y, product in products.items():
+        weights = graph.constant(f"w_{y}", random.integers(-127, 128, (product.X, product.Y), np.int8))
         inputs = [f"q{product.X}", weights, f"z{product.X}"]
-        graph.nodes.append(helper.make_node("MatMulInteger", inputs, [f"y{i}"]))
+        graph.nodes.append(helper.make_node("MatMulInteger", inputs, [y]))
 
 
-FLOORS: dict[str, Callable[[_Graph, list[_Product]], None]] = {
+FLOORS: dict[str, Callable[[_Graph, Products], None]] = {
     "fp32": _fp32,
     "int8": _int8,
     "int8-onnxruntime": _int8_onnxruntime,
@@ -126,8 +132,8 @@ class Floor:
         products = _products(model)
         floor = _Graph()
         FLOORS[kind](floor, products)
-        floor.inputs = {f"x{product.X}": ("R", product.X) for product in products}
-        floor.outputs = {f"y{i}": ("R", product.Y) for i, product in enumerate(products)}
+        floor.inputs = {f"x{product.X}": ("R", product.X) for product in products.values()}
+        floor.outputs = {y: ("R", product.Y) for y, product in products.items()}
         integers = set(floor.outputs) if floor.int32_outputs else set()
         if attention:
             floor.inputs |= {"q": ("B", "H", "N", "K"), "k_t": ("B", "H", "K", "N"), "v": ("B", "H", "N", "K")}
@@ -165,13 +171,13 @@ class Floor:
         return run
 
 
-def _products(model: onnx.ModelProto) -> list[_Product]:
+def _products(model: onnx.ModelProto) -> Products:
     weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
-    return [
-        _Product(weights[node.input[1]], any(a.name == "transB" and a.i for a in node.attribute))
-        for node in model.graph.node
-        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights
-    ]
+    nodes = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights]
+    return {
+        f"y{i}": _Product(weights[node.input[1]], any(a.name == "transB" and a.i for a in node.attribute))
+        for i, node in enumerate(nodes)
+    }
 
 
 def _session(floor: _Graph, types: dict[str, Any], bundle: Bundle, threads: int | None) -> ort.InferenceSession:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from tightbeam.deploy.huge_pages import with_huge_pages
 from tools.bench.peers.errors import PeerError
 
 __all__ = ["Peer", "convert"]
@@ -47,7 +48,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
-                env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": str(threads)},
+                env=with_huge_pages({**os.environ, **OFFLINE, "OMP_NUM_THREADS": str(threads)}),
             )
         self.loaded = self._result()
 
