@@ -15,6 +15,7 @@ from tightbeam.plugins.ops.beam_attention import BEAM_ATTENTION
 from tightbeam.plugins.ops.beam_latent_attention import BEAM_LATENT_ATTENTION
 from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
 from tightbeam.plugins.ops.dynamic_quantize_matmul import DYNAMIC_QUANTIZE_MATMUL
+from tightbeam.plugins.ops.encoder_attention import ENCODER_ATTENTION
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
@@ -50,6 +51,7 @@ OPERATORS: dict[str, Operator] = {
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,
         QUANTIZED_GATHER,
+        ENCODER_ATTENTION,
     )
 }
 """Every operator by its name."""

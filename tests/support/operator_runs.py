@@ -16,6 +16,7 @@ from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION,
 from tightbeam.plugins.ops._case import Array, Case
 
 OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64, "quantized": np.int8, "embeddings": np.float32}
+OUTPUTS_OF_RANK_3 = {("LatentAttention", "output"), ("EncoderAttention", "output")}
 _sessions: dict[tuple[Any, ...], ort.InferenceSession] = {}
 
 
@@ -39,7 +40,7 @@ def model_of(
     given = []
     for tensor in outputs:
         dtype = OUTPUT_TYPES.get(tensor, np.float32 if tensor in ("lse", "scores", "scale") else first_float)
-        rank = 4 if tensor.endswith("cache_out") else 3 if (name, tensor) == ("LatentAttention", "output") else 2
+        rank = 4 if tensor.endswith("cache_out") else 3 if (name, tensor) in OUTPUTS_OF_RANK_3 else 2
         given.append(info(tensor, dtype, rank))
     graph = onnx.helper.make_graph([node], name, taken, given)
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)]

@@ -1,0 +1,86 @@
+"""EncoderAttention: self-attention of an encoder, from the product that gives queries, keys and values side by side.
+
+    output = softmax(scale (query . key) + distance_bias[key position - query position]) value
+
+Positions that the mask hides are left out, as keys and as queries: their own output is 0. So the numbers of a sample are
+the same bits whatever padding it has and whatever samples are beside it. Heads lie one after the other in each row;
+queries, keys and values have as many heads, of one width. A bias by distance is that of T5; it needs no [H, N, N].
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
+
+__all__ = ["ENCODER_ATTENTION"]
+
+HEADS = """
+    query, key, value = Split <axis = -1, num_outputs = 3> (projected)
+"""
+
+BIAS = """
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    axis0 = Constant <value = int64[1] {0}> ()
+    axis1 = Constant <value = int64[1] {1}> ()
+    size = Shape <start = 1, end = 2> (projected)
+    N = Squeeze (size)
+    last = Sub (N, one)
+    positions = Range (zero, N, one)
+    column = Unsqueeze (positions, axis1)
+    distances = Sub (positions, column)
+    places = Add (distances, last)
+    bias_by_head = Gather <axis = 1> (distance_bias, places)
+    bias32 = Unsqueeze (bias_by_head, axis0)
+    bias = CastLike (bias32, projected)
+"""
+
+MASK = """
+    axes12 = Constant <value = int64[2] {1, 2}> ()
+    head = Constant <value = int64[1] {1}> ()
+    samples = Shape <start = 0, end = 1> (mask)
+    length = Shape <start = 1, end = 2> (mask)
+    counted_shape = Concat <axis = 0> (samples, head, length, length)
+    keys = Unsqueeze (mask, axes12)
+    counted = Expand (keys, counted_shape)
+"""
+
+MASKED_BIAS = """
+    lowest32 = Constant <value = float {-inf}> ()
+    lowest = CastLike (lowest32, projected)
+    counted_bias = Where (counted, bias, lowest)
+"""
+
+ONLY_COUNTED_QUERIES = """
+    last_axis = Constant <value = int64[1] {-1}> ()
+    nothing32 = Constant <value = float {0}> ()
+    nothing = CastLike (nothing32, attended)
+    queries = Unsqueeze (mask, last_axis)
+    output = Where (queries, attended, nothing)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    masked, biased = "mask" in present, "distance_bias" in present
+    added = "counted_bias" if masked and biased else "counted" if masked else "bias" if biased else ""
+    attend = f"""
+    {"attended" if masked else "output"} = Attention <
+        q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale
+    > (query, key, value{", " * bool(added)}{added})
+"""
+    parts = [HEADS, BIAS * biased, MASK * masked, MASKED_BIAS * (masked and biased), attend]
+    return "".join(parts) + ONLY_COUNTED_QUERIES * masked
+
+
+ENCODER_ATTENTION = Operator(
+    "EncoderAttention",
+    "encoder_attention",
+    (
+        Input("projected", FLOAT, "B, N, 3 width", "queries, keys and values of all heads, side by side"),
+        Input("mask", "bool", "B, N", "True where a position counts", optional=True),
+        Input("distance_bias", "float32", "H, distances", "added to scores: [H, 2 N - 1], from 1 - N on", optional=True),
+    ),
+    (Output("output", FLOAT, "B, N, width", "attention; 0 at positions that do not count"),),
+    _body,
+    (Attribute("heads", "int", "number of heads"), Attribute("scale", "float", "factor on the scores")),
+    gpu=False,
+)

@@ -1,0 +1,51 @@
+// Arguments of the kernels of EncoderAttention, and how they are filled from a call.
+#pragma once
+
+#include "kernels/operator.h"
+
+namespace tightbeam {
+
+template <class Float>
+struct EncoderAttentionArguments {
+  int B, N;
+  int H;
+  int K;  // numbers of a head
+  float scale;
+
+  const Float* projected;      // [B, N, 3 H K]
+  const bool* mask;            // [B, N], or null
+  const float* distance_bias;  // [H, 2 N - 1], or null
+  Float* output;               // [B, N, H K]
+};
+
+class Parallel;
+
+template <class Float>
+EncoderAttentionArguments<Float> encoder_attention_arguments(const Call& call) {
+  EncoderAttentionArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.N = call.size("N");
+  const int width = call.size("width");
+  arguments.H = call.int_attribute("heads");
+  if (arguments.H < 1 || width % arguments.H != 0)
+    call.fail("attribute heads is " + std::to_string(arguments.H) + ", expected a divisor of " + std::to_string(width) +
+              ", the width of the queries");
+  arguments.K = width / arguments.H;
+  arguments.scale = call.float_attribute("scale");
+  arguments.projected = call.input<Float>("projected");
+  arguments.mask = call.input<bool>("mask");
+  arguments.distance_bias = call.input<float>("distance_bias");
+  if (arguments.distance_bias != nullptr) {
+    const int heads = call.size("H"), distances = call.size("distances");
+    if (heads != arguments.H || distances != 2 * arguments.N - 1)
+      call.fail("distance_bias is [" + std::to_string(heads) + ", " + std::to_string(distances) + "], expected [" +
+                std::to_string(arguments.H) + ", " + std::to_string(2 * arguments.N - 1) + "]");
+  }
+  arguments.output = call.output<Float>("output");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+void encoder_attention(const EncoderAttentionArguments<float>& arguments, const Parallel& parallel);
+
+}  // namespace tightbeam

@@ -1,0 +1,100 @@
+// A thread takes a head of a sample: it packs the keys and values of the positions that count, and goes over the
+// queries. Where there are few heads, the queries of each are shared out as well.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "kernels/cpu/encoder_attention.h"
+#include "kernels/cpu/parallel.h"
+#include "ops/encoder_attention/arguments.h"
+
+namespace tightbeam {
+namespace {
+
+constexpr int ENOUGH_ITEMS = 16, FEWEST_QUERIES = 128;
+constexpr size_t LINE = 64;
+constexpr long OVERRUN = 64;  // biases that a kernel may read beyond the last one
+
+struct FreeAligned {
+  void operator()(float* memory) const { ::operator delete(memory, std::align_val_t{LINE}); }
+};
+using Numbers = std::unique_ptr<float[], FreeAligned>;
+
+Numbers numbers(long count) {
+  return Numbers(static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), std::align_val_t{LINE})));
+}
+
+// Memory that a thread has while it works on an item; new memory costs page faults.
+class Workspaces {
+ public:
+  explicit Workspaces(long count) : count_(count) {}
+
+  Numbers take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) return numbers(count_);
+    Numbers taken = std::move(free_.back());
+    free_.pop_back();
+    return taken;
+  }
+
+  void give_back(Numbers workspace) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(workspace));
+  }
+
+ private:
+  const long count_;
+  std::mutex mutex_;
+  std::vector<Numbers> free_;
+};
+
+long whole_lines(long count) { return (count + 15) / 16 * 16; }
+
+}  // namespace
+
+void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel& parallel) {
+  const EncoderAttentionKernels& kernels = encoder_attention_kernels();
+  const size_t B = a.B, N = a.N, H = a.H, width = H * a.K;
+  std::vector<std::vector<int>> counted(B);
+  for (size_t b = 0; b < B; ++b)
+    for (size_t n = 0; n < N; ++n)
+      if (a.mask == nullptr || a.mask[b * N + n]) counted[b].push_back(static_cast<int>(n));
+
+  const long keys = whole_lines(kernels.keys_size(a.N, a.K)), values = whole_lines(kernels.values_size(a.N, a.K));
+  const long work = whole_lines(kernels.workspace_size(a.K)), biases = a.distance_bias == nullptr ? 0 : 2 * N - 1;
+  Workspaces workspaces(keys + values + work + biases + OVERRUN);
+  const size_t parts = std::clamp<size_t>(ENOUGH_ITEMS / (B * H), 1, std::max<size_t>(1, N / FEWEST_QUERIES));
+  parallel.for_each(B * H * parts, [&](size_t item) {
+    const size_t b = item / parts / H, h = item / parts % H, part = item % parts;
+    const std::vector<int>& positions = counted[b];
+    const int count = static_cast<int>(positions.size());
+    float* const output = a.output + b * N * width + h * a.K;
+    if (part == 0 && positions.size() < N)
+      for (size_t n = 0; n < N; ++n)
+        if (!a.mask[b * N + n]) std::fill_n(output + n * width, a.K, 0.0f);
+    const int begin = static_cast<int>(count * part / parts), end = static_cast<int>(count * (part + 1) / parts);
+    if (begin == end) return;
+
+    Numbers workspace = workspaces.take();
+    float* const own_biases = workspace.get() + keys + values + work;
+    std::copy_n(a.distance_bias + h * biases, biases, own_biases);
+    const float* const query = a.projected + b * N * 3 * width + h * a.K;
+    const EncoderHead head{query,
+                           query + width,
+                           query + 2 * width,
+                           static_cast<long>(3 * width),
+                           a.K,
+                           positions.data(),
+                           count,
+                           a.scale,
+                           biases == 0 ? nullptr : own_biases + N - 1};
+    kernels.pack(head, workspace.get(), workspace.get() + keys);
+    kernels.attend(head, workspace.get(), workspace.get() + keys, begin, end, workspace.get() + keys + values, output,
+                   static_cast<long>(width));
+    workspaces.give_back(std::move(workspace));
+  });
+}
+
+}  // namespace tightbeam
