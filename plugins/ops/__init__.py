@@ -47,11 +47,11 @@ OPERATORS: dict[str, Operator] = {
         SOURCE_ATTENTION,
         LATENT_ATTENTION,
         BEAM_TOP_K,
+        ENCODER_ATTENTION,
         QUANTIZE_ROWS,
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,
         QUANTIZED_GATHER,
-        ENCODER_ATTENTION,
     )
 }
 """Every operator by its name."""

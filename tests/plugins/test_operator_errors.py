@@ -31,6 +31,7 @@ def full_case(name: str) -> Case:
         "BeamLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "T": 5, "T_max": 7, "lengths": [5, 3]}
         | options
         | {"scaled": True},
+        "EncoderAttention": {"B": 2, "N": 7, "H": 4, "K": 6, "V": 5, "biased": True},
         "QuantizeRows": {"R": 3, "X": 9},
         "QuantizedMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
@@ -125,6 +126,21 @@ VALUES: list[tuple[str, Spoil, str]] = [
         )
     ),
     ("BeamLatentAttention", drop("row_scales"), r"BeamLatentAttention: has one of row_scales and scale_cache"),
+    (
+        "EncoderAttention",
+        swap("distance_bias", np.zeros((4, 12))),
+        r"EncoderAttention: distance_bias is \[4, 12\], expected \[4, 13\]",
+    ),
+    (
+        "EncoderAttention",
+        swap("distance_bias", np.zeros((3, 13))),
+        r"EncoderAttention: distance_bias is \[3, 13\], expected \[4, 13\]",
+    ),
+    (
+        "EncoderAttention",
+        swap("value", np.zeros((2, 7, 21))),
+        r"EncoderAttention: attribute heads is 4, expected a divisor of 24 and 21, the widths of queries and values",
+    ),
     ("QuantizedGather", put("tokens", 1, 21), r"QuantizedGather: tokens\[1\] is 21, expected a token in 0..20"),
     ("QuantizedGather", put("tokens", 2, -1), r"QuantizedGather: tokens\[2\] is -1, expected a token in 0..20"),
     (

@@ -22,11 +22,11 @@ MODULES: dict[str, ModuleType] = {
         ("SourceAttention", "source_attention"),
         ("LatentAttention", "latent_attention"),
         ("BeamTopK", "beam_top_k"),
+        ("EncoderAttention", "encoder_attention"),
         ("QuantizeRows", "quantize_rows"),
         ("QuantizedMatMul", "quantized_matmul"),
         ("DynamicQuantizeMatMul", "dynamic_quantize_matmul"),
         ("QuantizedGather", "quantized_gather"),
-        ("EncoderAttention", "encoder_attention"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""

@@ -2,8 +2,8 @@
 // external linkage but the table.
 //
 // A tile of queries goes over the keys block by block (FlashAttention-2, algorithm 1): scores, their exponentials
-// against the greatest score so far, and the weighted sum of the values. In both products, ROWS x VECTORS registers hold
-// sums; the keys are packed in tiles of columns, so that no sum runs across a register. The numbers of a query are
+// against the greatest score so far, and the weighted sum of the values. In both products, ROWS x VECTORS registers
+// hold sums; the keys are packed in tiles of columns, so that no sum runs across a register. The numbers of a query are
 // calculated in the same order whatever other queries there are.
 #include "kernels/cpu/encoder_attention.h"
 #include "kernels/cpu/vectors.h"
@@ -13,14 +13,9 @@ namespace {
 
 constexpr int ROWS = 6, VECTORS = LANES == 16 ? 4 : 2;
 constexpr int TILE = VECTORS * LANES;  // keys that lie side by side
-#ifndef TB_QUERIES
-#define TB_QUERIES 48
-#define TB_BLOCK 512
-#define TB_STRETCH 64
-#endif
-constexpr int QUERIES = TB_QUERIES;   // of a tile, a multiple of ROWS
-constexpr int BLOCK = TB_BLOCK;       // keys of a block, a multiple of TILE
-constexpr int STRETCH = TB_STRETCH;   // keys whose values stay in the first cache
+constexpr int QUERIES = 48;            // of a tile, a multiple of ROWS
+constexpr int BLOCK = 512;             // keys, a multiple of TILE
+constexpr int STRETCH = 64;            // keys whose values stay in the first cache
 constexpr float NOTHING = -__builtin_inff();
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
@@ -28,30 +23,23 @@ inline long padded(long count, long multiple) { return (count + multiple - 1) / 
 inline void fetch(const float* numbers, int count) {
   for (int i = 0; i < count; i += 16) __builtin_prefetch(numbers + i, 0, 3);
 }
-inline long value_width(int width) { return padded(width, LANES); }
 
-long keys_size(int count, int width) { return padded(count, TILE) * width; }
-long values_size(int count, int width) { return count * value_width(width); }
-long workspace_size(int width) {
-  return QUERIES * (long{width} + BLOCK + value_width(width) + BLOCK) + 3 * QUERIES;
-}
+long keys_size(int count, int K) { return padded(count, TILE) * K; }
+long values_size(int count, int V) { return count * padded(V, LANES); }
+long workspace_size(int K, int V) { return QUERIES * (long{K} + BLOCK + padded(V, LANES) + BLOCK) + 3 * QUERIES; }
 
-// keys: [tiles, width, TILE]; values: [count, value_width].
+// keys: [tiles, K, TILE]; values: [count, V padded to whole registers].
 void pack(const EncoderHead& h, float* keys, float* values) {
-  const int whole = h.width / 4 * 4;
+  const int whole = h.K / 4 * 4;
   typedef float Four __attribute__((vector_size(16)));
-  #ifndef TB_AHEAD
-#define TB_AHEAD 12
-#define TB_HINT 3
-#endif
-  constexpr int AHEAD = TB_AHEAD;
+  constexpr int AHEAD = 12;
   for (int t = 0; t < h.count; t += 4) {
-    float* tile = keys + t / TILE * static_cast<long>(TILE) * h.width + t % TILE;
+    float* tile = keys + t / TILE * static_cast<long>(TILE) * h.K + t % TILE;
     const float* rows[4];
     for (int i = 0; i < 4; ++i) {
       rows[i] = h.key + h.positions[smaller(t + i, h.count - 1)] * h.stride;
       const float* next = h.key + h.positions[smaller(t + i + AHEAD, h.count - 1)] * h.stride;
-      for (int k = 0; k < h.width; k += 16) __builtin_prefetch(next + k, 0, TB_HINT);
+      fetch(next, h.K);
     }
     for (int k = 0; k < whole; k += 4) {
       Four a, b, c, d;
@@ -61,21 +49,21 @@ void pack(const EncoderHead& h, float* keys, float* values) {
       __builtin_memcpy(&d, rows[3] + k, sizeof d);
       const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5),
                  AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      const Four columns[4] = {
-          __builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-          __builtin_shufflevector(AB, CD, 0, 1, 4, 5), __builtin_shufflevector(AB, CD, 2, 3, 6, 7)};
+      const Four columns[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                               __builtin_shufflevector(AB, CD, 0, 1, 4, 5),
+                               __builtin_shufflevector(AB, CD, 2, 3, 6, 7)};
       for (int i = 0; i < 4; ++i) __builtin_memcpy(tile + (k + i) * TILE, &columns[i], sizeof columns[i]);
     }
-    for (int k = whole; k < h.width; ++k)
+    for (int k = whole; k < h.K; ++k)
       for (int i = 0; i < 4; ++i) tile[k * TILE + i] = rows[i][k];
   }
-  const long width = value_width(h.width);
+  const long width = padded(h.V, LANES);
   for (int t = 0; t < h.count; ++t) {
-    const float* from = h.value + h.positions[t] * h.stride;
-    const float* next = h.value + h.positions[smaller(t + AHEAD, h.count - 1)] * h.stride;
-    for (int v = 0; v < h.width; v += 16) __builtin_prefetch(next + v, 0, TB_HINT);
-    for (int v = 0; v < h.width; v += LANES)
-      store(values + t * width + v, v + LANES <= h.width ? load(from + v) : load_some(from + v, h.width - v));
+    const float* from = h.value + h.positions[t] * h.value_stride;
+    const float* next = h.value + h.positions[smaller(t + AHEAD, h.count - 1)] * h.value_stride;
+    fetch(next, h.V);
+    for (int v = 0; v < h.V; v += LANES)
+      store(values + t * width + v, v + LANES <= h.V ? load(from + v) : load_some(from + v, h.V - v));
   }
 }
 
@@ -83,9 +71,6 @@ void pack(const EncoderHead& h, float* keys, float* values) {
 template <int COUNT>
 inline void score(const float* queries, int K, const float* keys, float* scores, const float* const* bias) {
   Vector sums[ROWS][COUNT] = {};
-#ifdef TB_UNROLL
-_Pragma("GCC unroll 2")
-#endif
   for (int k = 0; k < K; ++k) {
     Vector key[COUNT];
     TIGHTBEAM_UNROLL
@@ -125,9 +110,6 @@ inline void weigh(const float* weights, const float* values, int count, long wid
     TIGHTBEAM_UNROLL
     for (int i = 0; i < COUNT; ++i) totals[q][i] = load(sums + q * width + i * LANES) * shrink[q];
   }
-#ifdef TB_UNROLL
-_Pragma("GCC unroll 2")
-#endif
   for (int t = 0; t < count; ++t) {
     Vector value[COUNT];
     TIGHTBEAM_UNROLL
@@ -220,9 +202,9 @@ inline void soften(float* scores, int vectors, State& state, int q) {
 }
 
 void attend(const EncoderHead& h, const float* keys, const float* values, int begin, int end, float* workspace,
-            float* output, long output_stride) {
-  const int K = h.width;
-  const long V = value_width(K);
+            float* output) {
+  const int K = h.K;
+  const long V = padded(h.V, LANES);
   float* queries = workspace;
   float* scores = queries + QUERIES * long{K};
   float* sums = scores + QUERIES * long{BLOCK};
@@ -270,8 +252,8 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
         for (int q = 0; q < rows; q += ROWS) {
           if (start + t + STRETCH >= h.count)
             for (int i = 0; i < ROWS; ++i) {
-              const float* to = output + h.positions[smaller(first + q + i, end - 1)] * output_stride;
-              for (int v = 0; v < K; v += 16) __builtin_prefetch(to + v, 1, 3);
+              const float* to = output + h.positions[smaller(first + q + i, end - 1)] * h.value_stride;
+              for (int v = 0; v < h.V; v += 16) __builtin_prefetch(to + v, 1, 3);
             }
           const float* weights = scores + q * BLOCK + t;
           int v = 0;
@@ -285,8 +267,8 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
     }
     for (int q = 0; q < Q; ++q) {
       const float factor = state.totals[q] == 0 ? 0 : 1 / state.totals[q];
-      float* to = output + h.positions[first + q] * output_stride;
-      for (int v = 0; v < K; ++v) to[v] = sums[q * V + v] * factor;
+      float* to = output + h.positions[first + q] * h.value_stride;
+      for (int v = 0; v < h.V; ++v) to[v] = sums[q * V + v] * factor;
     }
   }
 }

@@ -1,10 +1,9 @@
-"""EncoderAttention: self-attention of an encoder, from the product that gives queries, keys and values side by side.
+"""EncoderAttention: self-attention of an encoder, whose heads lie side by side as the projections make them.
 
     output = softmax(scale (query . key) + distance_bias[key position - query position]) value
 
-Positions that the mask hides are left out, as keys and as queries: their own output is 0. So the numbers of a sample are
-the same bits whatever padding it has and whatever samples are beside it. Heads lie one after the other in each row;
-queries, keys and values have as many heads, of one width. A bias by distance is that of T5; it needs no [H, N, N].
+Positions that the mask hides are left out, as keys and as queries: their own output is 0. The kernel gives a sample the
+same bits whatever padding it has and whatever samples are beside it. The bias by distance is T5's, not [H, N, N].
 """
 
 from __future__ import annotations
@@ -13,16 +12,12 @@ from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["ENCODER_ATTENTION"]
 
-HEADS = """
-    query, key, value = Split <axis = -1, num_outputs = 3> (projected)
-"""
-
 BIAS = """
     zero = Constant <value = int64 {0}> ()
     one = Constant <value = int64 {1}> ()
     axis0 = Constant <value = int64[1] {0}> ()
     axis1 = Constant <value = int64[1] {1}> ()
-    size = Shape <start = 1, end = 2> (projected)
+    size = Shape <start = 1, end = 2> (query)
     N = Squeeze (size)
     last = Sub (N, one)
     positions = Range (zero, N, one)
@@ -31,7 +26,7 @@ BIAS = """
     places = Add (distances, last)
     bias_by_head = Gather <axis = 1> (distance_bias, places)
     bias32 = Unsqueeze (bias_by_head, axis0)
-    bias = CastLike (bias32, projected)
+    bias = CastLike (bias32, query)
 """
 
 MASK = """
@@ -46,7 +41,7 @@ MASK = """
 
 MASKED_BIAS = """
     lowest32 = Constant <value = float {-inf}> ()
-    lowest = CastLike (lowest32, projected)
+    lowest = CastLike (lowest32, query)
     counted_bias = Where (counted, bias, lowest)
 """
 
@@ -67,7 +62,7 @@ def _body(present: frozenset[str]) -> str:
         q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale
     > (query, key, value{", " * bool(added)}{added})
 """
-    parts = [HEADS, BIAS * biased, MASK * masked, MASKED_BIAS * (masked and biased), attend]
+    parts = [BIAS * biased, MASK * masked, MASKED_BIAS * (masked and biased), attend]
     return "".join(parts) + ONLY_COUNTED_QUERIES * masked
 
 
@@ -75,11 +70,15 @@ ENCODER_ATTENTION = Operator(
     "EncoderAttention",
     "encoder_attention",
     (
-        Input("projected", FLOAT, "B, N, 3 width", "queries, keys and values of all heads, side by side"),
+        Input("query", FLOAT, "B, N, width", "queries of all heads, side by side"),
+        Input("key", FLOAT, "B, N, width", "keys"),
+        Input("value", FLOAT, "B, N, value_width", "values"),
         Input("mask", "bool", "B, N", "True where a position counts", optional=True),
-        Input("distance_bias", "float32", "H, distances", "added to scores: [H, 2 N - 1], from 1 - N on", optional=True),
+        Input(
+            "distance_bias", "float32", "H, distances", "added, [H, 2 N - 1]: distances 1 - N to N - 1", optional=True
+        ),
     ),
-    (Output("output", FLOAT, "B, N, width", "attention; 0 at positions that do not count"),),
+    (Output("output", FLOAT, "B, N, value_width", "attention; 0 at positions that do not count"),),
     _body,
     (Attribute("heads", "int", "number of heads"), Attribute("scale", "float", "factor on the scores")),
     gpu=False,

@@ -9,13 +9,16 @@ template <class Float>
 struct EncoderAttentionArguments {
   int B, N;
   int H;
-  int K;  // numbers of a head
+  int K;  // numbers of a query and of a key
+  int V;  // of a value
   float scale;
 
-  const Float* projected;      // [B, N, 3 H K]
+  const Float* query;          // [B, N, H K]
+  const Float* key;            // [B, N, H K]
+  const Float* value;          // [B, N, H V]
   const bool* mask;            // [B, N], or null
   const float* distance_bias;  // [H, 2 N - 1], or null
-  Float* output;               // [B, N, H K]
+  Float* output;               // [B, N, H V]
 };
 
 class Parallel;
@@ -25,14 +28,17 @@ EncoderAttentionArguments<Float> encoder_attention_arguments(const Call& call) {
   EncoderAttentionArguments<Float> arguments{};
   arguments.B = call.size("B");
   arguments.N = call.size("N");
-  const int width = call.size("width");
+  const int width = call.size("width"), value_width = call.size("value_width");
   arguments.H = call.int_attribute("heads");
-  if (arguments.H < 1 || width % arguments.H != 0)
+  if (arguments.H < 1 || width % arguments.H != 0 || value_width % arguments.H != 0)
     call.fail("attribute heads is " + std::to_string(arguments.H) + ", expected a divisor of " + std::to_string(width) +
-              ", the width of the queries");
+              " and " + std::to_string(value_width) + ", the widths of queries and values");
   arguments.K = width / arguments.H;
+  arguments.V = value_width / arguments.H;
   arguments.scale = call.float_attribute("scale");
-  arguments.projected = call.input<Float>("projected");
+  arguments.query = call.input<Float>("query");
+  arguments.key = call.input<Float>("key");
+  arguments.value = call.input<Float>("value");
   arguments.mask = call.input<bool>("mask");
   arguments.distance_bias = call.input<float>("distance_bias");
   if (arguments.distance_bias != nullptr) {

@@ -18,6 +18,7 @@ def random_case(
     N: int,
     H: int,
     K: int,
+    V: int | None = None,
     spread: float = 1.0,
     lengths: list[int] | None = None,
     masked: bool = True,
@@ -28,17 +29,20 @@ def random_case(
     ``spread`` makes the softmax sharp.
     """
     generator = np.random.default_rng(seed)
-    projected = generator.standard_normal((B, N, 3, H * K)).astype(np.float32)
-    projected[:, :, 0] *= np.float32(spread)
-    inputs: dict[str, Array] = {"projected": projected.reshape(B, N, 3 * H * K)}
+    V = K if V is None else V
+    inputs: dict[str, Array] = {
+        name: generator.standard_normal((B, N, H * width)).astype(np.float32)
+        for name, width in (("query", K), ("key", K), ("value", V))
+    }
+    inputs["query"] *= np.float32(spread)
     if lengths is not None:
         inputs["mask"] = np.arange(N) < np.array(lengths)[:, None]
     elif masked:
         inputs["mask"] = generator.random((B, N)) < 0.7
     if biased:
         inputs["distance_bias"] = generator.standard_normal((H, 2 * N - 1)).astype(np.float32)
-    name = f"B{B}-N{N}-H{H}-K{K}-spread{spread}{'-masked' * ('mask' in inputs)}{'-biased' * biased}-seed{seed}"
-    return Case(name, inputs, {"heads": H, "scale": K**-0.5}, floats=("projected",))
+    name = f"B{B}-N{N}-H{H}-K{K}-V{V}-spread{spread}{'-masked' * ('mask' in inputs)}{'-biased' * biased}-seed{seed}"
+    return Case(name, inputs, {"heads": H, "scale": K**-0.5}, floats=("query", "key", "value"))
 
 
 def cases() -> list[Case]:
@@ -52,7 +56,7 @@ def cases() -> list[Case]:
         random_case(4, B=4, N=50, H=3, K=18, lengths=[50, 1, 0, 31], biased=True),
         random_case(5, B=1, N=1100, H=1, K=32, masked=False, biased=True),
         random_case(6, B=2, N=700, H=2, K=7, lengths=[700, 513], spread=5.0),
-        random_case(7, B=1, N=300, H=3, K=150),
+        random_case(7, B=1, N=300, H=3, K=150, V=37),
         random_case(8, B=40, N=5, H=1, K=128),
         random_case(9, B=2, N=20, H=2, K=6, biased=True),
     ]
@@ -61,15 +65,16 @@ def cases() -> list[Case]:
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``."""
     H = int(case.attributes["heads"])
-    projected = case.inputs["projected"].astype(dtype)
-    B, N, width = projected.shape
+    B, N, _ = case.inputs["query"].shape
+    query, key, value = (
+        case.inputs[name].astype(dtype).reshape(B, N, H, -1).swapaxes(1, 2) for name in ("query", "key", "value")
+    )
     mask = case.inputs.get("mask", np.ones((B, N), np.bool_))
-    query, key, value = projected.reshape(B, N, 3, H, width // 3 // H).transpose(2, 0, 3, 1, 4)
     scores = dtype(case.attributes["scale"]) * (query @ key.swapaxes(2, 3))
     if "distance_bias" in case.inputs:
         positions = np.arange(N)
         distances = positions - positions[:, None]
         scores = scores + case.inputs["distance_bias"].astype(dtype)[:, distances + N - 1]
     weights, _ = softmax_with_lse(np.where(mask[:, None, None], scores, dtype(-np.inf)))
-    output = (weights @ value).swapaxes(1, 2).reshape(B, N, width // 3)
+    output = (weights @ value).swapaxes(1, 2).reshape(B, N, -1)
     return {"output": np.where(mask[..., None], output, dtype(0))}

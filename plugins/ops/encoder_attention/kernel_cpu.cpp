@@ -23,7 +23,8 @@ struct FreeAligned {
 using Numbers = std::unique_ptr<float[], FreeAligned>;
 
 Numbers numbers(long count) {
-  return Numbers(static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), std::align_val_t{LINE})));
+  return Numbers(
+      static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), std::align_val_t{LINE})));
 }
 
 // Memory that a thread has while it works on an item; new memory costs page faults.
@@ -56,43 +57,43 @@ long whole_lines(long count) { return (count + 15) / 16 * 16; }
 
 void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel& parallel) {
   const EncoderAttentionKernels& kernels = encoder_attention_kernels();
-  const size_t B = a.B, N = a.N, H = a.H, width = H * a.K;
+  const size_t B = a.B, N = a.N, H = a.H, K = a.K, V = a.V, width = H * K, value_width = H * V;
   std::vector<std::vector<int>> counted(B);
   for (size_t b = 0; b < B; ++b)
     for (size_t n = 0; n < N; ++n)
       if (a.mask == nullptr || a.mask[b * N + n]) counted[b].push_back(static_cast<int>(n));
 
-  const long keys = whole_lines(kernels.keys_size(a.N, a.K)), values = whole_lines(kernels.values_size(a.N, a.K));
-  const long work = whole_lines(kernels.workspace_size(a.K)), biases = a.distance_bias == nullptr ? 0 : 2 * N - 1;
+  const long keys = whole_lines(kernels.keys_size(a.N, a.K)), values = whole_lines(kernels.values_size(a.N, a.V));
+  const long work = whole_lines(kernels.workspace_size(a.K, a.V)), biases = a.distance_bias == nullptr ? 0 : 2 * N - 1;
   Workspaces workspaces(keys + values + work + biases + OVERRUN);
   const size_t parts = std::clamp<size_t>(ENOUGH_ITEMS / (B * H), 1, std::max<size_t>(1, N / FEWEST_QUERIES));
   parallel.for_each(B * H * parts, [&](size_t item) {
     const size_t b = item / parts / H, h = item / parts % H, part = item % parts;
     const std::vector<int>& positions = counted[b];
     const int count = static_cast<int>(positions.size());
-    float* const output = a.output + b * N * width + h * a.K;
+    float* const output = a.output + b * N * value_width + h * V;
     if (part == 0 && positions.size() < N)
       for (size_t n = 0; n < N; ++n)
-        if (!a.mask[b * N + n]) std::fill_n(output + n * width, a.K, 0.0f);
+        if (!a.mask[b * N + n]) std::fill_n(output + n * value_width, V, 0.0f);
     const int begin = static_cast<int>(count * part / parts), end = static_cast<int>(count * (part + 1) / parts);
     if (begin == end) return;
 
     Numbers workspace = workspaces.take();
     float* const own_biases = workspace.get() + keys + values + work;
     std::copy_n(a.distance_bias + h * biases, biases, own_biases);
-    const float* const query = a.projected + b * N * 3 * width + h * a.K;
-    const EncoderHead head{query,
-                           query + width,
-                           query + 2 * width,
-                           static_cast<long>(3 * width),
+    const EncoderHead head{a.query + b * N * width + h * K,
+                           a.key + b * N * width + h * K,
+                           a.value + b * N * value_width + h * V,
+                           static_cast<long>(width),
+                           static_cast<long>(value_width),
                            a.K,
+                           a.V,
                            positions.data(),
                            count,
                            a.scale,
                            biases == 0 ? nullptr : own_biases + N - 1};
     kernels.pack(head, workspace.get(), workspace.get() + keys);
-    kernels.attend(head, workspace.get(), workspace.get() + keys, begin, end, workspace.get() + keys + values, output,
-                   static_cast<long>(width));
+    kernels.attend(head, workspace.get(), workspace.get() + keys, begin, end, workspace.get() + keys + values, output);
     workspaces.give_back(std::move(workspace));
   });
 }

@@ -1,0 +1,202 @@
+"""Give the encoder's attention to one operator that reads the projections as they are, heads side by side.
+
+    x W_Q - Reshape - Transpose [B, H, N, K] -                                      x W_Q -
+    x W_K - Reshape - Transpose --------------- Attention - Transpose - Reshape ->  x W_K - EncoderAttention [B, N, H V]
+    x W_V - Reshape - Transpose -                                                   x W_V -
+    mask: Cast - Unsqueeze - Expand [B, 1, N, N] -> Cast [B, N]
+    bias: positions - Sub - Clip - Gather [N, N, H] - ... - Where(mask) -> distances - Clip - Gather [2 N - 1, H]
+
+Padding then gets 0 for its attention, which nothing reads. Needs: an encoder whose attentions are all of this form, and
+a bias, if there is one, by the distance alone (T5). A prompt's attention is causal and stays as it is. Saves the
+transposes, the mask [B, 1, N, N] and the bias [1, H, N, N]. The operator has a CPU kernel alone
+(``plugins/ops/encoder_attention``), so this is for variants that run nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.attention import AttentionBlock, attention_blocks
+from tightbeam.graph_passes.builder import Builder, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
+from tightbeam.graph_passes.tensor_types import tensor_types
+
+NAME = "encoder_attention"
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A bias by the distance from a query to a key: row ``reach`` + distance of a table, within ``reach``."""
+
+    table: gs.Constant
+    """[2 reach + 1, H]"""
+    reach: int
+
+
+def encoder_attention(graphs: ModelGraphs) -> PassResult:
+    """Replace the attentions of the encoder, in place: all of them, or none."""
+    if graphs.sizes.decoder_only:
+        return PassResult(NAME, 0, "a prompt's attention is causal")
+    encoder = graphs.encoder
+    types = tensor_types(encoder, NAME)
+    blocks = attention_blocks(encoder, NAME)
+    if not blocks:
+        return PassResult(NAME, 0, "the encoder has no attention")
+    forms = [_form_of(block, types) for block in blocks]
+    known = [form for form in forms if form is not None]
+    if len(known) < len(blocks) or len({(mask is None, bias is None) for _, mask, bias in known}) > 1:
+        return PassResult(NAME, 0, "an attention has heads, a mask or a bias of another form")
+    build = _Replacement(encoder)
+    for block, (heads, mask, bias) in zip(blocks, known, strict=True):
+        build.replace(block, heads, mask, bias)
+    tidy(encoder)
+    return PassResult(NAME, len(blocks))
+
+
+_Form = tuple[int, gs.Tensor | None, _Bias | None]
+"""Number of heads; the mask as it reaches the attention; the bias."""
+
+
+def _form_of(block: AttentionBlock, types: dict[str, int]) -> _Form | None:
+    node = block.node
+    width = _head_width(node.inputs[0])
+    plain = not block.between and len(node.outputs) == 1 and len(node.inputs) <= 4
+    if not plain or width is None or int(block.query.weight.shape[1]) % width:
+        return None
+    heads = int(block.query.weight.shape[1]) // width
+    if block.key.weight.shape != block.query.weight.shape or int(block.value.weight.shape[1]) % heads:
+        return None
+    if len(node.inputs) < 4:
+        return heads, None, None
+    mask, bias = node.inputs[3], None
+    if types[mask.name] != onnx.TensorProto.BOOL:
+        if not mask.inputs or mask.inputs[0].op != "Where":
+            return None
+        mask, added, _ = mask.inputs[0].inputs
+        bias = _distance_bias(added)
+        if bias is None or int(bias.table.shape[1]) != heads:
+            return None
+    return None if _by_position(mask) is None else (heads, mask, bias)
+
+
+def _head_width(heads: gs.Tensor) -> int | None:
+    """K of [B, H, N, K], from the constant at the end of the shape that it was given."""
+    while heads.inputs and heads.inputs[0].op == "Transpose":
+        heads = heads.inputs[0].inputs[0]
+    if not heads.inputs or heads.inputs[0].op != "Reshape":
+        return None
+    shape = heads.inputs[0].inputs[1]
+    if shape.inputs and shape.inputs[0].op == "Concat":
+        shape = shape.inputs[0].inputs[-1]
+    return int(shape.values.reshape(-1)[-1]) if isinstance(shape, gs.Constant) else None
+
+
+def _by_position(mask: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]] | None:
+    """The tensor [B, N] that a mask [B, 1, N, N] repeats, and the operators on each number, the last one first."""
+    on_each: list[gs.Node] = []
+    while mask.inputs:
+        node = mask.inputs[0]
+        if node.op in ("Cast", "Not"):
+            on_each.append(node)
+        elif node.op == "Unsqueeze":
+            axes = node.inputs[1]
+            repeated = isinstance(axes, gs.Constant) and axes.values.tolist() == [1, 2]
+            return (node.inputs[0], on_each) if repeated else None
+        elif node.op != "Expand":
+            return None
+        mask = node.inputs[0]
+    return None
+
+
+def _distance_bias(bias: gs.Tensor) -> _Bias | None:
+    """The table of Gather(table, Clip(key position - query position, -reach, reach) + reach), as [1, H, N, N]."""
+    nodes: list[gs.Node] = []
+    for op in ("Unsqueeze", "Transpose", "Gather"):
+        if not bias.inputs or bias.inputs[0].op != op:
+            return None
+        nodes.append(bias.inputs[0])
+        bias = bias.inputs[0].inputs[0]
+    gather = nodes[-1]
+    table, place = gather.inputs
+    if not isinstance(table, gs.Constant) or gather.attrs.get("axis", 0) != 0 or nodes[1].attrs["perm"] != [2, 0, 1]:
+        return None
+    operands: list[gs.Tensor] = []
+    for op in ("Add", "Clip", "Sub"):
+        if not place.inputs or place.inputs[0].op != op:
+            return None
+        operands += place.inputs[0].inputs
+        place = place.inputs[0].inputs[0]
+    _, offset, _, lowest, highest, keys, queries = operands
+    if not all(isinstance(constant, gs.Constant) for constant in (offset, lowest, highest)):
+        return None
+    reach = int(offset.values)
+    limits = int(lowest.values), int(highest.values)
+    across = [_axis_of_positions(tensor) for tensor in (keys, queries)]
+    if limits != (-reach, reach) or len(table.values) != 2 * reach + 1 or across != [0, 1]:
+        return None
+    return _Bias(table, reach)
+
+
+def _axis_of_positions(tensor: gs.Tensor) -> int | None:
+    """0 of positions [1, N], 1 of [N, 1]; None of anything else."""
+    if not tensor.inputs or tensor.inputs[0].op != "Unsqueeze":
+        return None
+    positions, axes = tensor.inputs[0].inputs
+    if not isinstance(axes, gs.Constant) or not positions.inputs or positions.inputs[0].op != "Range":
+        return None
+    start, _, step = positions.inputs[0].inputs
+    if not all(isinstance(constant, gs.Constant) for constant in (start, step)):
+        return None
+    return int(axes.values.reshape(-1)[0]) if (int(start.values), int(step.values)) == (0, 1) else None
+
+
+class _Replacement:
+    """Makes the operators, with masks and biases that attentions share made once."""
+
+    def __init__(self, encoder: gs.Graph) -> None:
+        self.build = Builder(encoder, NAME)
+        self.masks: dict[str, gs.Tensor] = {}
+        self.biases: dict[str, gs.Tensor] = {}
+        self.places: dict[int, gs.Tensor] = {}
+
+    def replace(self, block: AttentionBlock, heads: int, mask: gs.Tensor | None, bias: _Bias | None) -> None:
+        inputs = [block.query.output, block.key.output, block.value.output]
+        if mask is not None:
+            inputs.append(self._mask(mask))
+        if bias is not None:
+            inputs.append(self._distance_bias(bias, block.query.output))
+        attended = self.build.variable(f"attended_{self.build.count}", ["B", "N", int(block.output.weight.shape[0])])
+        self.build.operator("EncoderAttention", inputs, {"heads": heads, "scale": block.scale}, [attended])
+        block.replace_with(attended)
+
+    def _mask(self, mask: gs.Tensor) -> gs.Tensor:
+        if mask.name not in self.masks:
+            found = _by_position(mask)
+            assert found is not None
+            tensor, on_each = found
+            for node in reversed(on_each):
+                tensor = self.build.add(node.op, [tensor], dict(node.attrs))
+            self.masks[mask.name] = tensor
+        return self.masks[mask.name]
+
+    def _distance_bias(self, bias: _Bias, rows: gs.Tensor) -> gs.Tensor:
+        """[H, 2 N - 1], the biases of the distances from 1 - N to N - 1."""
+        if bias.table.name not in self.biases:
+            by_distance = self.build.add("Gather", [bias.table, self._places(bias.reach, rows)], {"axis": 0})
+            self.biases[bias.table.name] = self.build.transpose(by_distance, [1, 0])
+        return self.biases[bias.table.name]
+
+    def _places(self, reach: int, rows: gs.Tensor) -> gs.Tensor:
+        """[2 N - 1], the rows of a table with the biases of those distances."""
+        if reach not in self.places:
+            build = self.build
+            N = build.add("Squeeze", [build.add("Shape", [rows], {"start": 1, "end": 2})])
+            one = build.constant(1)
+            distances = build.add("Range", [build.add("Sub", [one, N]), N, one])
+            limits = [build.constant(limit) for limit in (-reach, reach)]
+            within = build.add("Clip", [distances, *limits])
+            self.places[reach] = build.add("Add", [within, build.constant(reach)])
+        return self.places[reach]

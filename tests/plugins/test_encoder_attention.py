@@ -1,0 +1,83 @@
+"""EncoderAttention beyond its cases: random sizes, every instruction set, and padding that changes no bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.operator_runs import MODULES, check, run
+from support.tolerance import LUCK
+from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops._case import Case
+
+NAME = "EncoderAttention"
+LIBRARY = cpu_library()
+needs_library = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+
+
+@pytest.mark.parametrize("library", [pytest.param(None, id="function"), pytest.param(LIBRARY, marks=needs_library)])
+@settings(max_examples=60, deadline=None)
+@given(
+    B=st.integers(1, 3),
+    N=st.integers(1, 150),
+    H=st.integers(1, 4),
+    K=st.integers(1, 40),
+    V=st.integers(1, 90),
+    spread=st.sampled_from([1.0, 10.0]),
+    masked=st.booleans(),
+    biased=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_random_sizes(library: Path | None, seed: int, **sizes: Any) -> None:
+    case = MODULES[NAME].random_case(seed, **sizes)
+    check(NAME, case, run(NAME, case, library), LUCK)
+
+
+@needs_library
+@pytest.mark.parametrize("level", ["v3", "baseline"])
+def test_cases_on_lower_instruction_sets(level: str) -> None:
+    program = f"""
+from support.operator_runs import MODULES, check, run
+from tightbeam.plugins.library import cpu_library
+for case in MODULES["{NAME}"].cases():
+    check("{NAME}", case, run("{NAME}", case, cpu_library()))
+"""
+    environment = {**os.environ, "TIGHTBEAM_ISA": level, "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+@needs_library
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_sample_is_the_same_bits_in_any_company(biased: bool) -> None:
+    """Alone without padding, and padded at the end among longer samples; the padding may hold NaN."""
+    lengths = [70, 1, 600, 33, 130]
+    case = MODULES[NAME].random_case(1, B=5, N=600, H=2, K=20, V=24, lengths=lengths, biased=biased)
+    for name in ("query", "key", "value"):
+        case.inputs[name][~case.inputs["mask"]] = np.nan
+    together = run(NAME, case, LIBRARY)["output"]
+    for b, length in enumerate(lengths):
+        inputs = {name: case.inputs[name][b : b + 1, :length] for name in ("query", "key", "value", "mask")}
+        if biased:
+            inputs["distance_bias"] = case.inputs["distance_bias"][:, 600 - length : 600 + length - 1]
+        alone = run(NAME, Case("alone", inputs, case.attributes), LIBRARY)["output"]
+        np.testing.assert_array_equal(together[b, :length], alone[0])
+        assert (together[b, length:] == 0).all()
+
+
+@needs_library
+def test_nan_goes_on_to_the_outputs_that_see_it() -> None:
+    case = MODULES[NAME].random_case(2, B=2, N=40, H=2, K=8, masked=False)
+    case.inputs["query"][0, 3, 0] = np.nan
+    case.inputs["key"][1, 39, 8] = np.nan
+    found = np.isnan(run(NAME, case, LIBRARY)["output"].reshape(2, 40, 2, 8)).all(axis=-1)
+    expected = np.zeros((2, 40, 2), np.bool_)
+    expected[0, 3, 0] = expected[1, :, 1] = True
+    np.testing.assert_array_equal(found, expected)
