@@ -1,0 +1,84 @@
+"""The encoder's attention as one operator: every family's form, and the same numbers where a position counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+import pytest
+
+from support.bundles import BundleCache
+from tightbeam.export.writing.graphs import write_graphs
+from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all
+from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
+from tightbeam.graph_passes.model import Array
+
+FAMILIES = [
+    "bart",
+    "t5",
+    "whisper",
+    "fsmt",
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("umt5", "marian", "pegasus", "mbart", "prophetnet")),
+]
+LENGTHS = (23, 9, 15)
+
+
+def outputs(graphs: ModelGraphs, folder: Path) -> dict[str, Array]:
+    """The encoder's outputs on random sources of ``LENGTHS``, by the operators' functions."""
+    folder.mkdir()
+    write_graphs(graphs, folder)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(folder / "encoder.onnx"), options, providers=["CPUExecutionProvider"])
+    generator = np.random.default_rng(0)
+    feeds = {}
+    for tensor in session.get_inputs():
+        if tensor.name == "input_ids":
+            feeds[tensor.name] = generator.integers(5, 90, (3, max(LENGTHS)))
+        elif tensor.name == "attention_mask":
+            feeds[tensor.name] = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(np.int64)
+        else:
+            feeds[tensor.name] = generator.standard_normal((3, *tensor.shape[1:])).astype(np.float32)
+    found = dict(zip([tensor.name for tensor in session.get_outputs()], session.run(None, feeds), strict=True))
+    if "attention_mask" in feeds:  # [B, H, N, .] to the positions that count
+        counted = feeds["attention_mask"].astype(np.bool_)
+        return {name: array.swapaxes(1, 2)[counted] for name, array in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_attention_is_replaced(bundles: BundleCache, family: str, tmp_path: Path) -> None:
+    canonical = bundles.trace(family)[1]
+    before, _ = rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))
+    after = before.copy()
+    attentions = sum(node.op == "Attention" for node in before.encoder.nodes)
+    assert encoder_attention(after).matched == attentions > 0
+    ops = [node.op for node in after.encoder.nodes]
+    assert ops.count("EncoderAttention") == attentions
+    assert not {"Attention", "Where"} & set(ops)
+    exact, found = outputs(before, tmp_path / "before"), outputs(after, tmp_path / "after")
+    assert exact.keys() == found.keys()
+    for name, expected in exact.items():
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+def test_a_prompt_keeps_its_causal_attention(bundles: BundleCache) -> None:
+    graphs = bundles.trace("gpt2")[1].copy()
+    result = encoder_attention(graphs)
+    assert (result.matched, result.reason) == (0, "a prompt's attention is causal")
+
+
+def test_attention_of_another_form_stays(bundles: BundleCache) -> None:
+    """All or none: one attention whose mask is made in another way leaves every one as it is."""
+    graphs = bundles.trace("bart")[1].copy()
+    last = [node for node in graphs.encoder.nodes if node.op == "Attention"][-1]
+    doubled = gs.Variable("doubled", dtype=np.dtype(np.bool_))
+    graphs.encoder.nodes.append(gs.Node("And", "doubled", inputs=[last.inputs[3]] * 2, outputs=[doubled]))
+    last.inputs[3] = doubled
+    graphs.encoder.toposort()
+    result = encoder_attention(graphs)
+    assert (result.matched, result.reason) == (0, "an attention has heads, a mask or a bias of another form")
+    assert sum(node.op == "Attention" for node in graphs.encoder.nodes) > 1
