@@ -72,7 +72,7 @@ def run_of(manifest: Manifest, workload: Workload) -> RunSize:
 def details(bundle: Bundle, workload: Workload) -> RenderableType:
     """Tables that the report leaves out: passes, errors of the guard, and the caches of the other variants."""
     manifest = bundle.manifest
-    tables = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
+    tables: list[RenderableType] = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
     tables += [products_table(manifest.quantized)] if manifest.quantized else []
     return Group(*tables, memory_table(sizes_of(manifest), run_of(manifest, workload), plan_of(manifest)))
 

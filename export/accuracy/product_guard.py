@@ -27,8 +27,8 @@ ALLOWED = 0.03
 """Largest error of a product in int8, relative to its output: twice the largest usual one. The products of the demo
 model err by 0.40 to 1.44 %, those of small random models by 0.5 to 1.2 %, and of random weights in BART-large's shapes
 by at most 1.6 %: 20 to 50 times as much as in float16. A column that is 500 times as large costs 50 % or more."""
-MOST_COLUMNS = 4096
-"""Columns of a product that are measured, at even distances; each has its own scale."""
+MOST_COLUMNS = 1024
+"""Columns of a product, or tokens of an embedding, that are measured, at even distances; each has its own scale."""
 
 
 def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[QuantizedEntry, ...]:
