@@ -216,7 +216,7 @@ def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources)
             decoding, stepper, P = _begin(bundle, timed, sources, 1, 1)
             encoder_s[index].append(time.perf_counter() - start_s)
             so_far = stepper.history[:, :, :P]
-            inputs = StepInputs(so_far[:, :, -1], so_far, parents, scores, banned)
+            inputs = StepInputs(so_far[:, :, -1], so_far, np.full(B, P), parents, scores, banned)
             for _ in range(ROUNDS):
                 start_s = time.perf_counter()
                 stepper(inputs)
