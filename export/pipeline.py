@@ -291,7 +291,7 @@ def _check_differing(export: _Export, parity: ParityReport) -> None:
         export.on_table(products_table(export.products))
     raise ExportError(
         f"{parity.differing} of {sequences} sequences differ from torch's, {parity.differing / sequences:.1%}, over "
-        f"max_differing of {limit:.1%}; there is no bundle: take --precision fp32, or allow more"
+        f"max_differing of {limit:.1%}; there is no new bundle: take --precision fp32, or allow more"
     )
 
 

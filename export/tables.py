@@ -72,7 +72,7 @@ def passes_table(bundle: Bundle) -> Table:
 
 def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     """The error of each product and embedding in int8 on real rows, next to other precisions, and the form it has."""
-    table = Table(box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, pad_edge=False)
     headings = ("product", "shape", "int8", "blocks", "fp16", "kept")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("product", "kept") else "right", no_wrap=True)
@@ -83,8 +83,8 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
     allowed = max((entry.allowed for entry in entries), default=0.0)
     title = (
-        f"Errors of products and embeddings on real rows, relative to their outputs;\n{allowed:.0%} is allowed; "
-        f"blocks: a scale for every {BLOCK} numbers of rows and columns, where int8 errs more"
+        f"Errors of products and embeddings on real rows, relative to their outputs;\n{allowed:.0%} is allowed. "
+        f"blocks: a scale for every {BLOCK} numbers, where int8 errs more"
     )
     return Group(titled(title, table), *map(Text, reasons))
 

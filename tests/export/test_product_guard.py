@@ -156,7 +156,10 @@ def test_too_many_differing_sequences_leave_no_bundle(
         assert export_model(checkpoints("bart"), target, **arguments).manifest.parity == parity
         assert not shown
         return
-    said = r"^3 of 12 sequences differ from torch's, 25\.0%, over max_differing of 20\.0%; there is no bundle: [^\n]+$"
+    said = (
+        r"^3 of 12 sequences differ from torch's, 25\.0%, over max_differing of 20\.0%; "
+        r"there is no new bundle: [^\n]+$"
+    )
     with pytest.raises(ExportError, match=said):
         export_model(checkpoints("bart"), target, **arguments)
     assert not list(tmp_path.iterdir())
