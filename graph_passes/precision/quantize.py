@@ -8,8 +8,8 @@
 The rows of x are quantised as they come, each by itself: by the product where one alone reads them, else once for all
 of them. A product takes over the bias, the activation and the residual that follow it where nothing else reads what is
 between. An embedding of tokens or of positions is quantised too; tied to the logits, both read one matrix. Everything
-else stays float32: caches, attention, norms, convolutions, and products whose input width is no multiple
-of 4.
+else stays float32: caches, attention, norms (``normalize_rows``), convolutions, and products whose input width is no
+multiple of 4.
 
 ``forms`` says what else becomes of a product or an embedding, by its name: "blocks" gives every 128 numbers of a row,
 and of a column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
@@ -35,6 +35,8 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassResult, Sizes
+from tightbeam.graph_passes.precision.activations import activation_of
+from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.tensor_types import tensor_infos
 from tightbeam.plugins.ops.quantized_matmul import ACTIVATIONS, GROUP
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
@@ -192,6 +194,8 @@ def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: _Weights, forms
             build.embedding(site.node, int(infos[site.node.inputs[1].name].elem_type), blocks[site.name])
         else:
             build.product(product, blocks[site.name])
+    if chosen:
+        normalize_rows(build.build, {name: len(shape) for name, shape in shapes.items() if shape is not None})
     tidy(graph)
     return len(chosen)
 
@@ -312,9 +316,9 @@ class _Quantizer:
             if add is not None and bias is not None and bias.values.shape == (product.Y,):
                 product.bias, output = bias, add.outputs[0]
         if product.addend is None:
-            reader = self._only_reader(output, *filter(None, ACTIVATIONS))
-            if reader is not None and reader.attrs.get("approximate", "none") == "none":
-                product.activation, output = reader.op, reader.outputs[0]
+            found = activation_of(output, self.build.graph.outputs)
+            if found is not None:
+                product.activation, output = found
             add = self._only_reader(output, "Add")
             if add is not None:
                 other = next(tensor for tensor in add.inputs if tensor is not output)

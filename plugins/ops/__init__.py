@@ -18,6 +18,7 @@ from tightbeam.plugins.ops.dynamic_quantize_matmul import DYNAMIC_QUANTIZE_MATMU
 from tightbeam.plugins.ops.encoder_attention import ENCODER_ATTENTION
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
+from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
 from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
@@ -48,6 +49,7 @@ OPERATORS: dict[str, Operator] = {
         LATENT_ATTENTION,
         BEAM_TOP_K,
         ENCODER_ATTENTION,
+        NORMALIZE_ROWS,
         QUANTIZE_ROWS,
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,

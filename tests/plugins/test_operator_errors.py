@@ -36,6 +36,7 @@ def full_case(name: str) -> Case:
         "QuantizedMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
+        "NormalizeRows": {"R": 3, "X": 9},
     }
     case: Case = MODULES[name].random_case(1, **sizes[name])
     return case
@@ -194,6 +195,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
+    free |= {("NormalizeRows", "rows", 0)}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
     free |= {("QuantizedGather", "scale", 1)}  # within the last tile
     refused = 0

@@ -279,7 +279,7 @@ def test_nodes_with_different_optional_inputs_are_refused() -> None:
     groups=st.sampled_from([1, 2, 6, 12, 30]),
     Y=st.integers(1, 90),
     blocks=st.sampled_from([1, 1, 2]),
-    activation=st.integers(0, 2),
+    activation=st.integers(0, 4),
     added=st.booleans(),
     extreme=st.booleans(),
     seed=SEEDS,

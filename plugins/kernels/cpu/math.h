@@ -34,6 +34,10 @@ struct Math {
 
   void (*scale)(float* numbers, size_t count, float factor);
 
+  // normalized = (row - mean, if `centred`) / root of the mean square of that plus epsilon, x weight + bias.
+  void (*normalize)(const float* row, long count, const float* weight, const float* bias, float epsilon, bool centred,
+                    float* normalized);
+
   // The first index from `from` on whose number is above the threshold; `count` if there is none.
   size_t (*next_above)(const float* numbers, size_t from, size_t count, float threshold);
 };

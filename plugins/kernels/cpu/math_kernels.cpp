@@ -259,11 +259,50 @@ size_t next_above(const float* numbers, size_t from, size_t count, float thresho
   return count;
 }
 
+// The sum of term(numbers of a vector) over a row, four sums side by side, so that additions do not wait for each
+// other. Lanes beyond the row's end do not count.
+template <class Term>
+inline float sum_of(const float* row, long count, const Term& term) {
+  Vector totals[4] = {};
+  long i = 0;
+  for (; i + 4 * LANES <= count; i += 4 * LANES) {
+    TIGHTBEAM_UNROLL
+    for (int part = 0; part < 4; ++part) totals[part] += term(load(row + i + part * LANES));
+  }
+  for (; i + LANES <= count; i += LANES) totals[0] += term(load(row + i));
+  float sum = total_of((totals[0] + totals[1]) + (totals[2] + totals[3]));
+  if (i < count) {
+    const Vector last = term(load_some(row + i, static_cast<int>(count - i)));
+    for (int lane = 0; lane < count - i; ++lane) sum += last[lane];
+  }
+  return sum;
+}
+
+void normalize(const float* row, long count, const float* weight, const float* bias, float epsilon, bool centred,
+               float* normalized) {
+  const float width = static_cast<float>(count);
+  const float mean = centred ? sum_of(row, count, [](Vector numbers) { return numbers; }) / width : 0;
+  const Vector shift = broadcast(mean);
+  const float squares = sum_of(row, count, [shift](Vector numbers) {
+    const Vector shifted = numbers - shift;
+    return shifted * shifted;
+  });
+  const Vector factor = broadcast(1 / __builtin_sqrtf(squares / width + epsilon));
+  long i = 0;
+  for (; i + LANES <= count; i += LANES)
+    store(normalized + i, (load(row + i) - shift) * factor * load(weight + i) + load(bias + i));
+  if (i == count) return;
+  const int left = static_cast<int>(count - i);
+  const Vector last = (load_some(row + i, left) - shift) * factor * load_some(weight + i, left);
+  store_some(normalized + i, last + load_some(bias + i, left), left);
+}
+
 }  // namespace
 
 extern const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA);
 const Math TIGHTBEAM_JOIN(MATH_, TIGHTBEAM_ISA) = {
-    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot, add_weighted, row_max, exponentials, sum_of_exponentials, scale, next_above,
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), dot,   add_weighted, row_max,    exponentials,
+    sum_of_exponentials,           scale, normalize,    next_above,
 };
 
 }  // namespace tightbeam

@@ -66,7 +66,7 @@ struct Quantized {
   void (*multiply)(const Multiplication& multiplication);
 
   // output = products x row_scale x scale, added to what is there unless `first`; and in the end, if `last`,
-  // activation(output + bias) + addend. Activations: 0 none, 1 ReLU, 2 GELU.
+  // activation(output + bias) + addend. Activations: 0 none, 1 ReLU, 2 GELU, 3 SiLU, 4 GELU by tanh.
   void (*scale)(const Scaling& scaling);
 };
 

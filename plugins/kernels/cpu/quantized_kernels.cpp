@@ -308,10 +308,20 @@ inline Vector gelu(Vector x) {
   return (x < zero ? zero : x) - tail;
 }
 
+// x / (1 + e^-s)
+inline Vector gated(Vector x, Vector s) {
+  const Vector zero = {}, one = broadcast(1.0f), e = exponential(s < zero ? s : -s);
+  return x * (s < zero ? e : one) / (one + e);
+}
+
 template <int ACTIVATION>
 inline Vector activated(Vector numbers) {
-  const Vector zero = {};
-  return ACTIVATION == 1 ? numbers < zero ? zero : numbers : ACTIVATION == 2 ? gelu(numbers) : numbers;
+  if constexpr (ACTIVATION == 1) return numbers < Vector{} ? Vector{} : numbers;
+  if constexpr (ACTIVATION == 2) return gelu(numbers);
+  if constexpr (ACTIVATION == 3) return gated(numbers, numbers);
+  if constexpr (ACTIVATION == 4)
+    return gated(numbers, 1.59576912f * (numbers + 0.044715f * numbers * numbers * numbers));
+  return numbers;
 }
 
 // A block that is the only one, and all lanes of COUNT vectors from column `first` on.
@@ -376,6 +386,8 @@ void scale(const Scaling& scaling) {
   const Scaling s = scaling;  // a copy, which no store can change
   if (s.activation == 1) return scale_with<1>(s);
   if (s.activation == 2) return scale_with<2>(s);
+  if (s.activation == 3) return scale_with<3>(s);
+  if (s.activation == 4) return scale_with<4>(s);
   scale_with<0>(s);
 }
 

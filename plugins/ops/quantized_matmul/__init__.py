@@ -20,8 +20,9 @@ GROUP = 4
 """Numbers of a row whose weights lie side by side."""
 ZERO_POINT = 128
 """The byte of weight 0."""
-ACTIVATIONS = {"": 0, "Relu": 1, "Gelu": 2}
-"""Values of the attribute ``activation`` by the operator of ONNX that it stands for."""
+ACTIVATIONS = {"": 0, "Relu": 1, "Gelu": 2, "Swish": 3, "GeluTanh": 4}
+"""Values of the attribute ``activation`` by the operator of ONNX that it stands for; GeluTanh: Gelu by its formula with
+tanh."""
 
 BODY = """
     axis0 = Constant <value = int64[1] {0}> ()
@@ -55,12 +56,21 @@ BODY = """
     which = Constant <value_int: int = @activation> ()
     one = Constant <value = int64 {1}> ()
     two = Constant <value = int64 {2}> ()
+    three = Constant <value = int64 {3}> ()
+    four = Constant <value = int64 {4}> ()
     is_relu = Equal (which, one)
     is_gelu = Equal (which, two)
+    is_swish = Equal (which, three)
+    is_gelu_tanh = Equal (which, four)
     rectified = Relu (biased)
     gelu = Gelu (biased)
-    active_or_not = Where (is_relu, rectified, biased)
-    active = Where (is_gelu, gelu, active_or_not)
+    sigmoid = Sigmoid (biased)
+    swish = Mul (biased, sigmoid)
+    gelu_tanh = Gelu <approximate = "tanh"> (biased)
+    if_relu = Where (is_relu, rectified, biased)
+    if_gelu = Where (is_gelu, gelu, if_relu)
+    if_swish = Where (is_swish, swish, if_gelu)
+    active = Where (is_gelu_tanh, gelu_tanh, if_swish)
     added = Cast <to = 1> (addend)
     sums = Add (active, added)
     products = CastLike (sums, addend)
@@ -79,6 +89,6 @@ QUANTIZED_MATMUL = Operator(
     ),
     (Output("products", FLOAT, "R, Y", "the products"),),
     lambda present: BODY,
-    (Attribute("activation", "int", "0 none, 1 ReLU, 2 GELU", 0),),
+    (Attribute("activation", "int", "0 none, 1 ReLU, 2 GELU, 3 SiLU, 4 GELU by tanh", 0),),
     gpu=False,
 )

@@ -46,8 +46,8 @@ QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
   if (arguments.groups % arguments.blocks != 0)
     call.fail("scale has " + std::to_string(arguments.blocks) + " blocks, expected a divisor of " +
               std::to_string(arguments.groups) + ", the groups of four numbers in a row");
-  if (arguments.activation < 0 || arguments.activation > 2)
-    call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0, 1 or 2");
+  if (arguments.activation < 0 || arguments.activation > 4)
+    call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0 to 4");
   const bool whole = rows == arguments.R && columns == arguments.Y;
   if (!whole && (rows != 1 || columns != 1))
     call.fail("addend is [" + std::to_string(rows) + ", " + std::to_string(columns) + "], expected [1, 1] or [" +

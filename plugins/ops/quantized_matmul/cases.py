@@ -62,6 +62,8 @@ def cases() -> list[Case]:
         random_case(3, R=101, groups=9, Y=70, added=True, activation=1),
         random_case(4, R=200, groups=16, Y=31, blocks=4),
         random_case(5, R=2, groups=7, Y=65, activation=2, added=True),
+        random_case(10, R=3, groups=7, Y=65, activation=3, added=True),
+        random_case(11, R=14, groups=6, Y=37, activation=4),
         random_case(6, R=5, groups=3000, Y=34, extreme=True),
         random_case(7, R=1, groups=4, Y=700, activation=1),
         random_case(8, R=900, groups=3, Y=5),
@@ -90,4 +92,9 @@ def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     elif case.attributes["activation"] == 2:
         erf = np.vectorize(math.erf, otypes=[dtype])
         products = dtype(0.5) * products * (dtype(1) + erf(products / dtype(math.sqrt(2))))
+    elif case.attributes["activation"] == 3:
+        products = dtype(0.5) * products * (dtype(1) + np.tanh(dtype(0.5) * products))
+    elif case.attributes["activation"] == 4:
+        inner = products + dtype(0.044715) * products**3
+        products = dtype(0.5) * products * (dtype(1) + np.tanh(dtype(math.sqrt(2 / math.pi)) * inner))
     return {"products": products + inputs["addend"].astype(dtype)}
