@@ -22,6 +22,7 @@ from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
 from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
+from tightbeam.plugins.ops.quantized_source_attention import QUANTIZED_SOURCE_ATTENTION
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.schema import Operator
 
@@ -54,6 +55,7 @@ OPERATORS: dict[str, Operator] = {
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,
         QUANTIZED_GATHER,
+        QUANTIZED_SOURCE_ATTENTION,
     )
 }
 """Every operator by its name."""

@@ -28,6 +28,7 @@ MODULES: dict[str, ModuleType] = {
         ("QuantizedMatMul", "quantized_matmul"),
         ("DynamicQuantizeMatMul", "dynamic_quantize_matmul"),
         ("QuantizedGather", "quantized_gather"),
+        ("QuantizedSourceAttention", "quantized_source_attention"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""

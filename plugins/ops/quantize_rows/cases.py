@@ -6,7 +6,7 @@ import numpy as np
 
 from tightbeam.plugins.ops._case import Array, Case
 
-__all__ = ["cases", "exact", "random_case"]
+__all__ = ["cases", "exact", "quantized_rows", "random_case"]
 
 
 def random_case(seed: int, *, R: int, X: int, spread: float = 1.0) -> Case:
@@ -35,9 +35,15 @@ def cases() -> list[Case]:
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition. Its roundings are part of it, so it is in float32 whatever ``dtype`` is."""
-    rows = case.inputs["rows"].astype(np.float32)
-    finite = np.isfinite(rows).all(axis=1, keepdims=True)
+    quantized, scale = quantized_rows(case.inputs["rows"])
+    return {"quantized": quantized, "scale": scale[:, None]}
+
+
+def quantized_rows(rows: Array) -> tuple[Array, Array]:
+    """Rows [..., X] as integers of 8 bits [..., X], and what one of a row's integers is worth, float32 [...]."""
+    rows = rows.astype(np.float32)
+    finite = np.isfinite(rows).all(axis=-1, keepdims=True)
     safe = np.where(finite, rows, np.float32(0))
-    largest = np.maximum(np.abs(safe).max(axis=1, keepdims=True), np.float32(1e-30))
+    largest = np.maximum(np.abs(safe).max(axis=-1, keepdims=True), np.float32(1e-30))
     quantized = np.rint(safe * (np.float32(127) / largest)).astype(np.int8)
-    return {"quantized": quantized, "scale": np.where(finite, largest / np.float32(127), np.float32(np.nan))}
+    return quantized, np.where(finite, largest / np.float32(127), np.float32(np.nan))[..., 0]

@@ -1,0 +1,220 @@
+// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: nothing here may have
+// external linkage but the table.
+#include "kernels/cpu/byte_rows.h"
+#include "kernels/cpu/vectors.h"
+
+namespace tightbeam {
+namespace {
+
+typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
+constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
+
+template <class V, class T>
+inline V load_as(const T* from) {
+  V vector;
+  __builtin_memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+template <class V, class T>
+inline void store_as(T* to, V vector) {
+  __builtin_memcpy(to, &vector, sizeof vector);
+}
+
+void split(const float* numbers, long count, float factor, signed char* high, signed char* low) {
+  const Vector by = broadcast(factor), magic = broadcast(MAGIC);
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Integers integers = (Integers)(load(numbers + i) * by + magic) - (Integers)magic;
+    const Integers upper = (integers + 64) >> 7;
+    store_as(high + i, __builtin_convertvector(upper, Bytes));
+    store_as(low + i, __builtin_convertvector(integers - (upper << 7), Bytes));
+  }
+  for (; i < count; ++i) {
+    const float shifted = numbers[i] * factor + MAGIC;
+    int bits, zero;
+    __builtin_memcpy(&bits, &shifted, sizeof bits);
+    __builtin_memcpy(&zero, &MAGIC, sizeof zero);
+    const int integer = bits - zero, upper = (integer + 64) >> 7;
+    high[i] = static_cast<signed char>(upper);
+    low[i] = static_cast<signed char>(integer - upper * 128);
+  }
+}
+
+constexpr int IN_ORDER[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+inline const signed char* at(PlacedRows rows, int row) { return rows.data + rows.place[row] * rows.step; }
+
+// The `count` bytes of each of ROWS rows that are there, then zeros.
+template <int ROWS>
+struct Padded {
+  alignas(64) signed char bytes[ROWS][CHUNK];
+
+  Padded(PlacedRows given, long first, long count) {
+    for (int row = 0; row < ROWS; ++row) {
+      __builtin_memset(bytes[row], 0, CHUNK);
+      __builtin_memcpy(bytes[row], at(given, row) + first, count);
+    }
+  }
+
+  PlacedRows rows() const { return {bytes[0], CHUNK, IN_ORDER}; }
+};
+
+#if TIGHTBEAM_LANES == 16
+typedef int Ints __attribute__((vector_size(64)));
+typedef short Words __attribute__((vector_size(64)));
+typedef long long Longs __attribute__((vector_size(64)));
+typedef signed char Line __attribute__((vector_size(64)));
+
+// The four lanes of 128 bits of four registers, turned.
+inline void turn_lanes(Longs* v) {
+  const Longs a = __builtin_shufflevector(v[0], v[1], 0, 1, 8, 9, 2, 3, 10, 11),
+              b = __builtin_shufflevector(v[2], v[3], 0, 1, 8, 9, 2, 3, 10, 11),
+              c = __builtin_shufflevector(v[0], v[1], 4, 5, 12, 13, 6, 7, 14, 15),
+              d = __builtin_shufflevector(v[2], v[3], 4, 5, 12, 13, 6, 7, 14, 15);
+  v[0] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+  v[1] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  v[2] = __builtin_shufflevector(c, d, 0, 1, 2, 3, 8, 9, 10, 11);
+  v[3] = __builtin_shufflevector(c, d, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+inline Line biased(const signed char* from) { return load_as<Line>(from) ^ -128; }
+
+// 4 x 4 groups in each lane of 128 bits, turned.
+inline void turn_groups(PlacedRows rows, long first, Longs* v) {
+  const Ints a = (Ints)biased(at(rows, 0) + first), b = (Ints)biased(at(rows, 1) + first),
+             c = (Ints)biased(at(rows, 2) + first), d = (Ints)biased(at(rows, 3) + first);
+  const Longs ab = (Longs)__builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+              cd = (Longs)__builtin_shufflevector(c, d, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+              AB = (Longs)__builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31),
+              CD = (Longs)__builtin_shufflevector(c, d, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  v[0] = __builtin_shufflevector(ab, cd, 0, 8, 2, 10, 4, 12, 6, 14);
+  v[1] = __builtin_shufflevector(ab, cd, 1, 9, 3, 11, 5, 13, 7, 15);
+  v[2] = __builtin_shufflevector(AB, CD, 0, 8, 2, 10, 4, 12, 6, 14);
+  v[3] = __builtin_shufflevector(AB, CD, 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+void turn_keys(PlacedRows rows, long first, long count, unsigned char* tile) {
+  if (count < CHUNK) {
+    const Padded<16> padded(rows, first, count);
+    return turn_keys(padded.rows(), 0, CHUNK, tile);
+  }
+  Longs turned[4][4];  // [four rows][group of a lane]
+  TIGHTBEAM_UNROLL
+  for (int four = 0; four < 4; ++four) turn_groups({rows.data, rows.step, rows.place + 4 * four}, first, turned[four]);
+  TIGHTBEAM_UNROLL
+  for (int group = 0; group < 4; ++group) {
+    Longs lanes[4] = {turned[0][group], turned[1][group], turned[2][group], turned[3][group]};
+    turn_lanes(lanes);
+    TIGHTBEAM_UNROLL
+    for (int lane = 0; lane < 4; ++lane) store_as(tile + (4 * lane + group) * CHUNK, lanes[lane]);
+  }
+}
+
+#define TIGHTBEAM_LOW_BYTES(i) \
+  i, i + 64, i + 1, i + 65, i + 2, i + 66, i + 3, i + 67, i + 4, i + 68, i + 5, i + 69, i + 6, i + 70, i + 7, i + 71
+#define TIGHTBEAM_LOW_PAIRS(i) i, i + 32, i + 1, i + 33, i + 2, i + 34, i + 3, i + 35
+
+void turn_values(PlacedRows rows, long first, long count, unsigned char* tiles, long tile_bytes) {
+  if (count < CHUNK) {
+    const Padded<4> padded(rows, first, count);
+    return turn_values(padded.rows(), 0, CHUNK, tiles, tile_bytes);
+  }
+  const Line a = biased(at(rows, 0) + first), b = biased(at(rows, 1) + first), c = biased(at(rows, 2) + first),
+             d = biased(at(rows, 3) + first);
+  const Words ab = (Words)__builtin_shufflevector(a, b, TIGHTBEAM_LOW_BYTES(0), TIGHTBEAM_LOW_BYTES(16),
+                                                  TIGHTBEAM_LOW_BYTES(32), TIGHTBEAM_LOW_BYTES(48)),
+              cd = (Words)__builtin_shufflevector(c, d, TIGHTBEAM_LOW_BYTES(0), TIGHTBEAM_LOW_BYTES(16),
+                                                  TIGHTBEAM_LOW_BYTES(32), TIGHTBEAM_LOW_BYTES(48)),
+              AB = (Words)__builtin_shufflevector(a, b, TIGHTBEAM_LOW_BYTES(8), TIGHTBEAM_LOW_BYTES(24),
+                                                  TIGHTBEAM_LOW_BYTES(40), TIGHTBEAM_LOW_BYTES(56)),
+              CD = (Words)__builtin_shufflevector(c, d, TIGHTBEAM_LOW_BYTES(8), TIGHTBEAM_LOW_BYTES(24),
+                                                  TIGHTBEAM_LOW_BYTES(40), TIGHTBEAM_LOW_BYTES(56));
+  Longs lanes[4] = {(Longs)__builtin_shufflevector(ab, cd, TIGHTBEAM_LOW_PAIRS(0), TIGHTBEAM_LOW_PAIRS(8),
+                                                   TIGHTBEAM_LOW_PAIRS(16), TIGHTBEAM_LOW_PAIRS(24)),
+                    (Longs)__builtin_shufflevector(ab, cd, TIGHTBEAM_LOW_PAIRS(4), TIGHTBEAM_LOW_PAIRS(12),
+                                                   TIGHTBEAM_LOW_PAIRS(20), TIGHTBEAM_LOW_PAIRS(28)),
+                    (Longs)__builtin_shufflevector(AB, CD, TIGHTBEAM_LOW_PAIRS(0), TIGHTBEAM_LOW_PAIRS(8),
+                                                   TIGHTBEAM_LOW_PAIRS(16), TIGHTBEAM_LOW_PAIRS(24)),
+                    (Longs)__builtin_shufflevector(AB, CD, TIGHTBEAM_LOW_PAIRS(4), TIGHTBEAM_LOW_PAIRS(12),
+                                                   TIGHTBEAM_LOW_PAIRS(20), TIGHTBEAM_LOW_PAIRS(28))};
+  turn_lanes(lanes);
+  TIGHTBEAM_UNROLL
+  for (int tile = 0; tile < 4; ++tile) store_as(tiles + tile * tile_bytes, lanes[tile]);
+}
+#else
+typedef int Four __attribute__((vector_size(16)));
+typedef signed char Sixteen __attribute__((vector_size(16)));
+typedef short Eight __attribute__((vector_size(16)));
+
+inline Sixteen biased(const signed char* from) { return load_as<Sixteen>(from) ^ -128; }
+
+void turn_keys(PlacedRows rows, long first, long count, unsigned char* tile) {
+  if (count < CHUNK) {
+    const Padded<16> padded(rows, first, count);
+    return turn_keys(padded.rows(), 0, CHUNK, tile);
+  }
+  for (int row = 0; row < 16; row += 4) {
+    for (int byte = 0; byte < CHUNK; byte += 16) {  // 4 x 4 groups, turned
+      const long from = first + byte;
+      const Four a = (Four)biased(at(rows, row) + from), b = (Four)biased(at(rows, row + 1) + from),
+                 c = (Four)biased(at(rows, row + 2) + from), d = (Four)biased(at(rows, row + 3) + from);
+      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5),
+                 AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      unsigned char* to = tile + byte / 4 * CHUNK + row * 4;
+      store_as(to, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
+      store_as(to + CHUNK, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
+      store_as(to + 2 * CHUNK, __builtin_shufflevector(AB, CD, 0, 1, 4, 5));
+      store_as(to + 3 * CHUNK, __builtin_shufflevector(AB, CD, 2, 3, 6, 7));
+    }
+  }
+}
+
+void turn_values(PlacedRows rows, long first, long count, unsigned char* tiles, long tile_bytes) {
+  if (count < CHUNK) {
+    const Padded<4> padded(rows, first, count);
+    return turn_values(padded.rows(), 0, CHUNK, tiles, tile_bytes);
+  }
+  for (int byte = 0; byte < CHUNK; byte += 16) {
+    const long from = first + byte;
+    const Sixteen a = biased(at(rows, 0) + from), b = biased(at(rows, 1) + from), c = biased(at(rows, 2) + from),
+                  d = biased(at(rows, 3) + from);
+    const Eight ab = (Eight)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+                cd = (Eight)__builtin_shufflevector(c, d, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+                AB = (Eight)__builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31),
+                CD = (Eight)__builtin_shufflevector(c, d, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    unsigned char* to = tiles + byte / 16 * tile_bytes;
+    store_as(to, __builtin_shufflevector(ab, cd, 0, 8, 1, 9, 2, 10, 3, 11));
+    store_as(to + 16, __builtin_shufflevector(ab, cd, 4, 12, 5, 13, 6, 14, 7, 15));
+    store_as(to + 32, __builtin_shufflevector(AB, CD, 0, 8, 1, 9, 2, 10, 3, 11));
+    store_as(to + 48, __builtin_shufflevector(AB, CD, 4, 12, 5, 13, 6, 14, 7, 15));
+  }
+}
+#endif
+
+void join(const int* high, const int* low, int count, float factor, const float* scales, float* numbers) {
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Vector sums = __builtin_convertvector(load_as<Integers>(high + i), Vector) * 128.0f +
+                        __builtin_convertvector(load_as<Integers>(low + i), Vector);
+    const Vector scaled = sums * factor;
+    store(numbers + i, scales == nullptr ? scaled : scaled * load(scales + i));
+  }
+  for (; i < count; ++i) {
+    const float scaled = (static_cast<float>(high[i]) * 128.0f + static_cast<float>(low[i])) * factor;
+    numbers[i] = scales == nullptr ? scaled : scaled * scales[i];
+  }
+}
+
+void multiply(float* numbers, const float* factors, long count) {
+  for (long i = 0; i < count; ++i) numbers[i] *= factors[i];
+}
+
+}  // namespace
+
+extern const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA);
+const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA) = {
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), split, turn_keys, turn_values, join, multiply,
+};
+
+}  // namespace tightbeam

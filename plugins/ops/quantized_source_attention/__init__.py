@@ -1,0 +1,43 @@
+"""QuantizedSourceAttention: SourceAttention over keys and values of 8 bits, each row with a scale of its own.
+
+    key row = integers times key_scale, value row = integers times value_scale
+
+A row is what QuantizeRows makes of a key or a value of one head at one position, so no row depends on another. Queries,
+scores and sums are floats: the result is that of SourceAttention over the rows' worth.
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
+from tightbeam.plugins.schema import FLOAT, Input, Operator
+
+__all__ = ["QUANTIZED_SOURCE_ATTENTION"]
+
+WORTH = """
+    last = Constant <value = int64[1] {-1}> ()
+    key_numbers = Cast <to = 1> (key_bytes)
+    key_scales = Unsqueeze (key_scale, last)
+    key32 = Mul (key_numbers, key_scales)
+    key = CastLike (key32, query)
+    value_numbers = Cast <to = 1> (value_bytes)
+    value_scales = Unsqueeze (value_scale, last)
+    value32 = Mul (value_numbers, value_scales)
+    value = CastLike (value32, query)
+"""
+
+QUANTIZED_SOURCE_ATTENTION = Operator(
+    "QuantizedSourceAttention",
+    "quantized_source_attention",
+    (
+        Input("query", FLOAT, "B M, H K", "queries of R = B x M rows"),
+        Input("key_bytes", "int8", "B, G, N, K", "keys, once a sample, for all its beams"),
+        Input("key_scale", "float32", "B, G, N", "worth of one of a key's integers"),
+        Input("value_bytes", "int8", "B, G, N, V", "as the keys"),
+        Input("value_scale", "float32", "B, G, N", "worth of one of a value's integers"),
+        Input("mask", "bool", "B, N", "True where a position counts: one at least, unless there is lse"),
+    ),
+    SOURCE_ATTENTION.outputs,
+    lambda present: WORTH + SOURCE_ATTENTION.body(present),
+    SOURCE_ATTENTION.attributes,
+    gpu=False,
+)
