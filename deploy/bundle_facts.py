@@ -151,6 +151,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "kind": _kind(manifest),
         "variant": manifest.variant,
         "precision": manifest.precision,
+        "cache_precision": manifest.cache_precision,
         "weight_threshold": manifest.weight_threshold,
         "sizes": {
             "width": sizes.D,
@@ -202,6 +203,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         else f"source of {sizes.max_source:,}, output of {sizes.max_target:,} positions"
     )
     inexact = f", skips weights below {manifest.weight_threshold:g}" if manifest.weight_threshold else ""
+    inexact += ", source cache in int8" if manifest.cache_precision is not None else ""
     lines = [
         ("model", f"{manifest.model} ({manifest.family}, {facts['kind']})"),
         ("variant", f"{manifest.variant}, {manifest.precision}{inexact}: {_layers(manifest.layers)}"),
@@ -221,9 +223,8 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     ]
     if manifest.precision_error is not None:
         error = manifest.precision_error
-        lines.append(
-            ("error", f"{manifest.precision} chooses another token at {error.differing} of {error.steps} steps")
-        )
+        low = "int8" if manifest.cpu_alone else manifest.precision
+        lines.append(("error", f"{low} chooses another token at {error.differing} of {error.steps} steps"))
     if manifest.quantized:
         lines.append(("products", _products(manifest.quantized)))
     lines += [("fallback", text) for text in _fallbacks(manifest)]

@@ -24,6 +24,7 @@ def export_model(
     source_cache: str | None = None,
     generated_cache: str | None = None,
     precision: str = "fp32",
+    cache_precision: str | None = None,
     max_new_tokens: int | None = None,
     calibration: str | os.PathLike[str] | None = None,
     weight_threshold: float = 0.0,
@@ -55,6 +56,9 @@ def export_model(
     precision
         "fp32"; or "fp16" for products, caches and most weights, or "int8" for products and embeddings on the CPU alone;
         neither is exact: the error is measured. "int8" does not go with "auto".
+    cache_precision
+        "int8" for a source cache of integers of 8 bits, each row with a scale, on the CPU alone; None for that of
+        ``precision``. It is not exact: the error is measured.
     max_new_tokens
         The bundle's default in place of the checkpoint's, in tokens.
     calibration
@@ -98,6 +102,7 @@ def export_model(
         source_cache=source_cache,
         generated_cache=generated_cache,
         precision=precision,
+        cache_precision=cache_precision,
         max_new_tokens=max_new_tokens,
         calibration=calibration,
         weight_threshold=weight_threshold,

@@ -49,6 +49,13 @@ def export_model(
             "and embeddings (a quarter of the size, on the CPU alone, inexact)."
         ),
     ] = "fp32",
+    cache_precision: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 for a source cache of a quarter of the size (on the CPU alone, inexact), with fp32 or int8; by "
+            "default that of --precision, float32 in int8."
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Default length of the bundle in new tokens; the checkpoint's by default.")
     ] = None,
@@ -152,6 +159,7 @@ def export_model(
             source_cache=source_cache,
             generated_cache=generated_cache,
             precision=precision,
+            cache_precision=cache_precision,
             max_new_tokens=max_new_tokens,
             calibration=calibration,
             weight_threshold=weight_threshold,

@@ -14,6 +14,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
+    QUANTIZED_KINDS,
     SOURCE,
     LayerPlan,
     Preset,
@@ -88,6 +89,7 @@ class ExportOptions:
     source_cache: str | None = None
     generated_cache: str | None = None
     precision: str = "fp32"
+    cache_precision: str | None = None
     max_new_tokens: int | None = None
     calibration: str | os.PathLike[str] | None = None
     weight_threshold: float = 0.0
@@ -106,6 +108,7 @@ class ExportOptions:
         if self.precision not in PRECISIONS:
             raise ExportError(f"precision {self.precision!r} is not supported; expected {', '.join(PRECISIONS)}")
         self._check_int8()
+        self._check_cache_precision()
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ExportError(f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; expected 1 or more")
         if not 0 <= self.weight_threshold < 1:
@@ -137,6 +140,30 @@ class ExportOptions:
                 "--precision fp32"
             )
 
+    def _check_cache_precision(self) -> None:
+        """Raise ExportError for what has no source cache in int8."""
+        if self.cache_precision is None:
+            return
+        if self.cache_precision != "int8":
+            raise ExportError(
+                f"cache_precision {self.cache_precision!r} is not supported; expected int8, or none for that of "
+                "--precision"
+            )
+        if self.precision not in ("fp32", "int8"):
+            raise ExportError(
+                f"an int8 source cache does not go with --precision {self.precision}; expected fp32 or int8"
+            )
+        preset = self.choice().preset
+        if preset is None:
+            raise ExportError("no times are predicted for --cache-precision int8; name a variant in place of auto")
+        if preset.source not in QUANTIZED_KINDS:
+            raise ExportError(
+                f"source cache {preset.source} cannot be in int8; expected {' or '.join(QUANTIZED_KINDS)}, as of "
+                f"--variant {DEFAULT} or el"
+            )
+        if (self.workload.bandwidth_gb_s, self.workload.gflop_s) != (None, None):
+            raise ExportError("no times are predicted for --cache-precision int8; leave bandwidth and matrix rate out")
+
     def check_rates(self) -> None:
         """Raise ExportError for rates of a machine in an export that predicts no times."""
         rates = self.workload.bandwidth_gb_s, self.workload.gflop_s
@@ -161,8 +188,8 @@ class ExportOptions:
         return 1 if self.precision == "int8" else self.itemsize
 
     @property
-    def cache_precision(self) -> str:
-        """Precision of caches and attention, which int8 leaves in float32."""
+    def attention_precision(self) -> str:
+        """Precision of attention and of caches that are not quantised, which int8 leaves in float32."""
         return "fp32" if self.precision == "int8" else self.precision
 
     def choice(self) -> Choice:

@@ -47,6 +47,7 @@ from tightbeam.graph_passes import (
     ModelGraphs,
     PassResult,
     RunSize,
+    quantize_source,
     rewrite,
     same_for_all,
     skip_small_weights,
@@ -180,7 +181,7 @@ def _rewrite(export: _Export) -> None:
     if needs_guard(export.plan):
         export.on_step(MEASURING)
         activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
-        plan, measured = guard(canonical, export.plan, activations, options.cache_precision)
+        plan, measured = guard(canonical, export.plan, activations, options.attention_precision)
         export.guarded = tuple(result.entry() for result in measured)
         if plan != export.plan:
             export.plan = plan
@@ -201,7 +202,7 @@ def _run_size(export: _Export) -> RunSize:
     checkpoint, options = export.checkpoint, export.options
     speech = checkpoint.family.is_speech
     run = options.workload.run_size(checkpoint.sizes, checkpoint.generation_config, options.itemsize, speech=speech)
-    return replace(run, int8=options.precision == "int8")
+    return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
 
 
 def _weight_bytes(export: _Export) -> int:
@@ -211,14 +212,16 @@ def _weight_bytes(export: _Export) -> int:
 
 def _lower_precision(export: _Export) -> None:
     """Lower the precision of the graphs; the float32 ones are kept where the error is to be measured."""
-    precision = export.options.precision
+    precision, cache_precision = export.options.precision, export.options.cache_precision
     export.exact = None
     export.products = ()
-    if precision == "fp32":
+    if precision == "fp32" and cache_precision is None:
         return
     if precision == "int8":
         _guard_products(export)
     graphs, results = to_precision(export.graphs, precision, forms_of(export.products))
+    if cache_precision is not None:
+        results.append(quantize_source(graphs))
     export.exact = export.graphs if export.options.check else None
     export.graphs = graphs
     export.results += results
@@ -266,6 +269,7 @@ def _write(export: _Export) -> Bundle:
             export.products,
             variant=export.choice.name,
             precision=options.precision,
+            cache_precision=options.cache_precision,
             weight_threshold=options.weight_threshold,
         )
         del export.checkpoint, export.results

@@ -43,7 +43,7 @@ def prepare(
         An alias, a hub id, or a folder.
     output
         The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
-        that is the precision.
+        that is the precision, and ``-cache-int8`` where that is the source cache's.
     options
         The options of the export.
 
@@ -61,6 +61,7 @@ def prepare(
     texts = read_calibration(options.calibration) if options.calibration is not None else None
     choice = options.choice()
     suffix = "" if options.precision == "fp32" else f"-{options.precision}"
+    suffix += "" if options.cache_precision is None else f"-cache-{options.cache_precision}"
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
     check_target(target, force=options.force)
     files = read_files(model)
@@ -78,7 +79,7 @@ def run_size(files: CheckpointFiles, options: ExportOptions) -> RunSize:
         defaults = {**defaults, "max_new_tokens": options.max_new_tokens, "max_length": None}
     check_run_settings(settings_file(files.path), defaults)
     run = options.workload.run_size(files.sizes, defaults, options.itemsize, speech=files.family.is_speech)
-    return replace(run, int8=options.precision == "int8")
+    return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
 
 
 def check_memory(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:

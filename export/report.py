@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 
@@ -66,7 +67,8 @@ def report(
 def run_of(manifest: Manifest, workload: Workload) -> RunSize:
     """Sizes of the runs that a bundle was made for."""
     speech = manifest.speech is not None
-    return workload.run_size(sizes_of(manifest), manifest.generation, itemsize(manifest.precision), speech=speech)
+    run = workload.run_size(sizes_of(manifest), manifest.generation, itemsize(manifest.precision), speech=speech)
+    return replace(run, quantized_source=manifest.cache_precision is not None)
 
 
 def details(bundle: Bundle, workload: Workload) -> RenderableType:
@@ -127,6 +129,7 @@ def _inexact(manifest: Manifest) -> str:
     """The options that make a bundle inexact."""
     options = ["--weight-threshold"] if manifest.weight_threshold else []
     options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
+    options += [f"--cache-precision {manifest.cache_precision}"] if manifest.cache_precision is not None else []
     return " with ".join(options)
 
 
@@ -147,8 +150,8 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
         yield f"{where} {kept} as {part} cache, as {wanted} was not exact enough (--verbose has the errors)"
     if said := describe_products(manifest.quantized):
         yield said
-    if manifest.precision != "fp32":
-        yield describe_error(manifest.precision, manifest.precision_error)
+    if manifest.precision != "fp32" or manifest.cache_precision is not None:
+        yield describe_error(manifest.precision, manifest.precision_error, manifest.cache_precision)
     if manifest.tokenizer is None:
         yield (
             "the checkpoint has no tokenizer, so the bundle takes and gives token ids"

@@ -31,6 +31,7 @@ def memory_table(sizes: Sizes, run: RunSize, chosen: Sequence[LayerPlan]) -> Ren
     if own not in plans.values():
         plans["this one"] = own
     precision = "fp32" if run.itemsize == 4 else "fp16"
+    precision += ", sources in int8" if run.quantized_source else ""
     table = Table(box=box.SIMPLE)
     for heading in ("variant", "source", "generated", "total", "share", ""):
         table.add_column(heading, justify="left" if heading in ("variant", "") else "right", no_wrap=True)

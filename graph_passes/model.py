@@ -67,6 +67,8 @@ class RunSize:
     """bytes of a number in caches and products"""
     int8: bool = False
     """products with constant matrices are integers of a byte; ``itemsize`` is that of caches alone"""
+    quantized_source: bool = False
+    """source caches are integers of 8 bits, with a float32 scale for each row"""
 
     @property
     def R(self) -> int:

@@ -9,6 +9,7 @@
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
     to_precision        lower_precision for half precision; encoder_attention, quantize for int8: not exact
+    quantize_source     where asked for: not exact
     tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
                         to_plugin_nodes
 

@@ -298,6 +298,8 @@ class Manifest(Entry):
     ----------
     precision : "fp32", "fp16" or "int8"
         Precision of products, caches and most weights.
+    cache_precision : "int8" or None
+        Precision of the source caches where it is not that of ``precision``: integers, with a scale for each row.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
     quantized : tuple of QuantizedEntry
@@ -305,7 +307,7 @@ class Manifest(Entry):
     speech : FileEntry or None
         The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
     precision_error : PrecisionErrorEntry or None
-        The error of half precision; None in float32, and where it was not measured.
+        The error of half precision or int8; None in float32, and where it was not measured.
     provenance : Provenance or None
         Origin of the bundle; None in format 1.
     """
@@ -316,6 +318,7 @@ class Manifest(Entry):
     family: str
     variant: str
     precision: Precision
+    cache_precision: Literal["int8"] | None = None
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
@@ -332,6 +335,13 @@ class Manifest(Entry):
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None
     provenance: Provenance | None = None
+
+    @property
+    def cpu_alone(self) -> str | None:
+        """The part that only CPUs have operators for, for an error; None where GPUs run the bundle too."""
+        if self.precision == "int8":
+            return "is in int8"
+        return None if self.cache_precision is None else f"has its source cache in {self.cache_precision}"
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""

@@ -187,6 +187,12 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
                 f"{folder / MANIFEST}: {entry.name[:80]!r} is kept as {entry.kept}, whose error {error} is not "
                 "allowed; export the model again"
             )
+    quantized = any(tensor.dtype == "int8" for tensor in manifest.decoder.inputs)
+    if quantized != (manifest.cache_precision == "int8"):
+        raise BundleError(
+            f"{folder / MANIFEST}: cache_precision is {manifest.cache_precision!r}, and the decoder takes "
+            f"{'int8' if quantized else 'float'} caches of the source; export the model again"
+        )
     if len(manifest.layers) != manifest.sizes.L:
         raise BundleError(
             f"{folder / MANIFEST} describes {len(manifest.layers)} layers, sizes.L is {manifest.sizes.L}; "

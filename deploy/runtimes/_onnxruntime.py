@@ -27,6 +27,7 @@ TYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(bool)": np.bool_,
+    "tensor(int8)": np.int8,
 }
 
 

@@ -68,10 +68,10 @@ def load_onnxruntime_cuda(bundle: Bundle) -> OnnxRuntimeCuda:
     BundleError
         ONNX Runtime refuses a graph.
     """
-    if bundle.manifest.precision == "int8":
+    if bundle.manifest.cpu_alone is not None:
         raise BundleError(
-            f"bundle {bundle.path} is in int8, whose products run on the CPU alone; pass --device cpu, or export the "
-            "model in fp32 or fp16 for a GPU"
+            f"bundle {bundle.path} {bundle.manifest.cpu_alone}, whose operators run on the CPU alone; pass --device "
+            "cpu, or export the model in fp32 or fp16 for a GPU"
         )
     if PROVIDER not in ort.get_available_providers():
         raise RuntimeSetupError(

@@ -32,7 +32,7 @@ TIE_TOLERANCE = 1e-6
 
 def is_exact(manifest: Manifest) -> bool:
     """True where a bundle's tokens must equal those of torch in float32."""
-    return not manifest.weight_threshold and manifest.precision == "fp32"
+    return not manifest.weight_threshold and (manifest.precision, manifest.cache_precision) == ("fp32", None)
 
 
 def compare(

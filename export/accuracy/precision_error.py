@@ -77,7 +77,7 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
         target = scratch / EXACT / entry.file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle / entry.file, target)
-    _write(manifest, exact, scratch / EXACT)
+    _write(manifest.model_copy(update={"cache_precision": None}), exact, scratch / EXACT)
     _write_rounded(manifest, low, scratch / ROUNDED)
 
 
@@ -141,11 +141,14 @@ def speed_note(precision: str, times: Times) -> str:
     return f"{precision} is not faster here: {' and '.join(slow)}" if slow else ""
 
 
-def describe_error(precision: str, error: PrecisionErrorEntry | None) -> str:
-    """A line about the error of a precision below float32, as commands print it."""
+def describe_error(precision: str, error: PrecisionErrorEntry | None, cache_precision: str | None = None) -> str:
+    """A line about the error of a precision below float32, or of a source cache's, as commands print it."""
+    how = "simulated" if precision in ("fp16", "bf16") else "measured"
+    if cache_precision is not None:
+        cache = f"an {cache_precision} source cache"
+        precision = cache if precision == "fp32" else f"{precision} with {cache}"
     if error is None:
         return f"error of {precision}: not measured (--no-check)"
-    how = "measured" if precision == "int8" else "simulated"
     return (
         f"error of {precision}: log-probabilities differ from float32's by {error.error:.2%} of their standard "
         f"deviation; another token is best at {error.differing} of {error.steps} steps ({how} in ONNX Runtime)"

@@ -105,6 +105,11 @@ def build_engine(
             f"bundle {bundle.path} is in {manifest.precision}, which is for ONNX Runtime; engines of any precision are "
             f"built from an fp32 bundle: export-model --precision fp32, then build-engine --precision {precision}"
         )
+    if manifest.cpu_alone is not None:
+        raise ExportError(
+            f"bundle {bundle.path} {manifest.cpu_alone}, whose operators run on the CPU alone; export the model "
+            "without --cache-precision for engines"
+        )
     limits = limits or engine_limits(manifest)
     _check_exact(manifest, precision)
     chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])

@@ -38,6 +38,7 @@ def write_files(
     *,
     variant: str,
     precision: str = "fp32",
+    cache_precision: str | None = None,
     weight_threshold: float = 0.0,
 ) -> Manifest:
     """Write a variant's files, all but ``bundle.json``.
@@ -62,6 +63,8 @@ def write_files(
         The bundle's name for ``plan``.
     precision
         "fp32", "fp16" or "int8".
+    cache_precision
+        "int8" for a source cache of integers; else None.
     weight_threshold
         Attention probability below which source positions are skipped; 0: none is.
 
@@ -78,7 +81,12 @@ def write_files(
         A file cannot be written.
     """
     longest = longest_output(checkpoint.generation_config, graphs.sizes.max_target)
-    run = RunSize(N=graphs.sizes.max_source, T=longest, itemsize=itemsize(precision))
+    run = RunSize(
+        N=graphs.sizes.max_source,
+        T=longest,
+        itemsize=itemsize(precision),
+        quantized_source=cache_precision is not None,
+    )
     write_graphs(graphs, folder)
     entries = graph_entries(graphs, folder)
     return Manifest(
@@ -88,6 +96,7 @@ def write_files(
         family=checkpoint.family.model_type,
         variant=variant,
         precision=precision,  # type: ignore[arg-type]  # one of PRECISIONS
+        cache_precision=cache_precision,  # type: ignore[arg-type]  # "int8" or None
         sizes=sizes_entry(graphs.sizes),
         layers=layer_entries(plan),
         guard=tuple(guard),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tightbeam.graph_passes.model import RunSize, Sizes
 
@@ -32,8 +32,19 @@ def source_bytes(kinds: Sequence[str], sizes: Sizes, run: RunSize) -> int:
         once = {}
         each = {**each, "states": sizes.D}
         del each["first-k"]
-    numbers = sum(each[kind] for kind in kinds) + sum(once[kind] for kind in set(kinds) & once.keys())
-    return run.B * run.N * numbers * run.itemsize
+
+    def of(numbers: Mapping[str, int], chosen: Iterable[str]) -> int:
+        return sum(_position_bytes(kind, numbers[kind], sizes, run) for kind in chosen)
+
+    return run.B * run.N * (of(each, kinds) + of(once, set(kinds) & once.keys()))
+
+
+def _position_bytes(kind: str, numbers: int, sizes: Sizes, run: RunSize) -> int:
+    """Bytes of the numbers that a layer caches of one position; ``kv-per-beam`` is never quantised."""
+    if not run.quantized_source or kind == "kv-per-beam":
+        return numbers * run.itemsize
+    rows = 2 * sizes.G if kind == "kv" else 1 if numbers else 0
+    return numbers + 4 * rows
 
 
 def generated_bytes(kinds: Sequence[str], sizes: Sizes, run: RunSize) -> int:

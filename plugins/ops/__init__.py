@@ -21,6 +21,7 @@ from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
 from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
+from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_ATTENTION
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
 from tightbeam.plugins.ops.quantized_source_attention import QUANTIZED_SOURCE_ATTENTION
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
@@ -54,8 +55,9 @@ OPERATORS: dict[str, Operator] = {
         QUANTIZE_ROWS,
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,
-        QUANTIZED_GATHER,
         QUANTIZED_SOURCE_ATTENTION,
+        QUANTIZED_LATENT_ATTENTION,
+        QUANTIZED_GATHER,
     )
 }
 """Every operator by its name."""

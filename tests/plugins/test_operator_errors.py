@@ -37,6 +37,8 @@ def full_case(name: str) -> Case:
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
         "NormalizeRows": {"R": 3, "X": 9},
+        "QuantizedSourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
+        "QuantizedLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7},
     }
     case: Case = MODULES[name].random_case(1, **sizes[name])
     return case
@@ -198,6 +200,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {("NormalizeRows", "rows", 0)}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
     free |= {("QuantizedGather", "scale", 1)}  # within the last tile
+    free |= {("QuantizedSourceAttention", "value_bytes", 3)}
     refused = 0
     for tensor, array in full_case(name).inputs.items():
         for axis in range(array.ndim):
@@ -272,7 +275,9 @@ def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
         np.testing.assert_array_equal(value.numpy(), before)
 
 
-@pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
+@pytest.mark.parametrize(
+    "name", ["SourceAttention", "LatentAttention", "QuantizedSourceAttention", "QuantizedLatentAttention"]
+)
 def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
     """Zeros with lse -inf: in a merge of attention states such a sample has no weight."""
     case = full_case(name)
@@ -280,6 +285,22 @@ def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
     found = run(name, case, LIBRARY)
     assert (found["lse"][3:] == -np.inf).all() and np.isfinite(found["lse"][:3]).all()
     assert (found["output"][3:] == 0).all() and np.isfinite(found["output"]).all()
+
+
+@pytest.mark.parametrize("name", ["QuantizedSourceAttention", "QuantizedLatentAttention"])
+@pytest.mark.parametrize("spoiled", ["query", "key", "value"])
+def test_what_is_not_finite_stays_in_its_own_outputs(name: str, spoiled: str) -> None:
+    """A query's output, or those of the sample whose cached row has scale NaN; never another's."""
+    case = full_case(name)
+    if spoiled == "query":
+        case.inputs["query"][1] = np.inf
+    else:
+        scale = "states_scale" if name == "QuantizedLatentAttention" else f"{spoiled}_scale"
+        case.inputs[scale][0, ..., 0] = np.nan
+    found = run(name, case, LIBRARY)["output"]
+    bad = slice(1, 2) if spoiled == "query" else slice(0, 3)
+    assert np.isnan(found[bad]).all()
+    assert np.isfinite(np.delete(found, bad, axis=0)).all()
 
 
 def test_nan_propagates_through_attention_to_beam_top_k() -> None:

@@ -46,7 +46,9 @@ def test_definition_and_kernel_on_every_case(name: str, case: Case, library: Pat
 
 
 @pytest.mark.parametrize("library", WAYS)
-@pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
+@pytest.mark.parametrize(
+    "name", ["SourceAttention", "LatentAttention", "QuantizedSourceAttention", "QuantizedLatentAttention"]
+)
 def test_without_the_optional_output(name: str, library: Path | None) -> None:
     for case in MODULES[name].cases():
         check(name, case, run(name, case, library, ["output"]))
@@ -81,6 +83,7 @@ def test_beam_top_k(library: Path | None, seed: int, C: int, extra: int, **sizes
 
 
 @pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize("name", ["SourceAttention", "QuantizedSourceAttention"])
 @settings(max_examples=40, deadline=None)
 @given(
     B=st.integers(1, 3),
@@ -93,10 +96,67 @@ def test_beam_top_k(library: Path | None, seed: int, C: int, extra: int, **sizes
     spread=st.sampled_from([1.0, 10.0]),
     seed=SEEDS,
 )
-def test_source_attention(library: Path | None, seed: int, G: int, shared: int, **sizes: Any) -> None:
-    case = MODULES["SourceAttention"].random_case(seed, G=G, H=G * shared, **sizes)
-    case.inputs["key"][~np.broadcast_to(case.inputs["mask"][:, None], case.inputs["key"].shape[:3])] = 1e6
-    check("SourceAttention", case, run("SourceAttention", case, library), LUCK)
+def test_source_attention(library: Path | None, name: str, seed: int, G: int, shared: int, **sizes: Any) -> None:
+    case = MODULES[name].random_case(seed, G=G, H=G * shared, **sizes)
+    key = case.inputs["key" if name == "SourceAttention" else "key_scale"]
+    key[~np.broadcast_to(case.inputs["mask"][:, None], key.shape[:3])] = 1e6
+    check(name, case, run(name, case, library), LUCK)
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=40, deadline=None)
+@given(
+    B=st.integers(1, 3),
+    M=st.integers(1, 5),
+    G=st.integers(1, 3),
+    shared=st.integers(1, 9),
+    K=st.integers(1, 150),
+    N=st.integers(1, 80),
+    spread=st.sampled_from([1.0, 10.0]),
+    seed=SEEDS,
+)
+def test_quantized_latent_attention(library: Path | None, seed: int, G: int, shared: int, **sizes: Any) -> None:
+    case = MODULES["QuantizedLatentAttention"].random_case(seed, G=G, H=G * shared, **sizes)
+    check("QuantizedLatentAttention", case, run("QuantizedLatentAttention", case, library), LUCK)
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+@pytest.mark.parametrize("name", ["QuantizedSourceAttention", "QuantizedLatentAttention"])
+def test_a_sample_over_bytes_does_not_depend_on_its_company(name: str) -> None:
+    """The same bits alone, among others, and behind any amount of padding."""
+    sizes = {"B": 3, "M": 4, "H": 4, "G": 2, "K": 20, "N": 50, **({"V": 20} if "Source" in name else {})}
+    case = MODULES[name].random_case(1, **sizes)
+    rows = {"query": 4}
+    case.inputs["mask"][1, 37:] = False
+    whole = run(name, case, LIBRARY)
+    alone = {key: array[4:8] if key in rows else array[1:2] for key, array in case.inputs.items()}
+    axes = {"key_bytes": 2, "key_scale": 2, "value_bytes": 2, "value_scale": 2}
+    short = {
+        key: array if key == "query" else np.take(array, np.arange(37), axis=axes.get(key, 1))
+        for key, array in alone.items()
+    }
+    for inputs in (alone, short):
+        found = run(name, Case("alone", inputs, case.attributes), LIBRARY)
+        for tensor, array in found.items():
+            np.testing.assert_array_equal(array, whole[tensor][4:8])
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+@pytest.mark.parametrize("name", ["QuantizedSourceAttention", "QuantizedLatentAttention"])
+@pytest.mark.parametrize("threshold", [0.02, 0.9])
+def test_small_weights_over_bytes_are_left_out(name: str, threshold: float) -> None:
+    """At most so much weight as the threshold allows is lost; the log-sum-exp stays that of all positions."""
+    sizes = {"B": 2, "M": 3, "H": 4, "G": 4, "K": 24, "N": 60, **({"V": 24} if "Source" in name else {})}
+    case = MODULES[name].random_case(3, **sizes, spread=3.0)
+    whole = run(name, case, LIBRARY)
+    found = run(name, Case("less", case.inputs, {**case.attributes, "weight_threshold": threshold}), LIBRARY)
+    np.testing.assert_array_equal(found["lse"], whole["lse"])
+    assert (found["output"] != whole["output"]).any()
+    value, scale = (
+        case.inputs[next(key for key in reversed(case.inputs) if key.endswith(end))] for end in ("_bytes", "_scale")
+    )
+    largest = (np.abs(value.astype(np.float32)).max(axis=-1) * scale).max()
+    assert np.abs(found["output"] - whole["output"]).max() <= threshold * 60 * largest
 
 
 @pytest.mark.parametrize("library", WAYS)

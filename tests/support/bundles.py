@@ -20,6 +20,7 @@ from tightbeam.graph_passes import (
     SOURCE,
     LayerPlan,
     ModelGraphs,
+    quantize_source,
     rewrite,
     same_for_all,
     to_precision,
@@ -54,18 +55,37 @@ class BundleCache:
             target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
         ).path
 
-    def __call__(self, variant: str, family: str = "bart", *, precision: str = "fp32", **arguments: Any) -> Path:
-        key = json.dumps([variant, family, precision, arguments], sort_keys=True)
+    def __call__(
+        self,
+        variant: str,
+        family: str = "bart",
+        *,
+        precision: str = "fp32",
+        cache_precision: str | None = None,
+        **arguments: Any,
+    ) -> Path:
+        key = json.dumps([variant, family, precision, cache_precision, arguments], sort_keys=True)
         if key not in self.made:
             checkpoint, canonical = self.trace(family, **arguments)
             plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
             graphs, results = rewrite(canonical, plan)
             graphs, lowered = to_precision(graphs, precision)
             results += lowered
+            if cache_precision is not None:
+                results.append(quantize_source(graphs))
             target = self.root / f"{family}-{variant}-{precision}-{len(self.made)}"
 
             def fill(folder: Path) -> Manifest:
-                return write_files(folder, checkpoint, graphs, results, plan, variant=variant, precision=precision)
+                return write_files(
+                    folder,
+                    checkpoint,
+                    graphs,
+                    results,
+                    plan,
+                    variant=variant,
+                    precision=precision,
+                    cache_precision=cache_precision,
+                )
 
             write_bundle(target, fill)
             self.made[key] = target

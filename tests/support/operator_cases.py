@@ -27,8 +27,9 @@ MODULES: dict[str, ModuleType] = {
         ("QuantizeRows", "quantize_rows"),
         ("QuantizedMatMul", "quantized_matmul"),
         ("DynamicQuantizeMatMul", "dynamic_quantize_matmul"),
-        ("QuantizedGather", "quantized_gather"),
         ("QuantizedSourceAttention", "quantized_source_attention"),
+        ("QuantizedLatentAttention", "quantized_latent_attention"),
+        ("QuantizedGather", "quantized_gather"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""

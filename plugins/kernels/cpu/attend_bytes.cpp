@@ -218,7 +218,8 @@ class Item {
       for (long from = 0; from < groups; from += STRETCH) {
         const long count = std::min(STRETCH, groups - from), tile_bytes = up(count * GROUP, CHUNK) * TILE_COLUMNS;
         for (int tile = 0; tile < tiles; ++tile) {
-          if (from == 0) fetch(s_.values, g_, start + tile * TILE_COLUMNS, TILE_COLUMNS);
+          if (from == 0 && s_.values.data != s_.keys.data)
+            fetch(s_.values, g_, start + tile * TILE_COLUMNS, TILE_COLUMNS);
           for (long byte = 0; byte < count * GROUP; byte += CHUNK)
             bytes_.turn_keys(rows(s_.keys, start + tile * TILE_COLUMNS), from * GROUP + byte,
                              std::min<long>(CHUNK, K_ - from * GROUP - byte),

@@ -2,8 +2,9 @@
 
     key row = integers times key_scale, value row = integers times value_scale
 
-A row is what QuantizeRows makes of a key or a value of one head at one position, so no row depends on another. Queries,
-scores and sums are floats: the result is that of SourceAttention over the rows' worth.
+A row is what QuantizeRows makes of a key or a value of one head at one position, so no row depends on another. The
+result is that of SourceAttention over the rows' worth. The kernel multiplies integers: it splits each query into two
+rows of 8 bits, and likewise each query's weights, 15 and 14 bits of the largest number (``cases.rounding``).
 """
 
 from __future__ import annotations

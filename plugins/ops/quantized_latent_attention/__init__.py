@@ -1,0 +1,37 @@
+"""QuantizedLatentAttention: LatentAttention over states of 8 bits, each position with a scale of its own.
+
+    row of the states = integers times scale
+
+A row is what QuantizeRows makes of a position, so no row depends on another. The result is that of LatentAttention over
+the rows' worth; the kernel splits queries and weights as QuantizedSourceAttention's does.
+"""
+
+from __future__ import annotations
+
+from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
+from tightbeam.plugins.schema import FLOAT, Input, Operator
+
+__all__ = ["QUANTIZED_LATENT_ATTENTION"]
+
+WORTH = """
+    last = Constant <value = int64[1] {-1}> ()
+    numbers = Cast <to = 1> (states_bytes)
+    scales = Unsqueeze (states_scale, last)
+    states32 = Mul (numbers, scales)
+    states = CastLike (states32, query)
+"""
+
+QUANTIZED_LATENT_ATTENTION = Operator(
+    "QuantizedLatentAttention",
+    "quantized_latent_attention",
+    (
+        Input("query", FLOAT, "B M, H, K", "queries, in the space of the states' heads"),
+        Input("states_bytes", "int8", "B, N, G K", "keys and values at once, for all beams"),
+        Input("states_scale", "float32", "B, N", "worth of one of a position's integers"),
+        Input("mask", "bool", "B, N", "True where a position counts"),
+    ),
+    LATENT_ATTENTION.outputs,
+    lambda present: WORTH + LATENT_ATTENTION.body(present),
+    LATENT_ATTENTION.attributes,
+    gpu=False,
+)

@@ -1,0 +1,52 @@
+// Arguments of the kernels of QuantizedLatentAttention, and how they are filled from a call. Letters: docs/design.md,
+// Letters. R = B x M rows.
+#pragma once
+
+#include "kernels/attention_arguments.h"
+
+namespace tightbeam {
+
+template <class Float>
+struct QuantizedLatentAttentionArguments {
+  int B, M, H, N;
+  int G;  // heads that the states are cut into for the scores
+  int K;  // width of such a head; a row of the states has G K numbers
+  float scale;
+  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+
+  const Float* query;         // [R, H, K]
+  const signed char* states;  // [B, N, G K]: keys and values at once
+  const float* states_scale;  // [B, N]
+  const bool* mask;           // [B, N]: which positions count
+
+  Float* output;  // [R, H, G K]: each head's weights over whole rows
+  float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
+};
+
+class Parallel;
+
+template <class Float>
+QuantizedLatentAttentionArguments<Float> quantized_latent_attention_arguments(const Call& call) {
+  QuantizedLatentAttentionArguments<Float> arguments{};
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.N = call.size("N");
+  check_heads(call, arguments.H, arguments.G);
+  arguments.scale = call.float_attribute("scale");
+  arguments.weight_threshold = weight_threshold(call);
+  arguments.query = call.input<Float>("query");
+  arguments.states = call.input<signed char>("states_bytes");
+  arguments.states_scale = call.input<float>("states_scale");
+  arguments.mask = call.input<bool>("mask");
+  arguments.output = call.output<Float>("output");
+  arguments.lse = call.output<float>("lse");
+  return arguments;
+}
+
+// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+void quantized_latent_attention(const QuantizedLatentAttentionArguments<float>& arguments, const Parallel& parallel);
+
+}  // namespace tightbeam

@@ -1,0 +1,153 @@
+"""Bundles whose source cache is in int8: close to float32, a quarter of the bytes, each sample by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.bundles import BundleCache
+from support.checkpoints import CheckpointCache
+from support.generate_runs import batch
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
+from tightbeam.deploy.command import main as run_model
+from tightbeam.deploy.compare import compare_runtimes, sources_of
+from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.auto.workload import Workload
+from tightbeam.export.options import ExportOptions
+from tightbeam.export.report import report
+from tightbeam.export.tensorrt.build import build_engine
+from tightbeam.export.writing.entries import plan_of, sizes_of
+from tightbeam.graph_passes import PassError, RunSize, plan_bytes
+
+TIMES_FP16 = 20
+"""Bound on the error in that of fp16: 1 to 8 were measured, by family and variant."""
+CASES = [
+    ("bart", "dedup", "fp32"),
+    ("bart", "el", "fp32"),
+    ("bart", "dedup", "int8"),
+    ("gpt2", "dedup", "fp32"),
+    *(
+        pytest.param(family, variant, "fp32", marks=pytest.mark.slow)
+        for family, variant in (("t5", "dedup"), ("whisper", "slim"), ("llama", "dedup"), ("prophetnet", "xcache"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "variant", "precision"), CASES)
+def test_close_and_a_quarter_of_the_bytes(bundles: BundleCache, family: str, variant: str, precision: str) -> None:
+    exact = Bundle.load(bundles(variant, family, precision=precision))
+    low = Bundle.load(bundles(variant, family, precision=precision, cache_precision="int8"))
+    sources = sources_of(exact)
+    runtimes = OnnxRuntimeCpu(exact, 1), OnnxRuntimeCpu(low, 1)
+    half = OnnxRuntimeCpu(Bundle.load(bundles(variant, family, precision="fp16")), 1)
+    error = compare_runtimes(exact, *runtimes, sources).error
+    assert 0 < error < TIMES_FP16 * compare_runtimes(exact, runtimes[0], half, sources).error
+
+    work = workload_of(low.manifest, batch_size=2, num_beams=3)
+    whole, small = (cache_bytes(bundle.manifest, work) for bundle in (exact, low))
+    assert small[1] == whole[1]
+    width = min(exact.manifest.sizes.K, exact.manifest.sizes.V)
+    assert whole[0] / 4 < small[0] <= whole[0] * (1 / 4 + 1 / width) + 1
+    sizes = sizes_of(low.manifest)
+    positions = work.source_length - (1 if sizes.decoder_only else 0)
+    run = RunSize(B=2, M=3, N=positions, T=1, quantized_source=True)
+    assert plan_bytes(plan_of(low.manifest), sizes, run)[0] == small[0]
+
+
+@pytest.mark.parametrize(("variant", "precision"), [("dedup", "int8"), ("el", "fp32")])
+def test_samples_do_not_depend_on_their_batch(bundles: BundleCache, variant: str, precision: str) -> None:
+    runner = Runner.load(bundles(variant, precision=precision, cache_precision="int8"), threads=1)
+    lengths = (5, 11, 11, 23, 7, 11)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, lengths)
+    settings = {"num_beams": 3, "max_new_tokens": 12}
+    together = runner.generate(ids, mask, **settings)
+    for sample, length in enumerate(lengths):
+        alone = runner.generate(ids[sample : sample + 1, :length], mask[sample : sample + 1, :length], **settings)
+        width = alone.sequences.shape[1]
+        np.testing.assert_array_equal(alone.sequences[0], together.sequences[sample, :width])
+        np.testing.assert_allclose(alone.scores[0], together.scores[sample], rtol=1e-5)
+
+
+def test_an_export_measures_its_error(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    bundle = export_model(checkpoints("bart"), tmp_path / "b", cache_precision="int8")
+    manifest = bundle.manifest
+    assert (manifest.precision, manifest.cache_precision) == ("fp32", "int8")
+    assert manifest.precision_error is not None and manifest.parity is not None
+    assert 0 < manifest.precision_error.error < 0.05
+    lines = report(bundle, Workload(), variant=None, seconds=1.0)
+    assert any("error of an int8 source cache: log-probabilities differ" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cache_precision": "int4"}, "cache_precision 'int4' is not supported; expected int8, .*"),
+        ({"precision": "fp16"}, "an int8 source cache does not go with --precision fp16; expected fp32 or int8"),
+        ({"variant": "auto"}, "no times are predicted for --cache-precision int8; name a variant in place of auto"),
+        ({"variant": "baseline"}, "source cache kv-per-beam cannot be in int8; expected kv or states, .*"),
+        ({"variant": "kcache"}, "source cache k cannot be in int8; expected kv or states, .*"),
+        ({"variant": "hybrid"}, "source cache first-k cannot be in int8; expected kv or states, .*"),
+        ({"workload": Workload(gflop_s=9.0)}, "no times are predicted for --cache-precision int8; leave .*"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ExportError, match=f"^{said}$"):
+        ExportOptions(**{"cache_precision": "int8", **options})  # type: ignore[arg-type]
+
+
+def test_keys_that_the_operator_rotates_are_refused(bundles: BundleCache) -> None:
+    with pytest.raises(PassError, match=r"^quantize_source: [^\n]+ rotates or scales the keys [^\n]+ source cache kv"):
+        bundles("kcache", "olmo", cache_precision="int8")
+
+
+def test_memory_limit_counts_it(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """A limit between both sizes refuses float32 and takes int8."""
+
+    def needed(**options: str) -> int:
+        limit = Workload(8, 4, 30, 10, memory_limit=1)
+        with pytest.raises(ExportError, match="weights and caches need") as caught:
+            export_model(checkpoints("bart"), tmp_path / "b", check=False, workload=limit, **options)  # type: ignore[arg-type]
+        return int(str(caught.value).split()[4].replace(",", ""))
+
+    whole, small = needed(), needed(cache_precision="int8")
+    assert small < whole
+
+
+@pytest.mark.parametrize("arguments", [("--device", "cuda"), ("--engine", "tensorrt")])
+def test_gpus_refuse_it_in_one_line(
+    bundles: BundleCache,
+    arguments: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = bundles("dedup", cache_precision="int8")
+    monkeypatch.setattr(sys, "argv", ["run-model", str(folder), "--ids", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        run_model()
+    assert exit_.value.code
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and ("int8" in said[0] or "engine" in said[0])
+
+
+def test_no_engine_is_built(bundles: BundleCache) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    with pytest.raises(ExportError, match=r"has its source cache in int8, whose operators run on the CPU alone; .*"):
+        build_engine(bundles("dedup", cache_precision="int8"), ["sm80"])
+
+
+@pytest.mark.parametrize("said", [None, "int4"])
+def test_a_manifest_that_says_otherwise_is_refused(bundles: BundleCache, tmp_path: Path, said: str | None) -> None:
+    folder = shutil.copytree(bundles("dedup", cache_precision="int8"), tmp_path / "b")
+    manifest = json.loads((folder / "bundle.json").read_text())
+    manifest["cache_precision"] = said
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"bundle.json: cache_precision[^\n]+; export the model again$"):
+        Bundle.load(folder)
