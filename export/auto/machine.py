@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from tightbeam.deploy.console import counted
-from tightbeam.export.auto.integer_products import integer_product
 from tightbeam.graph_passes.caches.cost import Machine
 
 __all__ = ["Measurement", "cache_file", "this_machine"]
@@ -100,7 +99,11 @@ def this_machine(*, integers: bool = False) -> Measurement:
 
 def _measure(threads: int, integers: bool) -> Measurement:
     """Measure this machine."""
-    product = integer_product(WIDTH, threads) if integers else None
+    product = None
+    if integers:  # imported here, since a short process needs no runtime
+        from tightbeam.export.auto.integer_products import integer_product
+
+        product = integer_product(WIDTH, threads)
     rows, vector = np.ones((READ_BYTES // 4 // WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     one, other = np.random.default_rng(0).random((2, WIDTH, WIDTH), np.float32)
     wall_s, used_s = time.perf_counter(), time.process_time()
