@@ -117,10 +117,11 @@ class OnnxRuntimeCpu:
 
     def open(self, places: int, num_beams: int, candidates: int) -> CpuDecoding:
         sizes = sizes_of(places, 0, num_beams, 0, 1)
-        names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        source = self.allocate(names, sizes)
-        source["attention_mask"] = np.zeros(resolve(self.shapes["attention_mask"], sizes), np.int64)
-        return CpuDecoding(self, source, sizes, candidates, used=0)
+        names = {tensor.name for tensor in self.manifest.encoder.outputs} | {"attention_mask"} & self.shapes.keys()
+        try:
+            return CpuDecoding(self, self.allocate(sorted(names), sizes), sizes, candidates, used=0)
+        except MemoryError as error:
+            raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
     def _encode(self, source: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Run the encoder over a few samples at a time, and return its outputs by name."""
@@ -182,7 +183,8 @@ class CpuDecoding:
     of samples. Only an ``append`` cache is a new tensor after every step.
 
     Buffers have ``sizes["B"]`` places, of which samples use the first ``used``. `inputs` and all that is bound are
-    views of these. A compaction makes the views shorter; a sample that joins makes them longer.
+    views of these. A compaction makes the views shorter; a sample that joins makes them longer. An ``append`` cache
+    has no places to spare, so nothing joins where there is one.
     """
 
     def __init__(
@@ -261,6 +263,8 @@ class CpuDecoding:
                 if rows is not None:
                     views[name] = compaction.apply(array, rows)
         self._used = compaction.remaining
+        if self._grown:
+            self._bindings.clear()  # each keeps the caches that it took and gave, and this many samples never return
 
     def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
         try:
