@@ -41,6 +41,10 @@ class Batch:
         """Samples in the batch."""
         return len(self._search.places)
 
+    def __contains__(self, number: int) -> bool:
+        """True for the number of a sample in the batch."""
+        return any(place.number == number for place in self._search.places)
+
     def advance(self) -> None:
         """Run one step."""
         self._search.advance()

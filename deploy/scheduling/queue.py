@@ -10,7 +10,7 @@ from tightbeam.deploy.scheduling.sample import Sample
 __all__ = ["WaitingSamples"]
 
 WINDOW = 64
-"""Samples behind the oldest one that may be encoded with it. More bound a sample's wait less."""
+"""Samples behind the oldest one that may be encoded with it. With more of them a sample may wait longer."""
 
 
 class WaitingSamples:

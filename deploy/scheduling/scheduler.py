@@ -78,9 +78,13 @@ class Scheduler:
         self._waiting.add(sample)
 
     def cancel(self, number: int) -> None:
-        """Drop a sample. It takes part in no step from now on, and has no result."""
+        """Drop a sample. It has no result. One in the batch leaves it after the next step, or after the first one behind
+        its decoder prompt.
+        """
         batch = self._batch
-        if not self._waiting.remove(number) and not (isinstance(batch, JoiningBatch) and batch.forget(number)):
+        if self._waiting.remove(number) or (isinstance(batch, JoiningBatch) and batch.forget(number)):
+            return
+        if batch is not None and number in batch:
             self._cancelled.add(number)
 
     def turn(self) -> list[FinishedSample]:
@@ -98,6 +102,7 @@ class Scheduler:
                     self._batch.advance()
         except BaseException:
             self._batch = None  # its buffers are not reused
+            self._cancelled.clear()
             raise
         if self._batch is not None:
             self._last = self._batch.decoding.cache_bytes
