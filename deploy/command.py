@@ -192,8 +192,10 @@ def run_model(
         if resume is not None:
             if output != STDOUT or force:
                 raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
+            if resume == STDOUT:
+                raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
             output = resume
-        _check_output(output, force, names, resumed=resume is not None)
+        _check_output(output, force, names, option="--output" if resume is None else "--resume")
         waits = STDIN in names and sys.stdin is not None and sys.stdin.isatty() and not quiet
         if waits and document:  # it is read whole before the model is loaded
             say("note: reading one text from standard input; end with Ctrl-D")
@@ -275,7 +277,7 @@ def _report(result: InputResult, place: str, quiet: bool) -> None:
         say(f"note: {place}cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for")
 
 
-def _check_output(output: str, force: bool, inputs: list[str], *, resumed: bool) -> None:
+def _check_output(output: str, force: bool, inputs: list[str], *, option: str) -> None:
     """Raise InputError for an output that cannot be written, or would be lost."""
     if output == STDOUT:
         if sys.stdout is None:
@@ -289,12 +291,12 @@ def _check_output(output: str, force: bool, inputs: list[str], *, resumed: bool)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another --output") from None
+        raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another {option}") from None
     if path.is_dir():
-        raise InputError(f"{output} is a folder; pass --output the name of a file")
+        raise InputError(f"{output} is a folder; pass {option} the name of a file")
     if path.is_file() and any(os.path.samestat(there, used) for used in map(_status, inputs) if used is not None):
-        raise InputError(f"{output} is one of the inputs too; pass another --output")
-    if path.is_file() and there.st_size and not force and not resumed:
+        raise InputError(f"{output} is one of the inputs too; pass another {option}")
+    if path.is_file() and there.st_size and not force and option == "--output":
         raise InputError(f"{output} exists and is not empty; pass --force to replace it, or another --output")
 
 
@@ -318,7 +320,8 @@ def _opened(output: str, written: WrittenResults | None) -> Iterator[TextIO]:
             os.ftruncate(descriptor, written.nbytes)
             os.lseek(descriptor, 0, os.SEEK_END)
     except OSError as error:
-        raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another --output") from None
+        option = "--output" if written is None else "--resume"
+        raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another {option}") from None
     with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
         yield file
 

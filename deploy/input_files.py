@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from tightbeam.deploy.audio.files import is_audio
+from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.text.text_input import parse_ids
 
@@ -209,7 +210,8 @@ class InputFiles:
         lines, place = iter(self), None
         for skipped in range(count):
             if next(lines, None) is None:
-                raise InputError(f"there are {skipped} inputs, and results of {count}; pass the same files again")
+                found = counted(skipped, "input")
+                raise InputError(f"the output has {count} results, and the files {found}; pass the same files again")
             place = self.next_place()
         return lines, place
 

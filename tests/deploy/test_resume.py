@@ -73,9 +73,12 @@ def test_outputs_of_other_runs_are_refused(bundle: Path, texts: Path, tmp_path: 
     call(*resume).failed("holds JSON lines, and --json is missing")
     call(bundle, texts, texts, "--json", "--resume", output, *ARGUMENTS).failed("is not that of", "line 7")
     call(*resume, "--json", "--force").failed("leave --output and --force out")
+    call(bundle, texts, "--resume", "-", *ARGUMENTS).failed("--resume - is standard output", "name the file")
     texts.write_bytes(b"a town\n")
-    call(*resume, "--json").failed("there are 1 inputs, and results of 7; pass the same files again")
-    call(bundle, texts, "--json", "--resume", tmp_path, *ARGUMENTS).failed("is a folder")
+    call(*resume, "--json").failed("the output has 7 results, and the files 1 input; pass the same files again")
+    call(bundle, texts, "--json", "--resume", tmp_path, *ARGUMENTS).failed(
+        "is a folder; pass --resume the name of a file"
+    )
     assert output.read_bytes() == before
     output.write_bytes(b"a town\n")
     call(*resume, "--json").failed("holds no JSON lines, and --json is given")
