@@ -121,15 +121,16 @@ class _TransformersCodec:
                 "pip install transformers sentencepiece sacremoses, or pass token ids"
             ) from None
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self._lock = threading.Lock()  # calls change the tokenizer's state, and lines are read in a thread of their own
 
     def encode(self, text: str) -> list[int]:
-        with _one_line(_encoding_error):
+        with self._lock, _one_line(_encoding_error):
             return list(self._tokenizer(text, truncation=False, verbose=False).input_ids)
 
     def truncate(self, text: str, length: int) -> list[int]:
-        with _one_line(_encoding_error):
+        with self._lock, _one_line(_encoding_error):
             return list(self._tokenizer(text, truncation=True, max_length=length).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        with _one_line(_decoding_error):
+        with self._lock, _one_line(_decoding_error):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
