@@ -124,7 +124,8 @@ def run_text_input(
         Lines in the running batch, at most.
     typed
         Lines may come slowly, so that those that are there do not wait for others. Which lines run together then
-        depends on when they come; otherwise on the lines alone.
+        depends on when they come; otherwise on the lines alone. Where samples cannot join, a batch still waits until it
+        is full or the lines end.
     first
         Number of the first of these lines. Line 1 may begin with a byte order mark.
     **settings
