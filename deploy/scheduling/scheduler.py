@@ -78,8 +78,9 @@ class Scheduler:
         self._waiting.add(sample)
 
     def cancel(self, number: int) -> None:
-        """Drop a sample. It has no result. One in the batch leaves it after the next step, or after the first one behind
-        its decoder prompt.
+        """Drop a sample, which has no result then.
+
+        One in the batch leaves it after the next step, or after the first step behind its decoder prompt.
         """
         batch = self._batch
         if self._waiting.remove(number) or (isinstance(batch, JoiningBatch) and batch.forget(number)):

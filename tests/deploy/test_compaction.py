@@ -221,6 +221,25 @@ def test_a_step_allocates_and_binds_nothing(bundles: BundleCache, monkeypatch: p
     assert len({samples for samples, *_ in seen}) > 2
 
 
+def test_a_growing_cache_of_more_samples_is_freed(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binding keeps the caches of its last step, so those of earlier numbers of samples are gone."""
+    seen: list[tuple[int, int]] = []
+    step = CpuDecoding.step
+
+    def watched(self: CpuDecoding) -> Any:
+        result = step(self)
+        seen.append((len(result[0]), len(self._bindings)))
+        return result
+
+    monkeypatch.setattr(CpuDecoding, "step", watched)
+    runner = Runner.load(bundles("baseline", "bart"), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    ends = often_ended(bundles.trace("bart")[0].model, ids, mask)
+    runner.generate(ids, mask, num_beams=3, max_new_tokens=24, eos_token_id=ends)
+    assert len({samples for samples, _ in seen}) > 2
+    assert {bindings for _, bindings in seen} == {1}
+
+
 class MadeUpDecoding:
     """A decoding that returns given scores."""
 

@@ -268,6 +268,8 @@ def test_samples_join_a_running_batch_and_leave_it_alone() -> None:
     assert decoding.inputs["lengths"].tolist() == [1, 1]
     assert [finished.number for finished in scheduler.turn()] == [3]
     assert decoding.sources == [[9]] and len(runtime.opened) == 1
+    scheduler.cancel(3)  # it has ended, so there is nothing to remember
+    assert not scheduler._cancelled
 
 
 def test_the_oldest_is_encoded_next_with_others_of_its_length() -> None:
