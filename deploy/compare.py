@@ -233,10 +233,11 @@ def main() -> None:
         sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))
         runtimes = OnnxRuntimeCpu(reference), OnnxRuntimeCpu(other)
         found = compare_runtimes(reference, *runtimes, sources, steps=steps)
-        times = times_of(reference, *runtimes, sources)
+        # A model whose scores are NaN or infinite cannot take the steps that are timed; its error says so.
+        times = times_of(reference, *runtimes, sources) if math.isfinite(found.error) else None
     except (BundleError, GenerationError) as error:
         sys.exit(str(error))
-    print(json.dumps({**asdict(found), "times": asdict(times)}))
+    print(json.dumps({**asdict(found), "times": times and asdict(times)}))
 
 
 if __name__ == "__main__":

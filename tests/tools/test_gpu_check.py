@@ -370,8 +370,8 @@ def test_output_of_compute_sanitizer(
 def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tests = tmp_path / "test_slow.py"
     tests.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
-    command = [sys.executable, "-c", sanitizer.PYTEST, "5", "-q", str(tests)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False)
+    command = [sys.executable, "-c", sanitizer.PYTEST, "15", "-q", str(tests)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, cwd=tmp_path, check=False)
     assert done.returncode == sanitizer.INTERRUPTED
     assert sanitizer.read_output(done.stdout)[0] == 1
 

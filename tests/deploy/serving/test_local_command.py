@@ -92,7 +92,7 @@ class Started:
         if self.process.poll() is not None:
             return ""
         self.process.send_signal(number)
-        return self.process.communicate(timeout=40)[1].rstrip().splitlines()[-1]
+        return self.process.communicate(timeout=120)[1].rstrip().splitlines()[-1]
 
 
 def in_a_shell(line: str) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def test_killed_server_ends_the_command(made: dict[str, Path], tmp_path: Path) -
         children = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
         (server,) = (pid for pid in children if b"tritonserver" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(int(server), signal.SIGKILL)
-        received = started.process.communicate(timeout=40)[1]
+        received = started.process.communicate(timeout=120)[1]
         assert "error: the server ended by itself, with code -9; its last lines are above" in received.splitlines()
         assert started.process.returncode == 1
 
