@@ -53,6 +53,7 @@ CONTENDERS = {
         Contender(REFERENCE, "transformers", "fp32", "transformers", runs="checkpoint"),
         Contender(EXACT, "tightbeam", "fp32", OWN),
         Contender("Tightbeam int8", "tightbeam", "int8", OWN),
+        Contender("Tightbeam int8, cache int8", "tightbeam", "int8-cache-int8", OWN),
         Contender("CTranslate2 fp32", "ctranslate2", "fp32", "ctranslate2"),
         Contender("CTranslate2 int8", "ctranslate2", "int8", "ctranslate2"),
         Contender("OpenVINO fp32", "openvino", "fp32", "openvino"),

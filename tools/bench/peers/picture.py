@@ -7,7 +7,7 @@ from tools.drawings import INK, LINE, PALE, WIDTH, drawing, text
 
 __all__ = ["picture"]
 
-LEFT, RIGHT = 138, 48
+LEFT, RIGHT = 172, 48
 """Room for the engines' names, and for the numbers after the longest bar."""
 TOP, HIGH, GAP = 58.0, 17, 30
 COLOURS = {

@@ -55,7 +55,7 @@ def _over_floor(mine: Figures, figures: Sequence[Figures], what: str, digits: st
     value = getattr(mine, what)
     if value is None:
         return ""
-    precision = CONTENDERS[mine.engine].precision
+    precision = CONTENDERS[mine.engine].precision.partition("-")[0]  # of the products
     floors = [each for each in figures if _is_floor_of(each, precision) and getattr(each, what) > 0]
     if mine.is_floor or not floors:
         return f"{value:{digits}}"

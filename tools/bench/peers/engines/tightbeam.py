@@ -1,4 +1,4 @@
-"""Tightbeam: the variant dedup on ONNX Runtime."""
+"""Tightbeam: the variant dedup on ONNX Runtime, in ``fp32``, ``int8`` or ``int8-cache-int8``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ PACKAGES = ("tightbeam", "onnxruntime")
 def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
     from tightbeam.export import export_model
 
-    export_model(checkpoint, folder, variant="dedup", precision=precision, check=False)
+    products, _, cache = precision.partition("-cache-")
+    export_model(checkpoint, folder, variant="dedup", precision=products, cache_precision=cache or None, check=False)
 
 
 def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, Any]:
