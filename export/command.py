@@ -111,8 +111,8 @@ def export_model(
     max_differing: Annotated[
         float | None,
         typer.Option(
-            help="Refuse an inexact bundle (--precision, --weight-threshold) of which a larger share of the compared "
-            "sequences differs from torch's, such as 0.02."
+            help="Refuse an inexact bundle (--precision, --cache-precision, --weight-threshold) of which a larger "
+            "share of the compared sequences differs from torch's, such as 0.02."
         ),
     ] = None,
     no_check: Annotated[

@@ -115,7 +115,6 @@ class ExportOptions:
             raise ExportError(
                 f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
             )
-
         self._check_max_differing()
 
     def _check_max_differing(self) -> None:
@@ -127,7 +126,7 @@ class ExportOptions:
         if self.is_exact:
             raise ExportError(
                 "max_differing is for inexact bundles, and one differing token ends an export in fp32 anyway; leave "
-                "it out, or pass --precision int8 or fp16"
+                "it out, or pass --precision int8 or fp16, --cache-precision int8 or --weight-threshold"
             )
         if not self.check:
             raise ExportError("max_differing needs the comparison with torch; leave --no-check out")
@@ -175,7 +174,7 @@ class ExportOptions:
     @property
     def is_exact(self) -> bool:
         """True where the bundle's tokens must be those of torch in float32."""
-        return self.precision == "fp32" and not self.weight_threshold
+        return self.precision == "fp32" and self.cache_precision is None and not self.weight_threshold
 
     @property
     def itemsize(self) -> int:
@@ -184,7 +183,7 @@ class ExportOptions:
 
     @property
     def weight_itemsize(self) -> int:
-        """Bytes of a number in products and embeddings; in int8, scales, position tables and norms need more."""
+        """Bytes of a number in products and embeddings; in int8, scales, biases and norms need more."""
         return 1 if self.precision == "int8" else self.itemsize
 
     @property
@@ -226,6 +225,8 @@ class ExportOptions:
         needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
         if limit is not None and needed > limit:
             fix = "--variant auto takes what fits, if anything does"
+            if self.cache_precision is not None:
+                fix = "another --variant may keep less"
             raise ExportError(
                 f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller "
                 "--batch-size needs less"

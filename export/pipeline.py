@@ -38,6 +38,7 @@ from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.preparation import Preparation
 from tightbeam.export.progress import STEPS
+from tightbeam.export.report import inexact_options
 from tightbeam.export.tables import products_table
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
@@ -280,13 +281,13 @@ def _write(export: _Export) -> Bundle:
         manifest = manifest.model_copy(update={"precision_error": error})
         (folder / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")  # a draft, for the runner to load
         parity = compare(folder, manifest, export.reference, float32)
-        _check_differing(export, parity)
+        _check_differing(export, manifest, parity)
         return manifest.model_copy(update={"parity": parity})
 
     return write_bundle(export.preparation.target, fill, force=options.force)
 
 
-def _check_differing(export: _Export, parity: ParityReport) -> None:
+def _check_differing(export: _Export, manifest: Manifest, parity: ParityReport) -> None:
     """Raise ExportError where more sequences differ than the options allow, after the table of the products."""
     limit, sequences = export.options.max_differing, parity.samples * parity.settings
     if limit is None or parity.differing <= limit * sequences:
@@ -295,7 +296,7 @@ def _check_differing(export: _Export, parity: ParityReport) -> None:
         export.on_table(products_table(export.products))
     raise ExportError(
         f"{parity.differing} of {sequences} sequences differ from torch's, {parity.differing / sequences:.1%}, over "
-        f"max_differing of {limit:.1%}; there is no new bundle: take --precision fp32, or allow more"
+        f"max_differing of {limit:.1%}; there is no new bundle: leave {inexact_options(manifest)} out, or allow more"
     )
 
 
@@ -311,7 +312,8 @@ def _measure_precision(
 ) -> tuple[PrecisionErrorEntry | None, list[list[list[int]]] | None]:
     """Free the graphs; before that write those whose error is to be measured, after it measure.
 
-    Returns the error, and the sequences that the reference's inputs give in float32; None and None in float32.
+    Returns the error, and the sequences that the reference's inputs give in float32; None twice where nothing is
+    measured.
     """
     if export.exact is None:
         del export.graphs

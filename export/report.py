@@ -115,8 +115,8 @@ def _check(manifest: Manifest) -> str:
     if parity.differing:
         own = "" if parity.differing_float32 is None else f", {parity.differing_float32} from those in float32"
         return (
-            f"{parity.differing} of {sequences} sequences differ from torch's{own}, which {_inexact(manifest)} allows; "
-            f"the {parity.tokens} generated tokens of the others are equal"
+            f"{parity.differing} of {sequences} sequences differ from torch's{own}, which {inexact_options(manifest)} "
+            f"allows; the {parity.tokens} generated tokens of the others are equal"
         )
     ties = f"; rounding alone decides {parity.ties} more" if parity.ties else ""
     return (
@@ -125,8 +125,8 @@ def _check(manifest: Manifest) -> str:
     )
 
 
-def _inexact(manifest: Manifest) -> str:
-    """The options that make a bundle inexact."""
+def inexact_options(manifest: Manifest) -> str:
+    """The options that make a bundle inexact, in words."""
     options = ["--weight-threshold"] if manifest.weight_threshold else []
     options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
     options += [f"--cache-precision {manifest.cache_precision}"] if manifest.cache_precision is not None else []

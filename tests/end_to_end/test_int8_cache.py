@@ -115,6 +115,8 @@ def test_memory_limit_counts_it(checkpoints: CheckpointCache, tmp_path: Path) ->
         limit = Workload(8, 4, 30, 10, memory_limit=1)
         with pytest.raises(ExportError, match="weights and caches need") as caught:
             export_model(checkpoints("bart"), tmp_path / "b", check=False, workload=limit, **options)  # type: ignore[arg-type]
+        fix = "another --variant may keep less" if options else "--variant auto takes what fits"
+        assert fix in str(caught.value)
         return int(str(caught.value).split()[4].replace(",", ""))
 
     whole, small = needed(), needed(cache_precision="int8")
