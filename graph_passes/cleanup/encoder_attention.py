@@ -121,7 +121,11 @@ def _distance_bias(bias: gs.Tensor) -> _Bias | None:
         bias = bias.inputs[0].inputs[0]
     gather = nodes[-1]
     table, place = gather.inputs
-    if not isinstance(table, gs.Constant) or gather.attrs.get("axis", 0) != 0 or nodes[1].attrs["perm"] != [2, 0, 1]:
+    if (
+        not isinstance(table, gs.Constant)
+        or gather.attrs.get("axis", 0) != 0
+        or nodes[1].attrs.get("perm") != [2, 0, 1]
+    ):
         return None
     operands: list[gs.Tensor] = []
     for op in ("Add", "Clip", "Sub"):
@@ -129,6 +133,8 @@ def _distance_bias(bias: gs.Tensor) -> _Bias | None:
             return None
         operands += place.inputs[0].inputs
         place = place.inputs[0].inputs[0]
+    if len(operands) != 7:  # a Clip without one of its limits
+        return None
     _, offset, _, lowest, highest, keys, queries = operands
     if not all(isinstance(constant, gs.Constant) for constant in (offset, lowest, highest)):
         return None
