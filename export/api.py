@@ -55,7 +55,7 @@ def export_model(
         attention is not exact enough gets a safer kind (``accuracy/guard.py``).
     precision
         "fp32"; or "fp16" for products, caches and most weights, or "int8" for products and embeddings on the CPU alone;
-        neither is exact: the error is measured. "int8" does not go with "auto".
+        neither is exact: the error is measured.
     cache_precision
         "int8" for a source cache of integers of 8 bits, each row with a scale, on the CPU alone; None for that of
         ``precision``. It is not exact: the error is measured.

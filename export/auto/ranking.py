@@ -133,7 +133,7 @@ def ranking_table(
 ) -> RenderableType:
     """The ranking, best first, with predicted times and bytes; below it the impossible variants and their reasons.
 
-    ``origin``: where the machine's two numbers come from.
+    ``origin``: where the machine's numbers come from.
     """
     integers = f", {machine.integer_rate / 1e9:,.0f} GOP/s in int8" if run.int8 else ""
     title = (

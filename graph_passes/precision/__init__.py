@@ -1,1 +1,1 @@
-"""Passes that are not exact: lower precision, its simulation, and skipped source positions."""
+"""Passes that are not exact: lower precision, its simulation, integers of 8 bits, and skipped source positions."""

@@ -22,10 +22,11 @@ struct ByteRows {
   // numbers[i] x factor, at most FINEST, rounded to high[i] x 128 + low[i].
   void (*split)(const float* numbers, long count, float factor, signed char* high, signed char* low);
 
-  // A chunk of 16 rows, [16, 4, 16, 4]: four neighbours of every row side by side. `count` of its bytes are there.
+  // A chunk of 16 rows as [16, 16, 4]: the same four neighbours of every row side by side. A row has `count` bytes of
+  // the chunk, and the others count as 0.
   void (*turn_keys)(PlacedRows rows, long first, long count, unsigned char* tile);
 
-  // A chunk of 4 rows, 16 columns in each of 4 tiles that are `tile_bytes` apart: a column's rows side by side.
+  // A chunk of 4 rows as 4 tiles [16, 4], `tile_bytes` apart: the rows of a column side by side. `count` as above.
   void (*turn_values)(PlacedRows rows, long first, long count, unsigned char* tiles, long tile_bytes);
 
   // numbers[i] = (high[i] x 128 + low[i]) x factor x scales[i]; all scales are 1 where they are null.

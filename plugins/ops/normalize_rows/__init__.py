@@ -3,7 +3,8 @@
     normalized = (x - mean) / sqrt(variance + epsilon) weight + bias        where ``centred`` is 1: LayerNormalization
     normalized = x / sqrt(mean of x^2 + epsilon) weight + bias              where it is 0: RMSNormalization
 
-ONNX Runtime's own wakes its threads even for few rows, and took 20 us a thread for 32 rows of 1,024 where this takes 8.
+The kernel wakes no threads for few rows, as ONNX Runtime's own does: on one thread, a call for 32 rows of 1,024 takes
+23 us, and ONNX Runtime's 35, of which the writing of the rows takes 15 in both.
 """
 
 from __future__ import annotations
