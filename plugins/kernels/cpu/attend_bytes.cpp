@@ -8,30 +8,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "kernels/cpu/aligned.h"
 #include "kernels/cpu/byte_rows.h"
+#include "kernels/cpu/counted_positions.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/quantized.h"
 
 namespace tightbeam {
 namespace {
 
-constexpr int LINE = 64;
 constexpr size_t ITEMS = 16;   // enough to keep threads busy; neighbours in one item fetch each other's rows
 constexpr long STRETCH = 128;  // groups whose tiles stay in the first cache
 constexpr unsigned INFINITE = 0x7F800000;
 constexpr float SMALLEST = 1e-30f;  // of the largest magnitudes: FINEST over it is no infinity
-
-std::vector<std::vector<int>> counted_positions(const ByteSource& source) {
-  std::vector<std::vector<int>> counted(source.B);
-  for (int b = 0; b < source.B; ++b)
-    for (int n = 0; n < source.N; ++n)
-      if (source.mask[static_cast<size_t>(b) * source.N + n]) counted[b].push_back(n);
-  return counted;
-}
 
 // Few samples and key heads would leave threads idle: then a key head's queries are shared out too, in so many parts.
 int query_parts(int items, int queries) {
@@ -55,7 +46,8 @@ class Scratch {
     used_ = 0;
     if (bytes <= size_) return;
     memory_.reset();
-    memory_.reset(static_cast<unsigned char*>(::operator new(bytes, std::align_val_t{LINE})));
+    size_ = 0;  // until there is memory again
+    memory_ = aligned<unsigned char>(bytes);
     size_ = bytes;
   }
 
@@ -72,11 +64,7 @@ class Scratch {
   }
 
  private:
-  struct Free {
-    void operator()(unsigned char* memory) const { ::operator delete(memory, std::align_val_t{LINE}); }
-  };
-
-  std::unique_ptr<unsigned char, Free> memory_;
+  Aligned<unsigned char> memory_;
   size_t size_ = 0, used_ = 0;
 };
 
@@ -370,7 +358,7 @@ void attend_bytes(const ByteSource& s, const Parallel& parallel) {
   const int queries = s.M * (s.H / s.G);  // of one sample and key head
   const int parts = query_parts(s.B * s.G, queries);
   const size_t all = static_cast<size_t>(s.B) * s.G * parts, each = std::max<size_t>(1, all / ITEMS);
-  const std::vector<std::vector<int>> counted = counted_positions(s);
+  const std::vector<std::vector<int>> counted = counted_positions(s.mask, s.B, s.N);
   parallel.for_each((all - 1) / each + 1, [&](size_t item) {
     static thread_local Scratch scratch;
     for (size_t i = item * each, end = std::min(all, i + each); i < end; ++i) {

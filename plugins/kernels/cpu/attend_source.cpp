@@ -7,19 +7,12 @@
 #include <vector>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/counted_positions.h"
 
 namespace tightbeam {
 namespace {
 
 constexpr int TILE = Attention::TILE;
-
-std::vector<std::vector<int>> counted_positions(const Source& source) {
-  std::vector<std::vector<int>> counted(source.B);
-  for (int b = 0; b < source.B; ++b)
-    for (int n = 0; n < source.N; ++n)
-      if (source.mask[static_cast<size_t>(b) * source.N + n]) counted[b].push_back(n);
-  return counted;
-}
 
 // Few samples and key heads would leave threads idle: then a key head's queries are shared out too, in so many parts.
 int query_parts(int items, int queries) {
@@ -164,7 +157,7 @@ class Item {
 void attend_source(const Source& s, const Parallel& parallel) {
   const int queries = s.M * (s.H / s.G);  // of one sample and key head
   const int parts = query_parts(s.B * s.G, queries);
-  const std::vector<std::vector<int>> counted = counted_positions(s);
+  const std::vector<std::vector<int>> counted = counted_positions(s.mask, s.B, s.N);
   parallel.for_each(static_cast<size_t>(s.B) * s.G * parts, [&](size_t item) {
     const size_t b = item / parts / s.G, g = item / parts % s.G, part = item % parts;
     const int first = static_cast<int>(queries * part / parts);

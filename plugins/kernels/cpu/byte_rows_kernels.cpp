@@ -7,19 +7,6 @@ namespace tightbeam {
 namespace {
 
 typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
-constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
-
-template <class V, class T>
-inline V load_as(const T* from) {
-  V vector;
-  __builtin_memcpy(&vector, from, sizeof vector);
-  return vector;
-}
-
-template <class V, class T>
-inline void store_as(T* to, V vector) {
-  __builtin_memcpy(to, &vector, sizeof vector);
-}
 
 void split(const float* numbers, long count, float factor, signed char* high, signed char* low) {
   const Vector by = broadcast(factor), magic = broadcast(MAGIC);

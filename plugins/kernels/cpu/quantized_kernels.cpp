@@ -16,18 +16,6 @@ typedef short Shorts __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef unsigned short Words __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
 
-template <class V, class T>
-inline V load_as(const T* from) {
-  V vector;
-  __builtin_memcpy(&vector, from, sizeof vector);
-  return vector;
-}
-
-template <class V, class T>
-inline void store_as(T* to, V vector) {
-  __builtin_memcpy(to, &vector, sizeof vector);
-}
-
 // ---- rows of floats to rows of integers ----
 
 unsigned largest(const float* numbers, long count) {
@@ -47,8 +35,6 @@ unsigned largest(const float* numbers, long count) {
   }
   return result;
 }
-
-constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
 
 void round(const float* numbers, long count, float factor, signed char* integers) {
   const Vector by = broadcast(factor), magic = broadcast(MAGIC);
@@ -363,8 +349,8 @@ void scale_some(const Scaling& s, int first, int count) {
     if (!s.first) numbers = load_some(output, count) + numbers;
     if (s.last) {
       numbers = activated<ACTIVATION>(numbers + bias);
-      const float* addend = s.addend + row * s.output_step + first;
-      numbers += s.addend == nullptr ? broadcast(s.addend_of_all) : load_some(addend, count);
+      numbers +=
+          s.addend == nullptr ? broadcast(s.addend_of_all) : load_some(s.addend + row * s.output_step + first, count);
     }
     store_some(output, numbers, count);
   }

@@ -10,13 +10,21 @@ typedef float Vector __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef int Integers __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef unsigned Bits __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 
-inline Vector load(const float* from) {
-  Vector vector;
+template <class V, class T>
+inline V load_as(const T* from) {
+  V vector;
   __builtin_memcpy(&vector, from, sizeof vector);
   return vector;
 }
 
-inline void store(float* to, Vector vector) { __builtin_memcpy(to, &vector, sizeof vector); }
+template <class V, class T>
+inline void store_as(T* to, V vector) {
+  __builtin_memcpy(to, &vector, sizeof vector);
+}
+
+inline Vector load(const float* from) { return load_as<Vector>(from); }
+
+inline void store(float* to, Vector vector) { store_as(to, vector); }
 
 // The first `count` numbers, then zeros.
 inline Vector load_some(const float* from, int count) {
@@ -32,13 +40,15 @@ inline Vector broadcast(float number) { return number - Vector{}; }
 // Small arrays of registers stay in registers only where the loops over them are gone before the compiler places them.
 #define TIGHTBEAM_UNROLL _Pragma("GCC unroll 16")
 
+constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
+
 // e^x for x <= 0, to 2 units in the last place; 0 below -87, NaN of NaN. x = n ln 2 + r, and e^r by a polynomial of
 // degree 6. Lanes that do not count may hold any x.
 inline Vector exponential(Vector x) {
   const Vector lowest = broadcast(-87.0f);
   const Integers vanishes = x < lowest;
   x = vanishes ? lowest : x;
-  const Vector magic = broadcast(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
+  const Vector magic = broadcast(MAGIC);
   const Vector shifted = x * 1.44269504f + magic;
   const Vector n = shifted - magic;
   Vector r = x - n * 0.693359375f;

@@ -1,11 +1,11 @@
 // A thread takes a head of a sample: it packs the keys and values of the positions that count, and goes over the
 // queries. Where there are few heads, the queries of each are shared out as well.
 #include <algorithm>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <vector>
 
+#include "kernels/cpu/aligned.h"
+#include "kernels/cpu/counted_positions.h"
 #include "kernels/cpu/encoder_attention.h"
 #include "kernels/cpu/parallel.h"
 #include "ops/encoder_attention/arguments.h"
@@ -14,18 +14,9 @@ namespace tightbeam {
 namespace {
 
 constexpr int ENOUGH_ITEMS = 16, FEWEST_QUERIES = 128;
-constexpr size_t LINE = 64;
 constexpr long OVERRUN = 64;  // biases that a kernel may read beyond the last one
 
-struct FreeAligned {
-  void operator()(float* memory) const { ::operator delete(memory, std::align_val_t{LINE}); }
-};
-using Numbers = std::unique_ptr<float[], FreeAligned>;
-
-Numbers numbers(long count) {
-  return Numbers(
-      static_cast<float*>(::operator new(static_cast<size_t>(count) * sizeof(float), std::align_val_t{LINE})));
-}
+using Numbers = Aligned<float>;
 
 // Memory that a thread has while it works on an item; new memory costs page faults.
 class Workspaces {
@@ -34,13 +25,13 @@ class Workspaces {
 
   Numbers take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.empty()) return numbers(count_);
+    if (free_.empty()) return aligned<float>(count_);
     Numbers taken = std::move(free_.back());
     free_.pop_back();
     return taken;
   }
 
-  void give_back(Numbers workspace) {
+  void release(Numbers workspace) {
     const std::lock_guard<std::mutex> lock(mutex_);
     free_.push_back(std::move(workspace));
   }
@@ -58,11 +49,7 @@ long whole_lines(long count) { return (count + 15) / 16 * 16; }
 void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel& parallel) {
   const EncoderAttentionKernels& kernels = encoder_attention_kernels();
   const size_t B = a.B, N = a.N, H = a.H, K = a.K, V = a.V, width = H * K, value_width = H * V;
-  std::vector<std::vector<int>> counted(B);
-  for (size_t b = 0; b < B; ++b)
-    for (size_t n = 0; n < N; ++n)
-      if (a.mask == nullptr || a.mask[b * N + n]) counted[b].push_back(static_cast<int>(n));
-
+  const std::vector<std::vector<int>> counted = counted_positions(a.mask, a.B, a.N);
   const long keys = whole_lines(kernels.keys_size(a.N, a.K)), values = whole_lines(kernels.values_size(a.N, a.V));
   const long work = whole_lines(kernels.workspace_size(a.K, a.V)), biases = a.distance_bias == nullptr ? 0 : 2 * N - 1;
   Workspaces workspaces(keys + values + work + biases + OVERRUN);
@@ -94,7 +81,7 @@ void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel
                            biases == 0 ? nullptr : own_biases + N - 1};
     kernels.pack(head, workspace.get(), workspace.get() + keys);
     kernels.attend(head, workspace.get(), workspace.get() + keys, begin, end, workspace.get() + keys + values, output);
-    workspaces.give_back(std::move(workspace));
+    workspaces.release(std::move(workspace));
   });
 }
 

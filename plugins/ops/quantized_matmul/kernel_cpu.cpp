@@ -3,10 +3,9 @@
 // stay in the second cache while all tiles of rows are multiplied by them, and these fetch the next ones meanwhile. Of
 // few rows there is one block, so that each weight is read from memory once.
 #include <algorithm>
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "kernels/cpu/aligned.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/quantized.h"
 #include "ops/quantized_matmul/arguments.h"
@@ -21,15 +20,10 @@ constexpr long BYTES_OF_PART = 24 << 10;      // of it, the next one and the row
 constexpr long BYTES_AT_ONCE = 2 << 20;       // of rows that are packed
 constexpr long BYTES_TO_PACK = 32 << 10;      // of an item
 constexpr long PRODUCTS_OF_ITEM = 1 << 21;
-constexpr long ITEMS = 16;    // of many rows, at least
-constexpr long AHEAD = 4096;  // bytes
-constexpr int LINE = 64;
+constexpr long ITEMS = 16;      // of many rows, at least
+constexpr long AHEAD = 4096;    // bytes
 constexpr int MOST_ROWS = 24;   // of a tile, on any processor
 constexpr int MOST_PARTED = 2;  // tiles of rows for which K is parted: more are as fast without
-
-struct FreeAligned {
-  void operator()(unsigned char* memory) const { ::operator delete(memory, std::align_val_t{LINE}); }
-};
 
 // Some rows of the call, packed in tiles of rows.
 class PackedRows {
@@ -39,8 +33,7 @@ class PackedRows {
         begin_(begin),
         rows_(static_cast<int>(end - begin)),
         tiles_((rows_ - 1) / most_rows + 1),
-        bytes_(static_cast<unsigned char*>(
-            ::operator new(static_cast<size_t>(rows_) * a.groups * kernels_.group_bytes, std::align_val_t{LINE}))),
+        bytes_(aligned<unsigned char>(static_cast<size_t>(rows_) * a.groups * kernels_.group_bytes)),
         corrections_(static_cast<size_t>(rows_) * a.blocks) {
     const int items = static_cast<int>(std::min<long>(tiles_, rows_ * long{GROUP} * a.groups / BYTES_TO_PACK + 1));
     parallel.for_each(items, [&](size_t item) {
@@ -77,7 +70,7 @@ class PackedRows {
   const QuantizedMatMulArguments<float>& a_;
   long begin_;
   int rows_, tiles_;
-  std::unique_ptr<unsigned char, FreeAligned> bytes_;
+  Aligned<unsigned char> bytes_;
   std::vector<int> corrections_;
 };
 
