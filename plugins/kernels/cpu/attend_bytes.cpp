@@ -72,8 +72,10 @@ class Scratch {
 class SplitRows {
  public:
   static size_t bytes(int rows, long width) {
-    return 2 * Scratch::bytes_of<signed char>(static_cast<size_t>(rows) * 2 * up(width, GROUP)) * 4 +
-           2 * Scratch::bytes_of<int>(static_cast<size_t>(rows) * 2);
+    const size_t integers = static_cast<size_t>(rows) * 2 * up(width, GROUP);
+    return Scratch::bytes_of<signed char>(integers) +
+           Scratch::bytes_of<unsigned char>(integers / GROUP * quantized().group_bytes) +
+           Scratch::bytes_of<int>(static_cast<size_t>(rows) * 2);
   }
 
   SplitRows(Scratch& scratch, int rows, long width)
