@@ -38,8 +38,7 @@ from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.preparation import Preparation
 from tightbeam.export.progress import STEPS
-from tightbeam.export.report import inexact_options
-from tightbeam.export.tables import products_table
+from tightbeam.export.tables import inexact_options, products_table
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (

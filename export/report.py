@@ -17,6 +17,7 @@ from tightbeam.export.tables import (
     describe_products,
     describe_run,
     guard_table,
+    inexact_options,
     megabytes,
     memory_table,
     passes_table,
@@ -123,14 +124,6 @@ def _check(manifest: Manifest) -> str:
         f"passed: {parity.tokens} generated tokens of {sequences - parity.ties} sequences equal torch's, scores within "
         f"{parity.max_score_error:.1g}{ties}"
     )
-
-
-def inexact_options(manifest: Manifest) -> str:
-    """The options that make a bundle inexact, in words."""
-    options = ["--weight-threshold"] if manifest.weight_threshold else []
-    options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
-    options += [f"--cache-precision {manifest.cache_precision}"] if manifest.cache_precision is not None else []
-    return " with ".join(options)
 
 
 def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tightbeam.deploy.bundle.manifest import QuantizedEntry
+from tightbeam.deploy.bundle.manifest import Manifest, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.quantize import BLOCK
@@ -103,6 +103,14 @@ def describe_products(entries: Sequence[QuantizedEntry]) -> str:
     ]
     said = ", ".join(filter(None, parts))
     return f"{said}, as int8 was not exact enough there (--verbose has the errors)" if said else ""
+
+
+def inexact_options(manifest: Manifest) -> str:
+    """The options that make a bundle inexact, in words."""
+    options = ["--weight-threshold"] if manifest.weight_threshold else []
+    options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
+    options += [f"--cache-precision {manifest.cache_precision}"] if manifest.cache_precision is not None else []
+    return " with ".join(options)
 
 
 def guard_table(bundle: Bundle) -> Table:
