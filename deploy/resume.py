@@ -1,4 +1,4 @@
-"""Where a run that was cut goes on: the whole results that its output holds."""
+"""Results that the output of a run that was cut holds: the next run goes on behind the last whole one."""
 
 from __future__ import annotations
 

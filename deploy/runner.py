@@ -578,8 +578,7 @@ class Runner:
             scheduler.add(sample)
         while scheduler.active:
             for finished in scheduler.turn():
-                prompt = samples[finished.number].prompt
-                sequences = finished.result.sequences[:, 0 if prompt is None else len(prompt) :]
+                sequences = finished.result.sequences[:, samples[finished.number].prompt_length :]
                 results[finished.number] = [self.decode(row) for row in sequences]
         scheduler.close()
         self.cache_bytes = scheduler.cache_bytes

@@ -14,6 +14,7 @@ from tightbeam.deploy.scheduling.queue import WaitingSamples
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchCallback, new_search
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.text.padding import right_pad
 
 __all__ = ["Batch", "JoiningBatch", "WholeBatch"]
 
@@ -151,7 +152,4 @@ def padded(samples: Sequence[Sample]) -> tuple[Array, Ints]:
     mask = (np.arange(widest) < np.array([sample.positions for sample in samples])[:, None]).astype(np.int64)
     if samples[0].source.ndim > 1:  # features have one length
         return np.stack([sample.source for sample in samples]), mask
-    source = np.zeros((len(samples), widest), np.int64)
-    for row, sample in zip(source, samples, strict=True):
-        row[: len(sample.source)] = sample.source
-    return source, mask
+    return right_pad([sample.source for sample in samples])[0], mask

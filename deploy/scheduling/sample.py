@@ -53,9 +53,14 @@ class Sample:
         return max(1, self.positions)
 
     @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt, which the result's sequences begin with; 0 of an encoder-decoder."""
+        return 0 if self.prompt is None else len(self.prompt)
+
+    @property
     def first_length(self) -> int:
         """Tokens of a row when the decoder is fed for the first time."""
-        return 1 if self.prompt is None else len(self.prompt)
+        return max(1, self.prompt_length)
 
     @property
     def first_position(self) -> int:
@@ -69,6 +74,6 @@ class Sample:
 
     @property
     def group(self) -> tuple[int, int, float, int]:
-        """What the samples of one batch have in common: two shapes and two scalars of the graph."""
+        """Values that the samples of one batch share: two shapes and two scalars of the graph."""
         options = self.options
         return options.num_beams, options.candidates, options.repetition_penalty, options.no_repeat_ngram_size

@@ -11,12 +11,12 @@ from tightbeam.deploy.arrays import Array, Bools
 __all__ = ["left_pad", "mask_of_padding", "right_pad", "unbroken"]
 
 
-def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+def right_pad(rows: Sequence[Sequence[int] | Array]) -> tuple[Array, Array]:
     """Pad rows of token ids on the right, with 0.
 
     Parameters
     ----------
-    rows : sequence of B sequences of int
+    rows : sequence of B sequences or arrays of int
 
     Returns
     -------

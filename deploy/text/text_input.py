@@ -193,8 +193,7 @@ def _run(model: LoadedModel, scheduler: Scheduler, rows: ReadAhead[_Row], typed:
             row = open_rows[finished.number]
             sample, row.sample = row.sample, None
             assert sample is not None
-            prompt = 0 if sample.prompt is None else len(sample.prompt)
-            row.result.set_output(output_of(model, finished.result, sample.options, prompt))
+            row.result.set_output(output_of(model, finished.result, sample.options, sample.prompt_length))
         for number in list(open_rows):
             if not open_rows[number].done:
                 break
