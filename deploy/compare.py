@@ -1,9 +1,10 @@
 """The difference of two forms of a model in log-probabilities, step by step; the best tokens of the first feed both.
 
-    python -m tightbeam.deploy.compare BUNDLE OTHER STEPS [TEXT ...]
+    python -m tightbeam.deploy.compare [--times] BUNDLE OTHER STEPS [TEXT ...]
 
-prints it as JSON, for two bundles on ONNX Runtime, with the time that each takes. An export measures the error of half
-precision and of int8 by this command (``export/accuracy/precision_error.py``), in a process without torch.
+prints it as JSON, for two bundles on ONNX Runtime; with ``--times``, also the time that each takes. An export measures
+the error of half precision and of int8 by this command (``export/accuracy/precision_error.py``), in a process without
+torch.
 """
 
 from __future__ import annotations
@@ -30,8 +31,19 @@ from tightbeam.deploy.search import StepInputs
 from tightbeam.deploy.text.padding import right_pad
 from tightbeam.deploy.text.tokenizer import load_codec
 
-__all__ = ["Comparison", "Sources", "Times", "compare_runtimes", "log_probabilities", "sources_of", "times_of"]
+__all__ = [
+    "TIMES",
+    "Comparison",
+    "Sources",
+    "Times",
+    "compare_runtimes",
+    "log_probabilities",
+    "sources_of",
+    "times_of",
+]
 
+TIMES = "--times"
+"""The option that asks for times."""
 STEPS = 16
 SAMPLES = 4
 ROUNDS = 5
@@ -166,19 +178,23 @@ def log_probabilities(
     """
     B, vocabulary = len(sources.source), bundle.manifest.sizes.vocabulary
     decoding, stepper, P = _begin(bundle, runtime, sources, steps, candidates)
-    history = stepper.history
-    parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
     found, chosen = np.full((B, steps, vocabulary), np.nan), np.zeros((B, steps), np.int64)
     for step in range(steps):
-        so_far = history[:, :, : P + step]
-        lengths = np.full(B, P + step)
-        best = stepper(StepInputs(so_far[:, :, -1], so_far, lengths, parents, scores, banned))
+        best = stepper(_step_inputs(stepper, P + step))
         np.put_along_axis(found[:, step], best.tokens, best.scores.astype(np.float64), axis=1)
         chosen[:, step] = best.tokens[:, 0] if forced is None else forced[:, step]
         if step + 1 < steps:
-            history[:, 0, P + step] = chosen[:, step]
+            stepper.history[:, 0, P + step] = chosen[:, step]
     decoding.close()
     return found, chosen
+
+
+def _step_inputs(stepper: BeamStepper, length: int) -> StepInputs:
+    """Inputs of the step after ``length`` tokens of each sequence, with one beam."""
+    so_far = stepper.history[:, :, :length]
+    B = len(so_far)
+    parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
+    return StepInputs(so_far[:, :, -1], so_far, np.full(B, length), parents, scores, banned)
 
 
 def _begin(
@@ -205,39 +221,42 @@ def _begin(
 
 
 def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources) -> Times:
-    """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of as many steps each."""
+    """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of as many steps after each of them."""
     encoder_s: tuple[list[float], list[float]] = ([], [])
     step_s: tuple[list[float], list[float]] = ([], [])
-    B = len(sources.source)
-    parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
+    P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
+    steps = min(ROUNDS, bundle.manifest.sizes.max_target - P)
     for _ in range(ROUNDS):
         for index, timed in enumerate((runtime, other)):
             start_s = time.perf_counter()
-            decoding, stepper, P = _begin(bundle, timed, sources, 1, 1)
+            decoding, stepper, P = _begin(bundle, timed, sources, steps, 1)
             encoder_s[index].append(time.perf_counter() - start_s)
-            so_far = stepper.history[:, :, :P]
-            inputs = StepInputs(so_far[:, :, -1], so_far, np.full(B, P), parents, scores, banned)
-            for _ in range(ROUNDS):
+            for length in range(P, P + steps):
                 start_s = time.perf_counter()
-                stepper(inputs)
+                best = stepper(_step_inputs(stepper, length))
                 step_s[index].append(time.perf_counter() - start_s)
+                if length + 1 < P + steps:
+                    stepper.history[:, 0, length] = best.tokens[:, 0]
             decoding.close()
     first, second = ((statistics.median(times), statistics.median(others)) for times, others in (encoder_s, step_s))
     return Times(first, second)
 
 
 def main() -> None:
-    """Entry point: BUNDLE OTHER STEPS [TEXT ...]; errors are one line on standard error."""
+    """Entry point: [--times] BUNDLE OTHER STEPS [TEXT ...]; errors are one line on standard error."""
+    timed = sys.argv[1] == TIMES
+    one, two, most, *texts = sys.argv[2 if timed else 1 :]
     try:
-        reference, other = (Bundle.load(Path(path), verify=False) for path in sys.argv[1:3])
-        sources, steps = sources_of(reference, tuple(sys.argv[4:])), min(STEPS, int(sys.argv[3]))
+        reference, other = Bundle.load(Path(one), verify=False), Bundle.load(Path(two), verify=False)
+        sources, steps = sources_of(reference, tuple(texts)), min(STEPS, int(most))
         runtimes = OnnxRuntimeCpu(reference), OnnxRuntimeCpu(other)
-        found = compare_runtimes(reference, *runtimes, sources, steps=steps)
+        found = asdict(compare_runtimes(reference, *runtimes, sources, steps=steps))
         # A model whose scores are NaN or infinite cannot take the steps that are timed; its error says so.
-        times = times_of(reference, *runtimes, sources) if math.isfinite(found.error) else None
+        if timed and math.isfinite(found["error"]):
+            found["times"] = asdict(times_of(reference, *runtimes, sources))
     except (BundleError, GenerationError) as error:
         sys.exit(str(error))
-    print(json.dumps({**asdict(found), "times": times and asdict(times)}))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

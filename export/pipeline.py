@@ -233,16 +233,11 @@ def _guard_products(export: _Export) -> None:
     """Measure what int8 would quantise on real rows, and choose the form of each product."""
     export.on_step(MEASURING)
     found = sites(export.graphs)
+    samples = calibration_samples(export.checkpoint, export.preparation.texts)
     parent = export.preparation.target.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        rows = product_rows(
-            export.graphs,
-            found,
-            calibration_samples(export.checkpoint, export.preparation.texts),
-            export.checkpoint.generation_config,
-            parent,
-        )
+        rows = product_rows(export.graphs, found, samples, export.checkpoint.generation_config, parent)
     except OSError as error:
         raise ExportError(f"cannot write the float32 graphs to {parent} to measure them: {error.strerror}") from error
     export.products = measure_products(found, rows)
@@ -322,8 +317,8 @@ def _measure_precision(
         write_rounding_pair(Path(scratch), folder, manifest, export.exact, export.graphs)
         del export.exact, export.graphs
         gc.collect()
-        error, times = measure_rounding_pair(Path(scratch), manifest)
-        if manifest.precision == "int8" and (note := speed_note("int8", times)):
+        error, times = measure_rounding_pair(Path(scratch), manifest, inexact_options(manifest))
+        if times is not None and (note := speed_note("int8", times)):
             export.on_note(note)
         assert export.reference is not None
         return error, sequences_of(Path(scratch) / EXACT, export.reference)

@@ -49,7 +49,7 @@ def calibrate(
     texts
         Calibration texts; None for the built-in ones.
     reference
-        Generations of the built-in texts, where the comparison has made them already.
+        Generations of the comparison, which are used where they are of these texts.
 
     Returns
     -------
@@ -61,9 +61,14 @@ def calibrate(
     ExportError
         The checkpoint cannot take calibration texts, no text fits, or torch cannot generate.
     """
-    if texts is None and reference is not None:
-        samples, targets = reference.samples, reference.greedy
+    samples = calibration_samples(checkpoint, texts)
+    if reference is not None and _are_same(samples, reference.samples):
+        targets = reference.greedy
     else:
-        samples = calibration_samples(checkpoint, texts)
         targets = greedy(checkpoint, samples)
     return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)
+
+
+def _are_same(samples: Samples, others: Samples) -> bool:
+    """True for the same texts. Audio is always that of the comparison."""
+    return samples == others if isinstance(samples, TextSamples) else not isinstance(others, TextSamples)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.deploy.compare import Times
+from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.deploy.huge_pages import with_huge_pages
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
@@ -81,23 +81,26 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
     _write_rounded(manifest, low, scratch / ROUNDED)
 
 
-def measure_rounding_pair(scratch: Path, manifest: Manifest) -> tuple[PrecisionErrorEntry, Times]:
-    """Measure the error between the two bundles in ``scratch``, and the time of both on this machine.
+def measure_rounding_pair(scratch: Path, manifest: Manifest, inexact: str) -> tuple[PrecisionErrorEntry, Times | None]:
+    """Measure the error between the two bundles in ``scratch``, and in int8 the time of both on this machine.
 
-    Raises ExportError where scores are NaN or infinite.
+    Raises ExportError where scores are NaN or infinite; ``inexact`` names the options that may be the cause.
     """
-    fix = (
-        "take --precision fp32, and of that bundle build-engine --precision bf16 (--no-check exports without this test)"
-    )
-    return _measure(scratch / EXACT, manifest, scratch / ROUNDED, manifest.sizes.max_target, fix)
+    fix = "take --precision fp32, and of that bundle build-engine --precision bf16"
+    if manifest.precision != "fp16":
+        fix = f"leave {inexact} out"
+    fix += " (--no-check exports without this test)"
+    timed = manifest.precision == "int8"
+    return _measure(scratch / EXACT, manifest, scratch / ROUNDED, manifest.sizes.max_target, fix, timed=timed)
 
 
 def _measure(
-    exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix: str
-) -> tuple[PrecisionErrorEntry, Times]:
+    exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix: str, *, timed: bool = False
+) -> tuple[PrecisionErrorEntry, Times | None]:
     """Compare two bundles in a process of its own, without torch; on random sources where there is no tokenizer."""
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
-    command = [sys.executable, "-m", "tightbeam.deploy.compare", str(exact), str(rounded), str(max_steps), *texts]
+    arguments = [*([TIMES] if timed else []), str(exact), str(rounded), str(max_steps), *texts]
+    command = [sys.executable, "-m", "tightbeam.deploy.compare", *arguments]
     done = subprocess.run(command, capture_output=True, check=False, env=with_huge_pages(os.environ))
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
@@ -105,9 +108,9 @@ def _measure(
     found = json.loads(done.stdout)
     if not math.isfinite(found["error"]):
         raise ExportError(
-            f"in this precision the model's scores are NaN or infinite: activations exceed the range of its type; {fix}"
+            f"in this precision the model's scores are NaN or infinite: activations exceed its range; {fix}"
         )
-    times = Times(**found.pop("times"))
+    times = Times(**found.pop("times")) if timed else None
     return PrecisionErrorEntry(**found), times
 
 

@@ -25,6 +25,8 @@ from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.graph_passes.tensor_types import tensor_types
 
 NAME = "encoder_attention"
+LOWEST = -1e30
+"""Scores from here on down take no part in a softmax."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,16 @@ def _form_of(block: AttentionBlock, types: dict[str, int]) -> _Form | None:
     if types[mask.name] != onnx.TensorProto.BOOL:
         if not mask.inputs or mask.inputs[0].op != "Where":
             return None
-        mask, added, _ = mask.inputs[0].inputs
+        mask, added, masked = mask.inputs[0].inputs
         bias = _distance_bias(added)
-        if bias is None or int(bias.table.shape[1]) != heads:
+        if bias is None or not _is_lowest(masked) or int(bias.table.shape[1]) != heads:
             return None
     return None if _by_position(mask) is None else (heads, mask, bias)
+
+
+def _is_lowest(masked: gs.Tensor) -> bool:
+    """True of the score of a masked position beside which every other one is 0 after the softmax."""
+    return isinstance(masked, gs.Constant) and bool((masked.values <= LOWEST).all())
 
 
 def _head_width(heads: gs.Tensor) -> int | None:

@@ -18,7 +18,7 @@ __all__ = ["normalize_rows"]
 
 CENTRED = {"LayerNormalization": 1, "RMSNormalization": 0}
 EPSILON = 1e-5
-"""Of the operators of ONNX, where a node has none."""
+"""Default of ONNX's operators."""
 
 
 def normalize_rows(build: Builder, ranks: dict[str, int]) -> int:

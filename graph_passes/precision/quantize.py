@@ -239,6 +239,7 @@ def _is_embedding(node: gs.Node, sizes: Sizes) -> bool:
         and (table.shape[0] in (sizes.vocabulary, sizes.source_vocabulary) or _has_positions(table, sizes))
         and table.shape[1] % GROUP == 0
         and not isinstance(node.inputs[1], gs.Constant)
+        and bool(np.isfinite(table.values).all())
     )
 
 

@@ -80,7 +80,7 @@ def test_nan_is_an_infinite_error(bundles: BundleCache, tmp_path: Path) -> None:
 
 def test_comparison_as_a_program(bundles: BundleCache) -> None:
     folder = str(bundles("el"))
-    command = [sys.executable, "-m", "tightbeam.deploy.compare", folder, folder, "16"]
+    command = [sys.executable, "-m", "tightbeam.deploy.compare", "--times", folder, folder, "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     times = found.pop("times")

@@ -16,9 +16,11 @@ from support.ill_conditioned import OWN_2, spoil
 from support.traces import traced
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
-from tightbeam.export.accuracy.calibration import calibrate
+from tightbeam.export.accuracy import calibration
+from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.calibration_file import read_calibration
 from tightbeam.export.accuracy.guard import BASELINE_PRECISION, ERROR_RATIO, GuardResult, guard
+from tightbeam.export.accuracy.reference import Generation, Reference, greedy
 from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, same_for_all
@@ -184,6 +186,25 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
         export_model(checkpoints("bart"), tmp_path / "out", variant="dedup", calibration=path)
     with pytest.raises(ExportError, match="no tokenizer"):
         calibrate(load_checkpoint(checkpoints("bart")), ("a text",))
+
+
+def test_generations_of_the_comparison_are_used_for_the_same_texts(
+    checkpoints: CheckpointCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True, vocab_size=300))
+    texts = ("the harbour bridge", "a small town by the river")
+    samples = calibration_samples(checkpoint, texts)
+    generation = Generation({"num_beams": 1}, greedy(checkpoint, samples), None, None)
+    reference = Reference(checkpoint.path, samples, (generation,))
+    expected, _ = calibrate(checkpoint, texts)
+    calls: list[object] = []
+    monkeypatch.setattr(calibration, "greedy", lambda *given: calls.append(given) or greedy(*given))
+    found, _ = calibrate(checkpoint, texts, reference)
+    assert not calls
+    assert all(torch.equal(one.query, other.query) for one, other in zip(expected, found, strict=True))
+    calibrate(checkpoint, texts[:1], reference)
+    calibrate(checkpoint, None, reference)
+    assert len(calls) == 2
 
 
 def test_activations_are_those_of_the_model(spoiled: Given) -> None:

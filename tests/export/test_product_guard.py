@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import onnx_graphsurgeon as gs
 import pytest
 from rich.console import Console, RenderableType
 
+from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
 from support.pass_runs import sessions
+from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle.manifest import ParityReport
-from tightbeam.deploy.compare import Times
+from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.export import ExportError, export_model, pipeline
-from tightbeam.export.accuracy.precision_error import speed_note
+from tightbeam.export.accuracy.precision_error import measure_rounding_pair, speed_note
 from tightbeam.export.accuracy.product_guard import ALLOWED, forms_of, measure_products
 from tightbeam.export.options import ExportOptions
-from tightbeam.export.tables import describe_products
+from tightbeam.export.tables import describe_products, inexact_options
 from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
 from tightbeam.graph_passes.precision.quantize import Site, sites
 
@@ -81,6 +84,12 @@ def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) 
     assert np.abs(embedded - matrix.T[:R]).max() <= np.abs(matrix).max() / 253
 
 
+def test_matrices_that_are_not_finite_are_no_sites() -> None:
+    _, matrix = rows_and_matrix(1.0)
+    matrix[3, 5] = np.nan
+    assert sites(product_graphs(matrix)) == []
+
+
 def test_one_bad_row_counts_though_it_is_small() -> None:
     """An error over all numbers would be that of the large rows alone."""
     rows, matrix = rows_and_matrix(500.0)
@@ -123,6 +132,33 @@ def test_a_note_where_int8_is_not_faster() -> None:
     )
     said = speed_note("int8", Times((0.001, 0.001), (0.03, 0.04)))
     assert said.startswith("int8 is not faster here: the encoding of a batch takes 1 ms, in float32 1 ms and a step")
+
+
+@pytest.mark.parametrize(
+    ("precision", "cache_precision", "fix"),
+    [("fp32", "int8", "leave --cache-precision int8 out"), ("int8", None, "leave --precision int8 out")],
+)
+def test_scores_without_a_number_name_the_options_that_made_them(
+    bundles: BundleCache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    cache_precision: str | None,
+    fix: str,
+) -> None:
+    """Only products in int8 are timed: nothing reads the times of the others."""
+    commands: list[list[str]] = []
+
+    def compared(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, b'{"error": Infinity, "steps": 4, "differing": 4}', b"")
+
+    monkeypatch.setattr(subprocess, "run", compared)
+    manifest = Bundle.load(bundles("dedup", precision=precision, cache_precision=cache_precision)).manifest
+    said = rf"^in this precision the model's scores are NaN or infinite: [^\n]+; {fix} \(--no-check [^\n]+$"
+    with pytest.raises(ExportError, match=said):
+        measure_rounding_pair(tmp_path, manifest, inexact_options(manifest))
+    assert (TIMES in commands[0]) == (precision == "int8")
 
 
 @pytest.mark.parametrize(

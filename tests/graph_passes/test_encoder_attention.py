@@ -71,6 +71,15 @@ def test_a_prompt_keeps_its_causal_attention(bundles: BundleCache) -> None:
     assert (result.matched, result.reason) == (0, "a prompt's attention is causal")
 
 
+def test_masked_scores_that_still_count_stay(bundles: BundleCache) -> None:
+    graphs = bundles.trace("t5")[1].copy()
+    for node in graphs.encoder.nodes:
+        if node.op == "Attention":
+            place = node.inputs[3].inputs[0]
+            place.inputs[2] = gs.Constant(f"{node.name}.masked", np.array(-5.0, np.float32))
+    assert encoder_attention(graphs).matched == 0
+
+
 def test_attention_of_another_form_stays(bundles: BundleCache) -> None:
     """All or none: one attention whose mask is made in another way leaves every one as it is."""
     graphs = bundles.trace("bart")[1].copy()

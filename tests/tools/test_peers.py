@@ -24,7 +24,7 @@ from tools.bench.peers.jobs import Job, random_job
 from tools.bench.peers.measure import measure
 from tools.bench.peers.peer import Peer
 from tools.bench.peers.picture import picture
-from tools.bench.peers.results import Group, Record, Results
+from tools.bench.peers.results import Cell, Group, Record, Results
 from tools.bench.peers.table import as_json, as_markdown
 from tools.bench.peers.worker import features, new_tokens
 from tools.make_checkpoint import GENERATION, SHAPES
@@ -198,6 +198,18 @@ def test_later_call_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     before = (tmp_path / "r").read_bytes()
     _measure(tmp_path / "r", {REFERENCE: again, OTHER: other}, 1, (1, 2))
     assert (tmp_path / "r").read_bytes() == before
+
+
+def test_half_a_line_of_a_killed_run_is_overwritten(tmp_path: Path) -> None:
+    _measure(tmp_path / "r", {REFERENCE: _Fixed(TOKENS)}, 1, (2,))
+    whole = (tmp_path / "r").read_bytes()
+    (tmp_path / "r").write_bytes(whole + whole[:40])
+    results = _measure(tmp_path / "r", {REFERENCE: _Fixed(TOKENS)}, 1, (1, 2))
+    assert [results.rounds(Cell(group, REFERENCE)) for group in results.groups()] == [1, 1]
+    assert (tmp_path / "r").read_bytes().startswith(whole + b"{")
+    (tmp_path / "r").write_bytes(b"{}\n" + whole)
+    with pytest.raises(PeerError, match=r"r, line 1 is no record \([^\n]+\); delete the line$"):
+        Results(tmp_path / "r")
 
 
 def test_sequences_are_compared_with_those_of_another_batch_size(tmp_path: Path) -> None:

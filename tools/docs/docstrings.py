@@ -66,7 +66,7 @@ def find(module: str, name: str, root: Path = ROOT) -> ast.ClassDef | Function |
 
 
 def errors_of(node: ast.ClassDef | Function, name: str) -> Iterator[str]:
-    """What a class, its public members, or a function lack; ``name`` is how the lines call it."""
+    """Faults of a class and its public members, or of a function; ``name`` is how the lines call it."""
     text = ast.get_docstring(node) or ""
     if not text.partition("\n")[0].endswith((".", "::")):
         yield f"{name} has no docstring that begins with a sentence of one line"

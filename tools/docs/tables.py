@@ -137,7 +137,7 @@ TABLES: Mapping[str, Callable[[str], str]] = {
     "operator": _operator,
     "metrics": _metrics,
 }
-"""What makes each kind of table."""
+"""The maker of each kind of table."""
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -56,7 +56,7 @@ class Job:
         return (SHORT, self.new_tokens) if self.new_tokens else (0,)
 
     def message(self, size: int, length: int, rows: int | None = None) -> dict[str, Any]:
-        """What `worker` takes: batches of ``size``, the first ``rows`` samples alone where they are given."""
+        """A request to `worker`: batches of ``size``, the first ``rows`` samples alone where they are given."""
         samples = self.samples[: rows if rows is not None else None if self.whole else size]
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         settings = dict(self.settings)

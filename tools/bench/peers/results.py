@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.bench.peers.contenders import CONTENDERS, FLOOR, REFERENCE
+from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import SHORT
 
 __all__ = ["Cell", "Figures", "Group", "Record", "Results"]
@@ -62,7 +64,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a table shows of a cell; medians over its rounds."""
+    """A row of a table: medians over the rounds of a cell."""
 
     engine: str
     rounds: int
@@ -94,17 +96,25 @@ class Results:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records: dict[Cell, list[Record]] = {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        for line in lines:
-            values = json.loads(line)
-            self._keep(Record(**{**values, "group": Group(*values["group"])}))
+        written = path.read_bytes() if path.exists() else b""
+        self._whole = written.rfind(b"\n") + 1
+        self._has_half_a_line = self._whole < len(written)
+        for number, line in enumerate(written[: self._whole].splitlines(), 1):
+            try:
+                values = json.loads(line)
+                self._keep(Record(**{**values, "group": Group(*values["group"])}))
+            except (ValueError, TypeError, KeyError) as error:
+                raise PeerError(f"{path}, line {number} is no record ({error}); delete the line") from error
 
     def _keep(self, record: Record) -> None:
         self._records.setdefault(Cell(record.group, record.engine), []).append(record)
 
     def add(self, record: Record) -> None:
-        """Append a record to the file."""
+        """Append a record to the file; half a line, which a killed run may leave at its end, is overwritten."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._has_half_a_line:
+            os.truncate(self._path, self._whole)
+            self._has_half_a_line = False
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(record) | {"group": list(record.group)}) + "\n")
         self._keep(record)
@@ -123,7 +133,7 @@ class Results:
         return sorted({cell.group for cell in self._records})
 
     def equal(self, group: Group, tokens: list[list[int]]) -> tuple[int, int]:
-        """How many sequences are those of the reference, of how many that it has, at this or any other batch size."""
+        """Count sequences that are the reference's, and those that it has, at this or any other batch size."""
         expected: list[list[int]] = []
         for cell, records in self._records.items():
             if cell.engine == REFERENCE and cell.group._replace(batch=0) == group._replace(batch=0):
