@@ -24,11 +24,11 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.base import Decoding, Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import StepInputs
-from tightbeam.deploy.text.padding import right_pad
 from tightbeam.deploy.text.tokenizer import load_codec
 
 __all__ = [

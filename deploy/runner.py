@@ -34,14 +34,14 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.padding import left_pad, mask_of_padding, right_pad, unbroken
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import Scheduler
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.text.batching import batch_key, batches
-from tightbeam.deploy.text.padding import left_pad, mask_of_padding, right_pad, unbroken
 from tightbeam.deploy.text.ragged import join_results, ragged_rows
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
@@ -577,9 +577,11 @@ class Runner:
         for sample in samples:
             scheduler.add(sample)
         while scheduler.active:
-            for finished in scheduler.turn():
-                sequences = finished.result.sequences[:, samples[finished.number].prompt_length :]
-                results[finished.number] = [self.decode(row) for row in sequences]
+            for ended in scheduler.turn():
+                if isinstance(ended, FailedSample):
+                    raise ended.error
+                sequences = ended.result.sequences[:, samples[ended.number].prompt_length :]
+                results[ended.number] = [self.decode(row) for row in sequences]
         scheduler.close()
         self.cache_bytes = scheduler.cache_bytes
         return [text for index in range(len(texts)) for text in results[index]]

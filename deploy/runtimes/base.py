@@ -157,6 +157,27 @@ class Runtime(Protocol):
 class JoiningDecoding(Decoding, Protocol):
     """A batch that samples join one by one. Its buffers are larger than the batch, and grow where they must."""
 
+    def reserve(self, *, width: int, positions: int, tokens: int) -> None:
+        """Make the buffers as large as samples to come need them; the sizes are those of ``join``."""
+        ...
+
+    def free_places(self, count: int, width: int) -> Mapping[str, Array] | None:
+        """Return the source inputs of the next places, to encode into them.
+
+        Parameters
+        ----------
+        count : int
+            Samples to encode, which join next, in this order.
+        width : int
+            Source positions of their batch.
+
+        Returns
+        -------
+        mapping of str to array, or None
+            None where there are fewer places, or where the buffers have another width.
+        """
+        ...
+
     def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
         """Add a sample behind the others, whose buffers stay as they are. ``inputs`` has new views after that.
 
@@ -184,8 +205,23 @@ class JoiningRuntime(Protocol):
         """Source positions to encode at a time."""
         ...
 
-    def encode(self, source: Array, attention_mask: Array, num_beams: int) -> Mapping[str, Array]:
-        """Encode a batch; arguments as of ``Runtime.begin``. Returns source inputs of the decoder by name."""
+    def encode(
+        self, source: Array, attention_mask: Array, num_beams: int, into: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array]:
+        """Encode a batch.
+
+        Parameters
+        ----------
+        source, attention_mask, num_beams
+            Arguments of ``Runtime.begin``.
+        into : mapping of str to array, optional
+            Arrays that take the results, from ``JoiningDecoding.free_places``.
+
+        Returns
+        -------
+        mapping of str to array
+            Source inputs of the decoder by name.
+        """
         ...
 
     def open(self, places: int, num_beams: int, candidates: int) -> JoiningDecoding:

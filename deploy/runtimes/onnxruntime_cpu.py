@@ -108,10 +108,12 @@ class OnnxRuntimeCpu:
     def encoded_together(self) -> int:
         return ENCODED_TOGETHER
 
-    def encode(self, source: Array, attention_mask: Array, num_beams: int) -> dict[str, Array]:
+    def encode(
+        self, source: Array, attention_mask: Array, num_beams: int, into: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array]:
         B, N = attention_mask.shape
         try:
-            return self._encode(source, attention_mask, sizes_of(B, N, num_beams, 0, 1))
+            return self._encode(source, attention_mask, sizes_of(B, N, num_beams, 0, 1), into)
         except MemoryError as error:
             raise ExecutionError(f"no memory to encode {B} samples; run fewer together ({error})") from error
 
@@ -123,11 +125,17 @@ class OnnxRuntimeCpu:
         except MemoryError as error:
             raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
-    def _encode(self, source: Array, attention_mask: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Run the encoder over a few samples at a time, and return its outputs by name."""
+    def _encode(
+        self,
+        source: Array,
+        attention_mask: Array,
+        sizes: Mapping[str, int],
+        into: Mapping[str, Array] | None = None,
+    ) -> dict[str, Array]:
+        """Run the encoder over a few samples at a time. Returns its outputs by name, new arrays or ``into``'s."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = [tensor.name for tensor in self.manifest.encoder.outputs]
-        encoded = self.allocate(names, sizes)
+        encoded = self.allocate(names, sizes) if into is None else {name: into[name] for name in names}
         count = max(1, ENCODED_TOGETHER // N)
         for start in range(0, B, count):
             samples = slice(start, start + count)
@@ -266,11 +274,23 @@ class CpuDecoding:
         if self._grown:
             self._bindings.clear()  # each keeps the caches that it took and gave, and this many samples never return
 
-    def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
+    def free_places(self, count: int, width: int) -> dict[str, Array] | None:
+        if width != self._sizes["N"] or count > self._sizes["B"] - self._used:
+            return None
+        rows = {name: self._rows(name) or 1 for name in self._source}
+        return {
+            name: array[self._used * rows[name] : (self._used + count) * rows[name]]
+            for name, array in self._whole[1].items()
+        }
+
+    def reserve(self, *, width: int, positions: int, tokens: int) -> None:
         try:
             self._reserve({"N": width, "T_max": positions, "T_history": tokens})
         except MemoryError as error:
             raise ExecutionError(f"no memory for {self._sizes['R']} rows; run fewer rows together ({error})") from error
+
+    def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
+        self.reserve(width=width, positions=positions, tokens=tokens)
         place, self._used = self._used, self._used + 1
         self._view()
         for name, array in self._source.items():
@@ -282,7 +302,8 @@ class CpuDecoding:
                 if name == "attention_mask":
                     target[:, width:] = 0
                 own, target = (part[(*[slice(None)] * axis, slice(width))] for part in (own, target))
-            target[...] = own
+            if own.ctypes.data != target.ctypes.data:  # else it was encoded in its place
+                target[...] = own
 
     def _reserve(self, needed: Mapping[str, int]) -> None:
         """Replace buffers that are shorter than ``needed`` by larger ones, by half at least, with the same content."""

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.base import Decoding, JoiningDecoding, JoiningRuntime, Runtime
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.queue import WaitingSamples
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchCallback, new_search
 from tightbeam.deploy.search.compaction import Compaction
-from tightbeam.deploy.text.padding import right_pad
 
 __all__ = ["Batch", "JoiningBatch", "WholeBatch"]
 
@@ -87,20 +87,27 @@ class JoiningBatch(Batch):
     Parameters
     ----------
     runtime : JoiningRuntime
-    sample : Sample
-        The first sample, for its group and the first size of the buffers. It has yet to be encoded.
+    samples : sequence of Sample
+        Samples of the group that are to be encoded, the first one among them. The buffers are made for all of these.
     places : int
         The most samples in the batch.
     callback : SearchCallback
     """
 
-    def __init__(self, runtime: JoiningRuntime, sample: Sample, places: int, callback: SearchCallback) -> None:
-        options = sample.options
+    def __init__(
+        self, runtime: JoiningRuntime, samples: Sequence[Sample], places: int, callback: SearchCallback
+    ) -> None:
+        options = samples[0].options
         self._runtime = runtime
         self._places = places
         self._encoded: deque[tuple[Sample, Mapping[str, Array], int]] = deque()
         self._joining: JoiningDecoding = runtime.open(places, options.num_beams, options.candidates)
-        super().__init__(self._joining, sample, callback)
+        self._joining.reserve(
+            width=max(sample.width for sample in samples),
+            positions=max(sample.cached for sample in samples),
+            tokens=max(sample.options.max_length for sample in samples) - 1,
+        )
+        super().__init__(self._joining, samples[0], callback)
 
     @property
     def encoded(self) -> int:
@@ -115,8 +122,9 @@ class JoiningBatch(Batch):
         return found is not None
 
     def fill(self, waiting: WaitingSamples) -> None:
-        """Let samples join while there are places. Encodes samples of this group once, if none is encoded."""
-        encodes = True
+        """Let samples join while there are places. Where none is encoded, encodes samples of this group: once beside
+        samples that run, else until the places are taken."""
+        encodes, empty = True, not len(self)
         while len(self) < self._places:
             if self._encoded:
                 self._join(*self._encoded.popleft())
@@ -124,7 +132,7 @@ class JoiningBatch(Batch):
                 self._encode(
                     waiting.take(positions=self._runtime.encoded_together, samples=self._runtime.encoded_together)
                 )
-                encodes = False
+                encodes = empty
             else:
                 return
 
@@ -136,7 +144,8 @@ class JoiningBatch(Batch):
 
     def _encode(self, samples: Sequence[Sample]) -> None:
         source, mask = padded(samples)
-        encoded = self._runtime.encode(source, mask, self.group[0])
+        into = self._joining.free_places(*mask.shape)
+        encoded = self._runtime.encode(source, mask, self.group[0], into)
         self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
 
     def _join(self, sample: Sample, encoded: Mapping[str, Array], index: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
 from itertools import islice
 
 from tightbeam.deploy.scheduling.sample import Sample
@@ -14,10 +16,11 @@ WINDOW = 64
 
 
 class WaitingSamples:
-    """Samples in the order in which they came."""
+    """Samples in the order in which they came. Those that were taken are remembered until they have ended."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque()
+        self._taken: dict[int, Sample] = {}
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -29,6 +32,11 @@ class WaitingSamples:
     def oldest(self) -> Sample:
         """The sample that has waited longest."""
         return self._samples[0]
+
+    def near(self) -> list[Sample]:
+        """The oldest sample, and those of its group within the window."""
+        group = self._samples[0].group
+        return [sample for sample in islice(self._samples, 1 + WINDOW) if sample.group == group]
 
     def remove(self, number: int) -> bool:
         """Remove a sample by its number. Returns False where there is none."""
@@ -49,9 +57,7 @@ class WaitingSamples:
         samples : int
             The most samples.
         """
-        oldest = self._samples[0]
-        group = oldest.group
-        near = [sample for sample in islice(self._samples, 1, 1 + WINDOW) if sample.group == group]
+        oldest, *near = self.near()
         near.sort(key=lambda sample: abs(sample.width - oldest.width))  # stable: of equal ones the older
         chosen, widest = [oldest], oldest.width
         for sample in near:
@@ -66,4 +72,27 @@ class WaitingSamples:
         for _ in range(len(kept) + len(chosen)):
             self._samples.popleft()
         self._samples.extendleft(reversed(kept))
+        self._taken |= {sample.number: sample for sample in chosen}
         return chosen
+
+    def forget(self, number: int) -> None:
+        """Forget a sample that was taken and has ended."""
+        self._taken.pop(number, None)
+
+    def return_taken(self, dropped: Collection[int] = ()) -> list[Sample]:
+        """Put the samples that were taken back to the front, each to be run alone, since their batch has failed.
+
+        Parameters
+        ----------
+        dropped : collection of int
+            Numbers of samples that are not put back.
+
+        Returns
+        -------
+        list of Sample
+            Those that have run alone already. They are not put back.
+        """
+        taken = [sample for number, sample in self._taken.items() if number not in dropped]
+        self._taken.clear()
+        self._samples.extendleft(replace(sample, alone=True) for sample in reversed(taken) if not sample.alone)
+        return [sample for sample in taken if sample.alone]

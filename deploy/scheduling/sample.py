@@ -28,6 +28,8 @@ class Sample:
         Source positions that count, N; 0 for a prompt of one token.
     prompt : int64 [P] or None
         The tokens that the rows of a decoder-only model begin with.
+    alone : bool
+        The sample shares its batch with no other: it is run again, after its batch failed.
     """
 
     number: int
@@ -35,6 +37,7 @@ class Sample:
     source: Array
     positions: int
     prompt: Ints | None = None
+    alone: bool = False
 
     @classmethod
     def of_tokens(
@@ -73,7 +76,8 @@ class Sample:
         return self.options.max_length - self.first_length
 
     @property
-    def group(self) -> tuple[int, int, float, int]:
-        """Values that the samples of one batch share: two shapes and two scalars of the graph."""
-        options = self.options
-        return options.num_beams, options.candidates, options.repetition_penalty, options.no_repeat_ngram_size
+    def group(self) -> tuple[int, int, float, int, int | None]:
+        """Values that the samples of one batch share: two shapes and two scalars of the graph, and the number of a
+        sample that runs alone."""
+        asked, alone = self.options, self.number if self.alone else None
+        return asked.num_beams, asked.candidates, asked.repetition_penalty, asked.no_repeat_ngram_size, alone

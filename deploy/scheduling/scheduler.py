@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.scheduling.batch import Batch, JoiningBatch, WholeBatch
 from tightbeam.deploy.scheduling.queue import WaitingSamples
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
 
-__all__ = ["FinishedSample", "Scheduler"]
+__all__ = ["FailedSample", "FinishedSample", "Scheduler"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class FinishedSample:
 
     number: int
     result: SearchResult
+
+
+@dataclass(frozen=True)
+class FailedSample:
+    """A sample's number, and the error that ended it while it ran alone."""
+
+    number: int
+    error: BundleError
 
 
 class Scheduler:
@@ -48,7 +57,7 @@ class Scheduler:
         self._waiting = WaitingSamples()
         self._batch: Batch | None = None
         self._cancelled: set[int] = set()
-        self._finished: list[FinishedSample] = []
+        self._ended: list[FinishedSample | FailedSample] = []
         self._last: tuple[int, int] = (0, 0)
 
     @property
@@ -83,41 +92,50 @@ class Scheduler:
         One in the batch leaves it after the next step, or after the first step behind its decoder prompt.
         """
         batch = self._batch
-        if self._waiting.remove(number) or (isinstance(batch, JoiningBatch) and batch.forget(number)):
+        if self._waiting.remove(number):
+            return
+        if isinstance(batch, JoiningBatch) and batch.forget(number):
+            self._waiting.forget(number)
             return
         if batch is not None and number in batch:
             self._cancelled.add(number)
 
-    def turn(self) -> list[FinishedSample]:
-        """Encode samples once at most, let them join, run one step, and return the samples that are finished.
+    def turn(self) -> list[FinishedSample | FailedSample]:
+        """Encode samples once at most, let them join, run one step, and return the samples that have ended.
 
-        Raises
-        ------
-        BundleError
-            The runtime failed. The samples of the batch are lost.
+        Where the runtime fails, the samples of the batch wait again, and each runs alone in later turns. One that fails
+        alone ends with its error.
         """
         try:
             with self._lock:
                 self._fill()
                 if self._batch is not None and len(self._batch):
                     self._batch.advance()
+        except BundleError as error:
+            failed = self._waiting.return_taken(self._cancelled)
+            self._ended += [FailedSample(sample.number, error) for sample in failed]
+            self._drop_batch()
         except BaseException:
-            self._batch = None  # its buffers are not reused
-            self._cancelled.clear()
+            self._waiting.return_taken(self._cancelled)
+            self._drop_batch()
             raise
         if self._batch is not None:
             self._last = self._batch.decoding.cache_bytes
             if isinstance(self._batch, WholeBatch) and not len(self._batch):
                 self.close()
-        finished, self._finished = self._finished, []
-        return finished
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _drop_batch(self) -> None:
+        """Forget a batch that has failed, with its buffers, which are not reused."""
+        self._batch = None
+        self._cancelled.clear()
 
     def close(self) -> None:
         """Return the buffers to the runtime. Samples of the batch are lost, and later turns open another."""
         if self._batch is not None:
             self._batch.close()
-            self._batch = None
-        self._cancelled.clear()
+        self._drop_batch()
 
     def _in_batch(self) -> int:
         batch = self._batch
@@ -132,7 +150,7 @@ class Scheduler:
                 samples = self._waiting.take(positions=1 << 62, samples=self._batch_size)
                 self._batch = WholeBatch(self._runtime, samples, self)
             elif self._batch is None:
-                self._batch = JoiningBatch(self._joining, oldest, self._batch_size, self)
+                self._batch = JoiningBatch(self._joining, self._waiting.near(), self._batch_size, self)
         if isinstance(self._batch, JoiningBatch):
             self._batch.fill(self._waiting)
 
@@ -141,8 +159,11 @@ class Scheduler:
     def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
         cancelled = np.array([number in self._cancelled for number in samples.tolist()], np.bool_)
         if cancelled.any():
-            self._cancelled.difference_update(samples[cancelled].tolist())
+            for number in samples[cancelled].tolist():
+                self._cancelled.remove(number)
+                self._waiting.forget(number)
         return cancelled
 
     def on_finished(self, sample: int, result: SearchResult) -> None:
-        self._finished.append(FinishedSample(sample, result))
+        self._waiting.forget(sample)
+        self._ended.append(FinishedSample(sample, result))

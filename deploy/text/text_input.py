@@ -13,7 +13,7 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.queue import WINDOW
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import Scheduler
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.text.read_ahead import ReadAhead
 
@@ -189,11 +189,14 @@ def _run(model: LoadedModel, scheduler: Scheduler, rows: ReadAhead[_Row], typed:
                 scheduler.add(row.sample)
             elif len(open_rows) == 1:  # nothing before it to wait for
                 break
-        for finished in scheduler.turn() if scheduler.active else ():
-            row = open_rows[finished.number]
+        for ended in scheduler.turn() if scheduler.active else ():
+            row = open_rows[ended.number]
             sample, row.sample = row.sample, None
             assert sample is not None
-            row.result.set_output(output_of(model, finished.result, sample.options, sample.prompt_length))
+            if isinstance(ended, FailedSample):
+                row.result.error = str(ended.error)
+            else:
+                row.result.set_output(output_of(model, ended.result, sample.options, sample.prompt_length))
         for number in list(open_rows):
             if not open_rows[number].done:
                 break

@@ -6,12 +6,15 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
 from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S
 from tightbeam.deploy.text.text_input import InputResult, run_text_input
@@ -105,6 +108,33 @@ def test_token_outside_the_vocabulary_fails_only_its_line(runner: Runner, monkey
     good, bad, again = run_text_input(runner, [LINES[0], b"a <mask> town", LINES[1]], max_new_tokens=3)
     assert bad.error is not None and "token 101" in bad.error and "vocabulary of 101" in bad.error
     assert good.texts and again.texts and not bad.texts
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_line_whose_scores_are_nan_fails_alone(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, num_beams: int
+) -> None:
+    """The encoder makes NaN of every source with token 77; the lines beside it get what they get alone."""
+    lines = [b"[5, 6, 2]", b"[5, 77, 2]", b"[8, 9, 10, 2]", b"[77, 2]", b"[11, 2]", b"[4, 2]"]
+    settings: dict[str, Any] = {"ids": True, "num_beams": num_beams, "max_new_tokens": 6}
+    expected = [next(run_text_input(runner, [line], **settings)).sequences for line in lines]
+    encode = OnnxRuntimeCpu._encode
+
+    def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
+        encoded = encode(self, source, *args)
+        for name, array in encoded.items():
+            if name != "attention_mask":
+                array[(source == 77).any(axis=1)] = np.nan
+        return encoded
+
+    monkeypatch.setattr(OnnxRuntimeCpu, "_encode", overflowing)
+    results = list(run_text_input(runner, lines, batch_size=3, **settings))
+    assert [result.number for result in results] == [1, 2, 3, 4, 5, 6]
+    for result, line, own in zip(results, lines, expected, strict=True):
+        if b"77" in line:
+            assert result.error is not None and "NaN or infinite" in result.error and not result.sequences
+        else:
+            assert result.error is None and result.sequences == own
 
 
 def test_only_the_first_line_may_begin_with_a_byte_order_mark(runner: Runner) -> None:

@@ -16,7 +16,7 @@ from support.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
 from support.expected import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
-from tightbeam.deploy.text.padding import left_pad
+from tightbeam.deploy.padding import left_pad
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, PassError, RunSize, presets_of
 

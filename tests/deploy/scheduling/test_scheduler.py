@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from tightbeam.deploy import Runner
+from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
+from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
-from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
+from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import Scheduler
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchResult, search
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.step import Candidates, StepInputs
@@ -36,14 +38,21 @@ def made_up_scores(source: list[int], row: list[int]) -> Any:
     return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
 
 
+Faults = dict[tuple[int, ...], int]
+"""Steps in which sources fail: 0 is the encoder, a positive step raises, a negative one has scores that are NaN."""
+
+
 class MadeUpAlone:
     """The `Step` of one sample without a batch."""
 
-    def __init__(self, source: list[int], options: GenerationOptions) -> None:
-        self.source, self.options = source, options
+    def __init__(self, source: list[int], options: GenerationOptions, fails: int | None = None) -> None:
+        self.source, self.options, self.fails, self.steps = source, options, fails, 0
         self.history = np.zeros((1, options.num_beams, options.max_length), np.int64)
 
     def __call__(self, inputs: StepInputs) -> Candidates:
+        self.steps += 1
+        if self.fails is not None and self.steps >= abs(self.fails):
+            raise ExecutionError("alone too")
         rows = [made_up_scores(self.source, row) for row in inputs.history[0].tolist()]
         return best_of(np.stack(rows), inputs.banned[0], inputs.beam_scores, self.options.candidates)
 
@@ -62,8 +71,8 @@ def best_of(scores: Any, banned: Any, beam_scores: Any, count: int) -> Candidate
 class MadeUpDecoding:
     """A joining decoding that keeps its sources in Python, and checks what the stepper writes."""
 
-    def __init__(self, places: int, beams: int, candidates: int) -> None:
-        self.places, self.beams, self.candidates = places, beams, candidates
+    def __init__(self, places: int, beams: int, candidates: int, faults: Faults) -> None:
+        self.places, self.beams, self.candidates, self.faults = places, beams, candidates, faults
         self.sources: list[list[int]] = []
         self.written: list[list[list[int]]] = []  # of each place and slot, the tokens by position: never moved
         self.capacity = {"T_max": 0, "T_history": 0}
@@ -80,8 +89,10 @@ class MadeUpDecoding:
             count = len(self.sources) * (self.beams if name in rows else 1)
             self.inputs[name] = array if name in scalars else array[:count]
 
-    def join(self, encoded: Mapping[str, Any], sample: int, *, width: int, positions: int, tokens: int) -> None:
-        assert len(self.sources) < self.places
+    def free_places(self, count: int, width: int) -> None:
+        assert count and width
+
+    def reserve(self, *, width: int, positions: int, tokens: int) -> None:
         needed = {"T_max": positions, "T_history": tokens}
         self.capacity = {name: max(size, self.capacity[name]) for name, size in needed.items()}
         sizes = {**sizes_of(self.places, 0, self.beams, 0, 1), "P": self.whole["banned"].shape[1], **self.capacity}
@@ -89,6 +100,11 @@ class MadeUpDecoding:
         for name, array in self.whole.items():
             larger[name][tuple(map(slice, array.shape))] = array
         self.whole = larger
+        self.view()
+
+    def join(self, encoded: Mapping[str, Any], sample: int, *, width: int, positions: int, tokens: int) -> None:
+        assert len(self.sources) < self.places
+        self.reserve(width=width, positions=positions, tokens=tokens)
         self.sources.append(encoded["source"][sample][:width])
         self.written.append([[] for _ in range(self.beams)])
         self.view()
@@ -112,6 +128,11 @@ class MadeUpDecoding:
                 rows.append(made_up_scores(source, row))
             banned = inputs["banned"].reshape(len(self.sources), M, -1)[place]
             found.append(best_of(np.stack(rows), banned, inputs["beam_scores"][place], self.candidates))
+            fails = self.faults.get(tuple(source))
+            if fails and length == abs(fails):
+                if fails > 0:
+                    raise ExecutionError(f"step {fails} fails")
+                found[-1].scores[:] = np.nan
         return tuple(np.concatenate([getattr(own, name) for own in found]) for name in ("scores", "beams", "tokens"))
 
     def compact(self, compaction: Compaction) -> None:
@@ -135,20 +156,23 @@ class MadeUpDecoding:
 class MadeUpRuntime:
     encoded_together = 24
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults: Faults = {} if faults is None else faults
         self.encoded: list[list[list[int]]] = []
         self.opened: list[MadeUpDecoding] = []
 
     def joining(self) -> MadeUpRuntime:
         return self
 
-    def encode(self, source: Any, mask: Any, num_beams: int) -> dict[str, Any]:
+    def encode(self, source: Any, mask: Any, num_beams: int, into: None) -> dict[str, Any]:
         rows = [ids[: max(1, count)].tolist() for ids, count in zip(source, mask.sum(axis=1).tolist(), strict=True)]
         self.encoded.append(rows)
+        if any(self.faults.get(tuple(row)) == 0 for row in rows):
+            raise ExecutionError("the encoder fails")
         return {"source": rows}
 
     def open(self, places: int, num_beams: int, candidates: int) -> MadeUpDecoding:
-        self.opened.append(MadeUpDecoding(places, num_beams, candidates))
+        self.opened.append(MadeUpDecoding(places, num_beams, candidates, self.faults))
         return self.opened[-1]
 
 
@@ -176,6 +200,7 @@ SAMPLES = st.lists(
         st.integers(0, 6),  # turns before it comes
         st.one_of(st.none(), st.none(), st.none(), st.integers(0, 12)),  # turns before it is cancelled
         st.sampled_from([(), (), (5,), (5, -1, 6)]),  # the decoder prompt behind the start token
+        st.sampled_from([None, None, None, None, None, 0, 1, 3, -1, -2, -4]),  # the fault of its source
     ),
     min_size=1,
     max_size=9,
@@ -193,11 +218,12 @@ SAMPLES = st.lists(
 def test_each_sample_gets_what_it_gets_alone(
     asked: list[dict[str, Any]], like_first: bool, samples: list[Any], batch_size: int, decoder_only: bool
 ) -> None:
-    """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings and cancellations."""
-    runtime = MadeUpRuntime()
+    """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings, cancellations and failures."""
+    faults: Faults = {}
+    runtime = MadeUpRuntime(faults)
     scheduler = Scheduler(runtime, batch_size)
     made: list[Sample] = []
-    for number, (tokens, which, _, _, prompt) in enumerate(samples):
+    for number, (tokens, which, _, _, prompt, fault) in enumerate(samples):
         given = dict(asked[which])
         if like_first:  # one group, so that samples do share steps
             given["num_beams"], given["eos_token_id"] = asked[0]["num_beams"], EOS
@@ -213,28 +239,36 @@ def test_each_sample_gets_what_it_gets_alone(
             choices=(4, 6, 11),
         )
         made.append(Sample.of_tokens(number, tokens, options, decoder_only=decoder_only))
-    found: dict[int, SearchResult] = {}
+        if fault is not None:
+            faults[tuple(made[-1].source.tolist())] = fault
+    found: dict[int, SearchResult | None] = {}
     turn = 0
     while scheduler.active or turn <= 6:
-        for sample, (_, _, comes, _, _) in zip(made, samples, strict=True):
+        for sample, (_, _, comes, *_) in zip(made, samples, strict=True):
             if comes == turn:
                 scheduler.add(sample)
-        for number, (_, _, comes, leaves, _) in enumerate(samples):
+        for number, (_, _, comes, leaves, *_) in enumerate(samples):
             if leaves is not None and comes + leaves == turn and number not in found:
                 scheduler.cancel(number)
-        for finished in scheduler.turn():
-            assert finished.number not in found
-            found[finished.number] = finished.result
+        for ended in scheduler.turn():
+            assert ended.number not in found
+            found[ended.number] = None if isinstance(ended, FailedSample) else ended.result
         turn += 1
         assert turn < 1000
-    assert all(len(decoding.sources) == 0 for decoding in runtime.opened)
-    for number, (sample, (_, _, _, leaves, _)) in enumerate(zip(made, samples, strict=True)):
+    assert not scheduler._waiting._taken and not scheduler._cancelled
+    if not faults:
+        assert all(len(decoding.sources) == 0 for decoding in runtime.opened)
+    for number, (sample, (_, _, _, leaves, *_)) in enumerate(zip(made, samples, strict=True)):
         if number not in found:
             assert leaves is not None
             continue
-        alone = MadeUpAlone(sample.source.tolist(), sample.options)
+        alone = MadeUpAlone(sample.source.tolist(), sample.options, faults.get(tuple(sample.source.tolist())))
         beginnings = None if sample.prompt is None else sample.prompt[None]
-        expected = search(alone, sample.options, 1, beginnings)
+        try:
+            expected = search(alone, sample.options, 1, beginnings)
+        except ExecutionError:
+            assert found[number] is None
+            continue
         np.testing.assert_array_equal(found[number].sequences, expected.sequences)
         if expected.scores is None:
             assert found[number].scores is None
@@ -374,6 +408,29 @@ def test_buffers_grow_where_a_later_sample_is_longer(bundles: BundleCache) -> No
     while scheduler.active:
         found |= {finished.number: finished.result for finished in scheduler.turn()}
     scheduler.close()
+    for number, (row, given) in enumerate(zip(rows, asked, strict=True)):
+        np.testing.assert_array_equal(found[number].sequences, runner.generate([row], **given).sequences)
+
+
+def test_lines_of_one_length_are_encoded_in_their_places(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their encodings are not copied, and tokens are those of each alone."""
+    runner = Runner.load(bundles("dedup", "bart"), threads=1)
+    encode, targets = OnnxRuntimeCpu.encode, []
+
+    def watched(self: OnnxRuntimeCpu, *args: Any) -> Any:
+        targets.append(args[-1] is not None)
+        return encode(self, *args)
+
+    monkeypatch.setattr(OnnxRuntimeCpu, "encode", watched)
+    monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", 24)
+    scheduler, found = runner.scheduler(3), {}
+    rows = np.random.default_rng(3).integers(4, 90, (7, 12)).tolist()
+    asked = [{"num_beams": 2, "max_new_tokens": 3 + number % 4, "min_new_tokens": 3} for number in range(7)]
+    for number, (row, given) in enumerate(zip(rows, asked, strict=True)):
+        scheduler.add(runner.sample(number, row, given))
+    while scheduler.active:
+        found |= {finished.number: finished.result for finished in scheduler.turn()}
+    assert targets[:2] == [True, False]  # two fit into an empty batch, and not into the place that is left then
     for number, (row, given) in enumerate(zip(rows, asked, strict=True)):
         np.testing.assert_array_equal(found[number].sequences, runner.generate([row], **given).sequences)
 
