@@ -38,6 +38,8 @@ from tightbeam.deploy.padding import left_pad, mask_of_padding, right_pad, unbro
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.scheduling.events import SchedulerEvents
+from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
@@ -445,6 +447,23 @@ class Runner:
             It is for one thread. Other calls of this runner run between its turns.
         """
         return Scheduler(self._runtime, batch_size, self._lock)
+
+    def group_scheduler(self, max_rows: int, events: SchedulerEvents) -> GroupScheduler:
+        """Return a scheduler without samples, for samples of any settings that come and go one by one.
+
+        Parameters
+        ----------
+        max_rows : int
+            The most rows (samples x beams) that take steps.
+        events : SchedulerEvents
+            Receives what happens to samples.
+
+        Returns
+        -------
+        GroupScheduler
+            It is for one thread. Other calls of this runner run between its turns.
+        """
+        return GroupScheduler(self._runtime, max_rows, self._lock, events)
 
     def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:
         """Return a sample for ``scheduler``.

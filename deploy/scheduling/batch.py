@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -114,6 +114,11 @@ class JoiningBatch(Batch):
         """Samples that are encoded and have no place yet."""
         return len(self._encoded)
 
+    @property
+    def next(self) -> Sample:
+        """The encoded sample that gets the next place."""
+        return self._encoded[0][0]
+
     def forget(self, number: int) -> bool:
         """Remove an encoded sample without a place. Returns False where there is none of this number."""
         found = next((entry for entry in self._encoded if entry[0].number == number), None)
@@ -121,17 +126,27 @@ class JoiningBatch(Batch):
             self._encoded.remove(found)
         return found is not None
 
-    def fill(self, waiting: WaitingSamples) -> None:
+    def fill(self, waiting: WaitingSamples, room: int, on_taken: Callable[[Sequence[Sample]], None]) -> None:
         """Let samples join while there are places. Where none is encoded, encodes samples of this group: once beside
-        samples that run, else until the places are taken."""
-        encodes, empty = True, not len(self)
-        while len(self) < self._places:
+        samples that run, else until the places are taken.
+
+        Parameters
+        ----------
+        waiting : WaitingSamples
+        room : int
+            The most samples that may join.
+        on_taken : function
+            Called with the samples that leave ``waiting``, before they are encoded.
+        """
+        encodes, empty, most = True, not len(self), min(self._places, len(self) + room)
+        while len(self) < most:
             if self._encoded:
                 self._join(*self._encoded.popleft())
             elif encodes and len(waiting) and waiting.oldest().group == self.group:
-                self._encode(
-                    waiting.take(positions=self._runtime.encoded_together, samples=self._runtime.encoded_together)
-                )
+                together = self._runtime.encoded_together
+                samples = waiting.take(positions=together, samples=together)
+                on_taken(samples)
+                self._encode(samples)
                 encodes = empty
             else:
                 return

@@ -25,6 +25,10 @@ class WaitingSamples:
     def __len__(self) -> int:
         return len(self._samples)
 
+    def __contains__(self, number: int) -> bool:
+        """True for the number of a sample that waits."""
+        return any(sample.number == number for sample in self._samples)
+
     def add(self, sample: Sample) -> None:
         """Add a sample behind the others."""
         self._samples.append(sample)
