@@ -22,7 +22,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
-from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.base import Decoding, Runtime
@@ -135,7 +135,7 @@ def compare_runtimes(
         The relative error; ``steps`` are B times the steps that ran.
     """
     C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
-    P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
+    P = first_length(sources.prompt)
     steps = min(steps, bundle.manifest.sizes.max_target - P)
     wanted, tokens = log_probabilities(bundle, runtime, sources, steps, C, None)
     try:
@@ -202,7 +202,7 @@ def _begin(
 ) -> tuple[Decoding, BeamStepper, int]:
     """Encode a batch; the decoding, its stepper with the beginning of each sequence, and the length of that."""
     prompt = sources.prompt
-    P = 1 if prompt is None else prompt.tokens.shape[1]
+    P = first_length(prompt)
     settings = {"num_beams": 1, "num_return_sequences": 1, "max_length": P + steps}
     options = options_for(
         {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
@@ -224,7 +224,7 @@ def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources)
     """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of as many steps after each of them."""
     encoder_s: tuple[list[float], list[float]] = ([], [])
     step_s: tuple[list[float], list[float]] = ([], [])
-    P = 1 if sources.prompt is None else sources.prompt.tokens.shape[1]
+    P = first_length(sources.prompt)
     steps = min(ROUNDS, bundle.manifest.sizes.max_target - P)
     for _ in range(ROUNDS):
         for index, timed in enumerate((runtime, other)):

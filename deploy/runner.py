@@ -31,10 +31,10 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError, NoEffectWarning
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.padding import left_pad, mask_of_padding, right_pad, unbroken
+from tightbeam.deploy.padding import left_pad, mask_of_padding, right_pad
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
@@ -45,6 +45,7 @@ from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.text.batching import batch_key, batches
 from tightbeam.deploy.text.ragged import join_results, ragged_rows
+from tightbeam.deploy.text.token_ids import as_array, check_batch, check_ids, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
 __all__ = ["Runner"]
@@ -322,7 +323,7 @@ class Runner:
         options = self.options(**settings)
         rows = ragged_rows(input_ids)
         if rows is None:
-            ids, mask = self._check_inputs(input_ids, attention_mask, options)
+            ids, mask = check_batch(input_ids, attention_mask, options, self.manifest.sizes)
             return self._generate(ids, mask, options, settings, callback)
         if attention_mask is not None:
             raise InputError("attention_mask is for rows of one length; leave it out, rows are padded and masked here")
@@ -366,7 +367,7 @@ class Runner:
             ids, mask = self.pad([rows[sample] for sample in samples], options)
             if self.decoder_only:  # pad tokens within a row do not count, as in a row alone
                 mask &= mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
-            ids, mask = self._check_inputs(ids, mask, options)
+            ids, mask = check_batch(ids, mask, options, self.manifest.sizes)
             found = self._generate(ids, mask, options, settings, callback)
             results.append((samples, self.prompt_of(ids), found))
         return results[0][2] if len(results) == 1 else join_results(results, options)
@@ -403,7 +404,7 @@ class Runner:
         options = self.options(**settings)
         if not self.log_mel:
             raise InputError("this is a text model; pass text or token ids instead of audio")
-        features = _as_array("input_features", input_features)
+        features = as_array("input_features", input_features)
         mels, frames = self.log_mel.mels, self.log_mel.frames
         if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
             raise InputError(
@@ -423,7 +424,7 @@ class Runner:
         callback: SearchCallback | None,
         prompt: Prompt | None = None,
     ) -> SearchResult:
-        P = 1 if prompt is None else prompt.tokens.shape[1]
+        P = first_length(prompt)
         positions = options.max_length - P  # the last token is never fed back
         with self._lock:
             decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P)
@@ -687,8 +688,8 @@ class Runner:
         length = len(ids)
         if length > limit and not truncate:
             raise InputError(
-                f"text of {length} tokens is longer than {self.longest_source}; shorten it, or cut it with "
-                "--truncate (truncate=True)"
+                f"text of {length} tokens is longer than {longest_source(self.manifest.sizes)}; shorten it, or cut it "
+                "with --truncate (truncate=True)"
             )
         ids = codec.truncate(text, limit) if length > limit else ids
         if not ids:
@@ -713,16 +714,7 @@ class Runner:
         InputError
             There are none, too many, or one outside the vocabulary.
         """
-        sizes = self.manifest.sizes
-        if not len(tokens):
-            raise InputError("no token ids; expected at least one")
-        outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)
-        if outside is not None:
-            raise InputError(
-                f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}"
-            )
-        if len(tokens) > sizes.max_source:
-            raise InputError(f"{len(tokens)} token ids are more than {self.longest_source}; shorten them")
+        check_ids(tokens, self.manifest.sizes)
 
     def _longest_prompt(self, settings: Mapping[str, Any]) -> int:
         """Length of the longest prompt that leaves the positions for the new tokens of ``settings``; for one new token
@@ -752,14 +744,6 @@ class Runner:
         """
         return self.require_tokenizer().decode([int(token) for token in sequence])
 
-    @property
-    def longest_source(self) -> str:
-        """The longest source, as a phrase for error messages."""
-        sizes = self.manifest.sizes
-        if self.decoder_only:
-            return f"the {sizes.max_source} that a prompt may have, of {sizes.max_target} positions one for a new token"
-        return f"the model's {sizes.max_source} positions"
-
     def require_tokenizer(self) -> TextCodec:
         """Return the tokenizer.
 
@@ -778,65 +762,6 @@ class Runner:
                 "(Runner.generate, or --ids)"
             )
         return self._codec
-
-    def _check_inputs(
-        self,
-        input_ids: Array | Sequence[Sequence[int]],
-        attention_mask: Array | None,
-        options: GenerationOptions,
-    ) -> tuple[Array, Array]:
-        sizes = self.manifest.sizes
-        ids = _as_array("input_ids", input_ids)
-        if ids.size == 0:
-            raise InputError(f"input_ids is empty, {list(ids.shape)}; expected at least one sample of one token")
-        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
-            raise InputError(
-                f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]; "
-                "pass a row of token ids for each sample"
-            )
-        if ids.shape[1] > sizes.max_source:
-            raise InputError(
-                f"input_ids has {ids.shape[1]} positions, more than {self.longest_source}; shorten the source"
-            )
-        outside = ids[(ids < 0) | (ids >= sizes.source_vocabulary)]
-        if outside.size:
-            raise InputError(
-                f"input_ids holds {int(outside[0])}, which is outside the vocabulary; "
-                f"expected 0 to {sizes.source_vocabulary - 1}"
-            )
-        if attention_mask is None:
-            mask = (
-                mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
-                if self.decoder_only
-                else np.ones_like(ids)
-            )
-        else:
-            mask = _as_array("attention_mask", attention_mask)
-            if mask.shape != ids.shape:
-                raise InputError(
-                    f"attention_mask is {list(mask.shape)}, expected {list(ids.shape)} like input_ids; "
-                    "pass one value for each token"
-                )
-            if not ((mask == 0) | (mask == 1)).all():
-                raise InputError("attention_mask holds other values than 0 and 1; pass 0 at padding and 1 elsewhere")
-        empty = np.flatnonzero(~mask.astype(bool).any(axis=1))
-        if empty.size:
-            raise InputError(
-                f"sample {int(empty[0])} has no token that attention_mask lets through; expected a 1 in every row"
-            )
-        if self.decoder_only and not (whole := unbroken(mask.astype(np.int64))).all():
-            sample = int(np.argmin(whole))
-            raise InputError(
-                f"attention_mask has a gap in sample {sample}; expected a prompt in one piece, padded on a side"
-            )
-        return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
-
-
-def _as_array(name: str, value: Any) -> Array:
-    try:
-        return np.asarray(value)
-    except ValueError:
-        raise InputError(f"{name} has rows of different lengths, expected [B, N]; pad them and mask that") from None
 
 
 def _is_integer(value: object) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 
-__all__ = ["Prompt", "banned_by_padding"]
+__all__ = ["Prompt", "banned_by_padding", "first_length"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Prompt:
             source_mask=mask,
             first_positions=(counts - 1).astype(np.int32),
         )
+
+
+def first_length(prompt: Prompt | None) -> int:
+    """Return the tokens of a row when the decoder is fed for the first time: P of a prompt, else the start token."""
+    return 1 if prompt is None else prompt.tokens.shape[1]
 
 
 def banned_by_padding(history: Array, padding: Array, size: int) -> Ints:

@@ -7,7 +7,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
+from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding, first_length
 from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
@@ -38,7 +38,7 @@ class BeamStepper:
         self._decoding = decoding
         self._beams = options.num_beams
         inputs = decoding.inputs
-        prompt_length = 1 if prompt is None else prompt.tokens.shape[1]
+        prompt_length = first_length(prompt)
         self._samples = np.arange(0 if joining else len(inputs["lengths"]))  # [B']: sample of the batch by place
         self._prompt_lengths = np.full(len(self._samples), prompt_length)  # [B']
         self._padding: Array | None = None  # [B'], of the remaining samples

@@ -97,7 +97,7 @@ class BatchSearch:
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         self.scores = np.concatenate([self.scores, first])
         self.parents = np.concatenate([self.parents, np.arange(self.M)[None]])
-        self._refresh()
+        self._joined = True
 
     def advance(self) -> None:
         """Run one step. Reports samples that are final to the callback, and removes them and the cancelled ones."""
@@ -113,6 +113,7 @@ class BatchSearch:
 
     def _refresh(self) -> None:
         """Make the arrays that depend on the samples in the batch alone."""
+        self._joined = False  # samples have joined since
         places = self.places
         self.index = np.arange(len(places))[:, None]  # [B, 1]
         self._numbers = np.array([place.number for place in places], np.int64)
@@ -138,6 +139,8 @@ class BatchSearch:
         bool [B]
             True for a sample whose decoder prompt is not over. Its candidates do not count.
         """
+        if self._joined:
+            self._refresh()
         lengths = self.lengths
         history = self.step.history[:, :, : int(lengths.max())]
         tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]

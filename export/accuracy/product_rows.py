@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
 from tightbeam.deploy.errors import RuntimeSetupError
-from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.runtimes._onnxruntime import reason_of, register_library, session_options
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
 from tightbeam.export.accuracy.reference import Samples, TextSamples
@@ -167,7 +167,7 @@ def _run(
     found = {site: encoded[output] for site, output in read["encoder"].items()}
 
     session = _session(folder, "decoder")
-    P = 1 if prompt is None else prompt.tokens.shape[1]
+    P = first_length(prompt)
     steps = max(1, min(MOST_STEPS, MOST_ROWS // B, graphs.sizes.max_target - P))
     sizes = sizes_of(B, mask.shape[1], 1, steps, P)
     step = small_inputs(sizes)

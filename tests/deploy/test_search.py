@@ -442,6 +442,7 @@ def test_condition_under_which_a_sample_can_improve(
     )
     run = BeamSearch(ReferenceStep(tiny_bart("often"), 1, options), 2, NullCallback())
     run.join(0, options)
+    run._refresh()  # as the first step does
     run.scores = np.array([[-16.0, -17.0]], np.float32)
     assert not run.final(np.array([2])).any()  # with a place to fill there is always hope
     run.pool_scores = np.array([[-0.1, worst]], np.float32)
