@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
@@ -28,6 +30,14 @@ def quick_torch() -> None:
     torch.set_num_threads(1)
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_registry() -> Iterator[None]:
+    """torch's exporter reads its 1,000 conversions once a process, not once a graph, which is a tenth of a trace."""
+    read = functools.cache(ONNXRegistry.from_torchlib)
+    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(read)):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

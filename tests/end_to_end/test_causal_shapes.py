@@ -19,10 +19,10 @@ from tightbeam.graph_passes import LayerPlan, RunSize, plan_bytes, rewrite
 SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
-    ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4}),
+    ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}),  # as 11B
-    ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1, "num_hidden_layers": 1}),  # as 11B
+    ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
     (
@@ -35,12 +35,13 @@ SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 16,
-            }
+            },
+            "num_hidden_layers": 1,
         },
     ),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
     ("mistral", {"sliding_window": 2}),
-    ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": None, "num_hidden_layers": 1}),
     ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
 )
 
@@ -59,10 +60,10 @@ def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) ->
         ("olmo", {}, "kv", "k"),
         ("falcon", {"multi_query": False}, "k", "k"),
         ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
-        ("mistral", {"num_key_value_heads": 6}, "k", "k"),
-        ("qwen2", {"num_key_value_heads": 6}, "k", "k"),
-        ("olmo2", {"num_key_value_heads": 6}, "k", "k"),
-        ("qwen3", {"head_dim": 20}, "k", "k"),
+        ("mistral", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
+        ("qwen2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
+        ("olmo2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
+        ("qwen3", {"head_dim": 20, "num_hidden_layers": 1}, "k", "k"),
     ],
 )
 def test_values_are_recovered_from_rotated_keys(

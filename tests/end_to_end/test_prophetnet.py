@@ -64,9 +64,15 @@ def test_two_streams_without_a_cache_match_the_steps(bundles: BundleCache) -> No
 
 
 SHAPES: tuple[dict[str, Any], ...] = (
-    {"ngram": 1, "num_decoder_attention_heads": 1, "num_encoder_attention_heads": 1, "activation_function": "relu"},
-    {"ngram": 3, "tie_word_embeddings": False, "num_decoder_layers": 2, "num_buckets": 5, "relative_max_distance": 3},
-    {"hidden_size": 40, "num_decoder_attention_heads": 5, "num_buckets": 32, "relative_max_distance": 128},
+    {
+        **{"ngram": 1, "activation_function": "relu", "num_decoder_attention_heads": 1},
+        **{"num_encoder_attention_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    },
+    {"ngram": 3, "tie_word_embeddings": False, "num_buckets": 5, "relative_max_distance": 3},
+    {
+        **{"hidden_size": 40, "num_decoder_attention_heads": 5, "num_buckets": 32, "relative_max_distance": 128},
+        **{"num_encoder_layers": 1, "num_decoder_layers": 1},
+    },
 )
 
 
@@ -127,7 +133,7 @@ def test_text_export_with_the_guard(checkpoints: CheckpointCache, tmp_path: Path
     assert bundle.manifest.parity is not None
     assert bundle.manifest.parity.tokens > 0
     assert [(found.part, found.layer) for found in bundle.manifest.guard] == [
-        (part, layer) for part in ("source", "generated") for layer in range(3)
+        (part, layer) for part in ("source", "generated") for layer in range(2)
     ]
     assert all(found.error is not None and found.error <= found.allowed for found in bundle.manifest.guard)
 
@@ -135,8 +141,10 @@ def test_text_export_with_the_guard(checkpoints: CheckpointCache, tmp_path: Path
 PIECES = (
     *("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "[X_SEP]", "the", "##ing", "##ed", "cafe", ".", ",", "'", "?", "$"),
     *"abcdefghijklmnopqrstuvwxyz0123456789",
-    *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
+    *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789"),
+    *(f"[unused{n}]" for n in range(12)),
 )
+"""A piece for each of the model's 99 tokens: an id without one is decoded in another way by each library."""
 
 
 @pytest.mark.parametrize(("basic", "kind"), [(True, "tokenizers"), (False, "transformers")])

@@ -55,7 +55,7 @@ def test_trace_has_tables_and_no_logarithm(bundles: BundleCache, family: str) ->
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},  # T5 1.1 and Flan-T5
-    {"d_kv": 20, "num_heads": 5, "feed_forward_proj": "relu"},  # T5-3B: key heads together wider than the model
+    {"d_kv": 20, "num_heads": 5, "feed_forward_proj": "relu", "num_layers": 1, "num_decoder_layers": 1},  # T5-3B: key heads together wider than the model
     {"num_heads": 1, "d_kv": 36, "num_layers": 1, "num_decoder_layers": 1},
 )
 
@@ -71,7 +71,7 @@ def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
 
 def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
     """In mt5-small keys do not determine values, so that variants which cache keys alone are refused."""
-    shape = {"d_kv": 7}
+    shape = {"d_kv": 7, "num_layers": 1, "num_decoder_layers": 1}
     model = bundles.trace("mt5", **shape)[0].model
     for variant, preset in PRESETS.items():
         if {preset.source, preset.generated} & {"k", "first-k"}:
@@ -118,7 +118,7 @@ CHRONOS = {"tokenizer_class": "MeanScaleUniformBins", "n_tokens": 4096, "n_speci
 
 def test_chronos_is_exported_as_t5(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Without a tokenizer: Chronos makes token ids of a series by itself."""
-    shape = {"vocab_size": 4096, "eos_token_id": 1, "num_layers": 2, "num_decoder_layers": 2}
+    shape = {"vocab_size": 4096, "eos_token_id": 1, "num_layers": 1, "num_decoder_layers": 1}
     folder = checkpoints("t5", **shape, chronos_config=CHRONOS)
     bundle = export_model(folder, tmp_path / "out", variant="el", max_new_tokens=6)
     assert bundle.manifest.tokenizer is None

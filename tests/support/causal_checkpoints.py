@@ -52,7 +52,7 @@ CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] 
     "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
 }
 
-GPT2_SIZES: dict[str, Any] = {"n_embd": 36, "n_layer": 3, "n_head": 3, "n_inner": 50, "n_positions": 64}
+GPT2_SIZES: dict[str, Any] = {"n_embd": 36, "n_layer": 2, "n_head": 3, "n_inner": 50, "n_positions": 64}
 LLAMA_SIZES: dict[str, Any] = {
     "hidden_size": 36,
     "intermediate_size": 50,
@@ -74,7 +74,7 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     "gpt_bigcode": GPT2_SIZES,
     "falcon": FALCON_SIZES,
     "llama": {"tie_word_embeddings": True},
-    "mistral": {"sliding_window": 6, "vocab_size": 103, "num_hidden_layers": 3},
+    "mistral": {"sliding_window": 6, "vocab_size": 103},
     "qwen2": {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "qwen3": {"head_dim": 10},
     "olmo": {"num_key_value_heads": 6},
@@ -86,7 +86,7 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
     },
     "gemma": {"head_dim": 14, "num_key_value_heads": 1},
-    "smollm3": {"num_hidden_layers": 4},
+    "smollm3": {"no_rope_layer_interval": 2},
     "starcoder2": {"sliding_window": 5, "num_attention_heads": 3, "num_key_value_heads": 3},
 }
 

@@ -69,7 +69,7 @@ ODD_SIZES: dict[str, Any] = {
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 3,
     "encoder_layers": 2,
-    "decoder_layers": 3,
+    "decoder_layers": 2,
     "encoder_ffn_dim": 50,
     "decoder_ffn_dim": 44,
     "max_position_embeddings": 64,
@@ -81,8 +81,8 @@ T5_SIZES: dict[str, Any] = {
     "d_model": 36,
     "d_kv": 12,
     "num_heads": 3,
-    "num_layers": 3,  # generate needs at least as many as in the decoder
-    "num_decoder_layers": 3,
+    "num_layers": 2,  # generate needs at least as many as in the decoder
+    "num_decoder_layers": 2,
     "d_ff": 44,
     "n_positions": 16,
     # Few, so that a short run meets buckets of many distances, and distances beyond the last.
@@ -92,7 +92,7 @@ T5_SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "bart": {"activation_function": "gelu"},
+    "bart": {"activation_function": "gelu", "decoder_layers": 3},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
     "mbart": {"activation_function": "gelu_new", "vocab_size": 103, "decoder_start_token_id": 2},
     "fsmt": {"src_vocab_size": 95, "tgt_vocab_size": 93, "vocab_size": 93, "tie_word_embeddings": False},
@@ -112,7 +112,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "feed_forward_proj": "gated-silu",
         "num_heads": 4,
         "d_kv": 9,
-        "num_decoder_layers": 2,
         "vocab_size": 103,
     },
     "prophetnet": {
@@ -120,8 +119,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_size": 36,
         "num_encoder_attention_heads": 2,
         "num_decoder_attention_heads": 3,
-        "num_encoder_layers": 3,  # as in T5's sizes
-        "num_decoder_layers": 3,
+        "num_encoder_layers": 2,  # as in T5's sizes
+        "num_decoder_layers": 2,
         "encoder_ffn_dim": 50,
         "decoder_ffn_dim": 44,
         "max_position_embeddings": 64,
