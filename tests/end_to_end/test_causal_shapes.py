@@ -21,7 +21,13 @@ SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
     ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1, "num_hidden_layers": 1}),  # as 11B
+    (
+        "falcon",  # as 11B
+        {
+            **{"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+            "num_hidden_layers": 1,
+        },
+    ),
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pytest
 
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
+from support.commands import Command, caller
 from tightbeam.deploy import Runner
+from tools.bench.peers.__main__ import main
 from tools.bench.peers.contenders import EXACT, REFERENCE, Place
 from tools.bench.peers.environments import python_of
 from tools.bench.peers.errors import PeerError
@@ -44,6 +46,12 @@ OTHER = "CTranslate2 int8"
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.bench.peers.peer.SETTLE_SECONDS", 0)
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in this process."""
+    return partial(caller(monkeypatch, capsys), entry=main)
 
 
 def test_workers_give_the_tokens_of_the_runner(
@@ -91,25 +99,23 @@ def test_failure_of_a_worker_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(failed.value)
 
 
-def test_missing_environment_names_the_command(tmp_path: Path) -> None:
+def test_missing_environment_names_the_command(peers: Command, tmp_path: Path) -> None:
     with pytest.raises(
         PeerError, match=rf"run: python -m tools.bench.peers install --environments {tmp_path} --only optimum$"
     ):
         python_of(tmp_path, "optimum")
-    command = [sys.executable, "-m", "tools.bench.peers", "run", "--shape", "demo", "--engine", "OpenVINO int8"]
-    folders = ["--work", str(tmp_path), "--environments", str(tmp_path / "x"), "--results", str(tmp_path / "r")]
-    root = Path(__file__).parents[2]
-    done = subprocess.run([*command, *folders], capture_output=True, text=True, check=False, cwd=root)
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: .*/x/openvino has not .*; run: .*\n", done.stderr)
+    command = ["run", "--shape", "demo", "--engine", "OpenVINO int8", "--work", str(tmp_path)]
+    folders = ["--environments", str(tmp_path / "x"), "--results", str(tmp_path / "r")]
+    done = peers(*command, *folders)
+    assert done.code == 1
+    assert re.fullmatch(r"error: .*/x/openvino has not .*; run: .*\n", done.err)
 
 
 @pytest.mark.parametrize("arguments", [("run", "--shape", "x"), ("run", "--engine", "x"), ("install", "--only", "x")])
-def test_unknown_names_are_one_line(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "tools.bench.peers", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: .* unknown; pass .*\n", done.stderr)
+def test_unknown_names_are_one_line(peers: Command, arguments: tuple[str, ...]) -> None:
+    done = peers(*arguments)
+    assert done.code == 2
+    assert re.fullmatch(r"error: .* unknown; pass .*\n", done.err)
 
 
 @pytest.mark.parametrize("shape", ["bart-large-cnn", "marian-base", "whisper-small"])

@@ -73,8 +73,9 @@ def prepare(
     work: Work = WORK,
 ) -> None:
     """Make the checkpoint of a shape and every engine's model of it, so that ``run`` has only to measure."""
-    place = _place(shape, environments, work)
-    for name in _known(engine):
+    place, names = _place(shape, environments, work), _known(engine)
+    place.check(names)
+    for name in names:
         place.model(name)
 
 
@@ -95,6 +96,7 @@ def run(
 ) -> None:
     """Measure what the results lack."""
     place, names = _place(shape, environments, work), _known(engine)
+    place.check(names)
     names = [name for name in names if shape != DEMO or not name.startswith("floor")]
     source = source or SOURCES.get(shape, 0)
     groups: list[tuple[Group, Job]] = []

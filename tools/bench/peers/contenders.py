@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +88,11 @@ class Place:
     def speech(self) -> bool:
         """True of a speech model."""
         return self.shape != DEMO and SHAPES[self.shape].family == WHISPER
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise PeerError where a contender's environment is missing, before minutes go into models."""
+        for name in names:
+            python_of(self.environments, CONTENDERS[name].environment)
 
     def checkpoint(self) -> Path:
         """Return the shape's checkpoint, made where it is missing."""
