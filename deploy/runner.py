@@ -43,8 +43,7 @@ from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
-from tightbeam.deploy.text.batching import batch_key, batches
-from tightbeam.deploy.text.ragged import join_results, ragged_rows
+from tightbeam.deploy.text.ragged import batch_key, join_results, ragged_rows
 from tightbeam.deploy.text.token_ids import as_array, check_batch, check_ids, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
@@ -234,32 +233,6 @@ class Runner:
             prompt_length=prompt_length,
         )
 
-    def batch_key(self, length: int, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """Key of the inputs that may share a batch without changing each other's results.
-
-        The key is empty for an encoder. The lengths of a decoder-only model may count the padding, and so may the
-        processors that look at earlier tokens.
-
-        Parameters
-        ----------
-        length : int
-            Tokens of the input.
-        settings : mapping
-            Arguments of ``model.generate``.
-
-        Returns
-        -------
-        tuple of int
-
-        Raises
-        ------
-        GenerationError
-            The prompt is too long for the settings.
-        """
-        if not self.decoder_only:
-            return ()
-        return batch_key(self.options_for(length, settings), length)
-
     def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Warn the caller of a public method of the settings that have no effect, and return the others."""
         settings, notes = remove_settings_without_effect(given, speech=self.is_speech)
@@ -356,14 +329,17 @@ class Runner:
                 self.check_ids(row)
             except InputError as error:
                 raise InputError(f"row {index} of input_ids: {error}") from None
-        keys = [self.batch_key(len(row), settings) for row in rows]
-        if callback is not None and len(set(keys)) > 1:
+        batches: dict[tuple[int, ...], list[int]] = {}  # indices of rows
+        for index, row in enumerate(rows):
+            key = batch_key(self.options_for(len(row), settings), len(row)) if self.decoder_only else ()
+            batches.setdefault(key, []).append(index)
+        if callback is not None and len(batches) > 1:
             raise InputError(
                 "callback needs prompts that share a batch, which lengths that count the padding forbid; pass rows of "
                 "one length, or max_new_tokens in place of max_length"
             )
         results = []
-        for samples in batches(range(len(rows)), key=keys.__getitem__, size=lambda _: len(rows)):
+        for samples in batches.values():
             ids, mask = self.pad([rows[sample] for sample in samples], options)
             if self.decoder_only:  # pad tokens within a row do not count, as in a row alone
                 mask &= mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)

@@ -62,3 +62,9 @@ class Work:
     sample_steps: int = 0
     prefill_seconds: float = 0.0
     step_seconds: float = 0.0
+
+    def take(self) -> Work:
+        """Return the work since the last call."""
+        taken = Work(**vars(self))
+        vars(self).update(vars(Work()))
+        return taken

@@ -1,22 +1,21 @@
-"""The backend: sends Triton's requests to a worker, and the worker's events as Triton's responses.
+"""The backend: reads Triton's requests, for the worker that runs them, and returns before they are run.
 
 It runs in the process that Triton's Python backend starts, and takes Triton's module ``triton_python_backend_utils`` as
-an argument.
+an argument. A response is sent through its request's response sender, from another thread than Triton's. So requests
+may come while others run, and each is answered on its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-import traceback
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.serving.messages import Request, Stats, WorkerSettings
+from tightbeam.deploy.serving.dispatcher import Dispatcher
+from tightbeam.deploy.serving.messages import Request, WorkerSettings
 from tightbeam.deploy.serving.metrics import Metrics
 from tightbeam.deploy.serving.responses import Responder
 from tightbeam.deploy.serving.watchdog import Server
@@ -58,54 +57,27 @@ class Backend:
         self._triton = triton
         self._stream = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         try:
-            self._worker = WorkerProcess(_settings(arguments, config, stream=self._stream))
+            worker = WorkerProcess(_settings(arguments, config, stream=self._stream))
         except WorkerError as error:
             raise triton.TritonModelException(str(error)) from None
         self._cold = bool(config.get("model_warmup"))
         labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
-        self._metrics = Metrics(triton, labels, int(config["max_batch_size"]))
+        most = max(1, int(config["max_batch_size"]))
+        self._dispatcher = Dispatcher(worker, most, Metrics(triton, labels, most).add)
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Run requests together, and send the responses of each, errors included."""
+        """Send requests to the worker. It waits while a batch of them has not been started."""
         responders = [Responder(request, self._triton, stream=self._stream) for request in requests]
-        stats = Stats()
-        ran = False
-        try:
-            batch = [
-                read for number, responder in enumerate(responders) if (read := responder.read(number)) is not None
-            ]
-            if self._cold:  # the warm-up request comes before any client's
-                self._cold, batch = False, [replace(request, parameters=WARM_UP_PARAMETERS) for request in batch]
-            if not self._worker.alive:  # it ended while idle, or could not be restarted
-                self._restart()
-            ran = True
-            if batch:
-                self._run(batch, responders, stats)
-        except WorkerError as error:
-            _fail(responders, f"{error}; send the request again")
-        except Exception as error:  # a defect must not end the server
-            traceback.print_exc()
-            _fail(responders, f"{type(error).__name__}: {error}; this is a defect of Tightbeam")
-        self._metrics.add(stats, [responder.outcome for responder in responders])
-        if ran and not self._worker.alive:  # the requests in Triton's queue can still be run
-            try:
-                self._restart()
-            except WorkerError as error:  # the next requests try it again
-                print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
+        self._dispatcher.submit(responders, self._warm_up if self._cold else lambda request: request)
+        self._cold = False  # the warm-up request comes before any client's
 
-    def _run(self, batch: Sequence[Request], responders: Sequence[Responder], stats: Stats) -> None:
-        with closing(self._worker.run(batch, lambda: _cancelled(responders), stats)) as events:
-            for event in events:
-                responders[event.number].add(event)
-        _fail(responders, "the request got no response; this is a defect of Tightbeam")
-
-    def _restart(self) -> None:
-        self._metrics.restarted()
-        self._worker.start()
+    @staticmethod
+    def _warm_up(request: Request) -> Request:
+        return replace(request, parameters=WARM_UP_PARAMETERS)
 
     def close(self) -> None:
         """Stop the worker."""
-        self._worker.stop()
+        self._dispatcher.close()
 
 
 def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool) -> WorkerSettings:
@@ -132,12 +104,3 @@ def _region() -> str:
     """The name of the memory that this process shares with the server; empty where its arguments lack one."""
     arguments = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     return next((argument for argument in arguments if argument.startswith(REGION)), "")
-
-
-def _cancelled(responders: Sequence[Responder]) -> list[int]:
-    return [number for number, responder in enumerate(responders) if responder.was_cancelled()]
-
-
-def _fail(responders: Sequence[Responder], reason: str) -> None:
-    for responder in responders:
-        responder.fail(reason, client_error=False)

@@ -25,6 +25,10 @@ def main() -> None:
     command_line(app, "triton-repo")
 
 
+WHOLE_BATCH_DELAY_US = 2000
+"""Default of ``--batching-delay-us`` for an engine whose batches requests cannot join."""
+
+
 @app.command()
 def triton_repo(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
@@ -33,12 +37,13 @@ def triton_repo(
         str | None, typer.Option(help="The model's name for clients; by default the name of the bundle's folder.")
     ] = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(help="The most rows of requests in one batch of Triton; 16 by default.")
+        int | None,
+        typer.Option(help="The most rows of one request, and the most that wait in the worker; 16 by default."),
     ] = None,
     max_rows: Annotated[
         int | None,
         typer.Option(
-            help="The most rows (samples x beams) run together; by default --max-batch-size times the "
+            help="The most rows (samples x beams) that take steps together; by default --max-batch-size times the "
             "larger of 4 and the checkpoint's beams."
         ),
     ] = None,
@@ -52,7 +57,10 @@ def triton_repo(
     ] = None,
     batching_delay_us: Annotated[
         int | None,
-        typer.Option(help="Microseconds that a request waits for others to share its batch; 2000 by default."),
+        typer.Option(
+            help="Microseconds that a request waits for others in Triton, for engines that run whole batches; 0 by "
+            "default, 2000 with --device gpu."
+        ),
     ] = None,
     engine: Annotated[
         str | None,
@@ -107,6 +115,8 @@ def triton_repo(
         settings = settings_there(repository, chosen, force=force) if next_version else ServingSettings(chosen)
         if max_batch_size is not None:
             settings = replace(settings, max_rows=0)  # the default follows the batch size
+        if given["device"] == "gpu" and not next_version:
+            settings = replace(settings, batching_delay_us=WHOLE_BATCH_DELAY_US)
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)

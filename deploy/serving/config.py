@@ -55,9 +55,9 @@ class ServingSettings:
     name : str
         The model's name for clients.
     max_batch_size : int
-        The most rows of requests that Triton puts into one batch.
+        The most rows of a request, and the most that wait in the worker.
     max_rows : int
-        The most rows (samples x beams) that are run together; a request with more beams is refused. 0:
+        The most rows (samples x beams) that take steps together; a request with more beams is refused. 0:
         ``max_batch_size`` times the larger of 4 and the checkpoint's beams.
     instances : int
         Processes that hold the model, for each GPU or in total on the CPU.
@@ -66,7 +66,7 @@ class ServingSettings:
     engine : str
         Runtime of the model, an ``engine`` of `Runner.load`.
     batching_delay_us : int
-        Microseconds that a request waits for others while the model is idle.
+        Microseconds that a request waits for others in Triton, for engines that run whole batches.
     max_queue_size : int
         The most requests that wait; more are refused. 0: no limit. With a limit, Triton 24.10's batcher sleeps up to
         half a second when a request comes while the model runs, since the end of the run does not end its sleep.
@@ -82,7 +82,7 @@ class ServingSettings:
     instances: int = 1
     device: Literal["cpu", "gpu"] = "cpu"
     engine: str = "onnxruntime"
-    batching_delay_us: int = 2000
+    batching_delay_us: int = 0
     max_queue_size: int = 0
     stream: bool = False
     url: str = "http://127.0.0.1:8000"
@@ -232,6 +232,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     config.instance_group.add(
         count=settings.instances, kind=group.KIND_GPU if settings.device == "gpu" else group.KIND_CPU
     )
+    config.dynamic_batching.SetInParent()  # several requests in one call, without a delay
     config.dynamic_batching.max_queue_delay_microseconds = settings.batching_delay_us
     if settings.max_queue_size:  # any queue policy, even a timeout's, costs the batcher's sleep
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size

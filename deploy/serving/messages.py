@@ -1,31 +1,33 @@
 """Messages between Triton's Python backend and the worker, pickled, over a pipe that only these two processes hold.
 
-backend -> worker    Batch, Cancel, Shutdown
-worker -> backend    Ready or Failed, once the model is loaded or cannot be; for each Batch its events (Token, Row,
-                     Refused), then Done or Failed
+backend -> worker    Requests, Cancel, Shutdown
+worker -> backend    Ready or Failed, once the model is loaded or cannot be; then Reports, with events of the requests:
+                     Started and Token, as many as there are; for each row a Row, or for the whole request a Refused
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic import BaseModel
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.scheduling.events import Work
 from tightbeam.deploy.serving.watchdog import Server
 from tightbeam.deploy.text.output import Output
 
 __all__ = [
-    "Batch",
     "Cancel",
-    "Done",
     "Event",
     "Failed",
     "Ready",
     "Refused",
+    "Report",
     "Request",
+    "Requests",
     "Row",
     "Shutdown",
+    "Started",
     "Stats",
     "Token",
     "WorkerSettings",
@@ -46,7 +48,7 @@ class WorkerSettings(BaseModel):
     device : int or None
         The GPU's number; None for the CPU.
     max_rows : int
-        The most rows (samples x beams) that are run together.
+        The most rows (samples x beams) that take steps together.
     stream : bool
         Send the tokens of greedy search.
     server : Server
@@ -64,23 +66,36 @@ class WorkerSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Request:
-    """One client's request. ``inputs``: arrays [b, ...] by Triton's input names; ``parameters``: a JSON object."""
+    """One client's request.
+
+    Attributes
+    ----------
+    number : int
+        No other request of the worker has it.
+    inputs : dict
+        Arrays [b, ...] by Triton's input names.
+    parameters : str
+        A JSON object.
+    alone : bool
+        Run each of its samples in a batch of its own, since the worker ended while it ran before.
+    """
 
     number: int
     inputs: dict[str, Array]
     parameters: str
+    alone: bool = False
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Requests to run together."""
+class Requests:
+    """Requests that came together."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancellation of a request of the current batch."""
+    """Cancellation of a request. It may have ended."""
 
     number: int
 
@@ -92,29 +107,40 @@ class Shutdown:
 
 @dataclass(frozen=True)
 class Ready:
-    """Event: the model is loaded."""
+    """The model is loaded."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Event: the model cannot be loaded, or a batch failed through a defect of Tightbeam."""
+    """The model cannot be loaded."""
 
     message: str
 
 
 @dataclass(frozen=True)
+class Started:
+    """Event: samples of a request are about to run."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Token:
-    """The next token of a row, and the text that it adds."""
+    """Event: the next token of a row, its place among the row's new tokens, from 1, and the text that it adds.
+
+    A row whose batch failed is run again, and so are the tokens that were sent.
+    """
 
     number: int
     row: int
+    place: int
     token: int
     text: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """The whole result of a row. ``fill``: the token that pads its sequences."""
+    """Event: the whole result of a row. ``fill``: the token that pads its sequences."""
 
     number: int
     row: int
@@ -124,30 +150,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Refused:
-    """A request that cannot be run. ``client_error``: the request is invalid; else the model failed."""
+    """Event: a request cannot be run. ``client_error``: the request is invalid; else the model failed."""
 
     number: int
     message: str
     client_error: bool = True
 
 
-@dataclass
-class Stats:
-    """Work that was done. ``prefill_seconds``: up to the end of each batch's first step."""
+Event = Started | Token | Row | Refused
 
-    batches: int = 0
-    samples: int = 0
-    steps: int = 0
+
+@dataclass
+class Stats(Work):
+    """Work that was done. ``tokens``: those in the sequences of the samples that ended."""
+
     tokens: int = 0
-    prefill_seconds: float = 0.0
-    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Done:
-    """End of a batch."""
+class Report:
+    """Events of requests, and the work since the last report."""
 
-    stats: Stats = field(default_factory=Stats)
-
-
-Event = Token | Row | Refused
+    events: tuple[Event, ...]
+    stats: Stats

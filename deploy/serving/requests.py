@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,11 @@ from tightbeam.deploy.generation.given import GENERATION_CONFIG
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
-from tightbeam.deploy.text.output import Output
 
-__all__ = ["ParsedRequest", "Sample", "parse_request"]
+__all__ = ["ParsedRequest", "parse_request"]
 
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 """Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
@@ -34,65 +34,25 @@ TRITON_PREFIX = "triton_"
 
 
 @dataclass(eq=False)
-class Sample:
-    """One input of the model: a source, or a window of an audio file.
-
-    Attributes
-    ----------
-    request : ParsedRequest
-        The request that the sample is part of.
-    row : int
-        The sample's row in the request.
-    length : int
-        Number of tokens; 0 for audio.
-    batch_key : tuple of int
-        Result of `Runner.batch_key`: samples of one batch have equal keys.
-    tokens : list of int
-        Token ids; empty for audio.
-    features : float32 [mels, frames] or None
-        Features of a window; None for token ids.
-    output : Output or None
-        The result; None until it is there.
-    streamed : int
-        Steps whose tokens have been sent.
-    """
-
-    request: ParsedRequest
-    row: int
-    length: int
-    batch_key: tuple[int, ...] = ()
-    tokens: list[int] = field(default_factory=list)
-    features: Array | None = None
-    output: Output | None = None
-    streamed: int = 0
-
-
-@dataclass(eq=False)
 class ParsedRequest:
     """A request that can be run.
 
     Attributes
     ----------
     number : int
-        The request's number in its batch of requests.
-    settings : dict
-        Settings of ``model.generate``.
+        The request's number.
     options : GenerationOptions
-        The settings, resolved.
+        The settings, resolved; lengths are those for a prompt of one token.
     rows : list of list of Sample
         The samples of each row: one, or the windows of an audio file.
-    closed : bool
-        True once it was refused or cancelled.
     """
 
     number: int
-    settings: dict[str, Any]
     options: GenerationOptions
     rows: list[list[Sample]] = field(default_factory=list)
-    closed: bool = False
 
 
-def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequest:
+def parse_request(runner: Runner, request: Request, max_rows: int, numbers: Iterator[int]) -> ParsedRequest:
     """Parse and check a request.
 
     Parameters
@@ -102,7 +62,9 @@ def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequ
     request
         The request, as the backend sends it.
     max_rows
-        The most rows (samples x beams) that are run together.
+        The most rows (samples x beams) that take steps together.
+    numbers
+        Numbers for samples.
 
     Raises
     ------
@@ -126,22 +88,20 @@ def parse_request(runner: Runner, request: Request, max_rows: int) -> ParsedRequ
     if not len(source):
         raise InputError(f"{name} has no row; expected at least one")
     lengths = _lengths(request.inputs, name, source)
-    parsed = ParsedRequest(request.number, settings, options)
+    parsed = ParsedRequest(request.number, options)
     for row, value in enumerate(source):
         try:
             if name == TEXT:
                 text = _text(value, runner.manifest.sizes.max_source)
                 tokens, _ = runner.encode(text, truncate=truncate, **settings)
-                samples = [Sample(parsed, row, len(tokens), tokens=tokens)]
+                samples = [runner.sample(next(numbers), tokens, settings)]
             elif name == INPUT_IDS:
                 ids = value[: lengths[row]].tolist()
                 runner.check_ids(ids)
-                samples = [Sample(parsed, row, len(ids), tokens=ids)]
+                samples = [runner.sample(next(numbers), ids, settings)]
             else:
                 found = _features(runner, value[: lengths[row]])
-                samples = [Sample(parsed, row, 0, features=features) for features in found]
-            for sample in samples:  # refuses a prompt that is too long for the settings
-                sample.batch_key = runner.batch_key(sample.length, settings)
+                samples = [runner.sample_of_features(next(numbers), features, settings) for features in found]
         except (InputError, GenerationError) as error:
             raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
         parsed.rows.append(samples)

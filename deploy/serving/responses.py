@@ -46,7 +46,9 @@ class Responder:
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names())
         self._rows: dict[int, Row] = {}
-        self._size = 1
+        self._streamed: dict[int, int] = {}  # tokens that were sent, by row
+        self.size = 1
+        """Rows of the request."""
         self.outcome: Outcome | None = None
         """None until the last response was sent."""
 
@@ -62,7 +64,7 @@ class Responder:
             if any(0 in array.strides and array.size > 1 for array in inputs.values()):
                 self.fail(NUMPY, client_error=False)
                 return None
-            self._size = max((len(array) for array in inputs.values()), default=1)
+            self.size = max((len(array) for array in inputs.values()), default=1)
             return Request(number, inputs, self._request.parameters())
         except Exception as error:  # from Triton's decoding
             self.fail(f"the inputs cannot be read ({error})", client_error=True)
@@ -88,17 +90,20 @@ class Responder:
         if isinstance(event, Refused):
             self.fail(event.message, client_error=event.client_error)
         elif isinstance(event, Token):
+            if event.place <= self._streamed.get(event.row, 0):
+                return  # it was sent before its row was run again
+            self._streamed[event.row] = event.place
             output = Output([[event.token]], None, [event.text])
             self._send({**tensors_of([output], 0), **_stream_outputs(event.row, finished=False)}, last=False)
-        else:
+        elif isinstance(event, Row) and event.row not in self._rows:
             self._rows[event.row] = event
-            last = len(self._rows) == self._size
+            last = len(self._rows) == self.size
             if self._stream:
                 self._send(
                     {**tensors_of([event.output], event.fill), **_stream_outputs(event.row, finished=True)}, last=last
                 )
             elif last:
-                outputs = [self._rows[row].output for row in range(self._size)]
+                outputs = [self._rows[row].output for row in range(self.size)]
                 self._send(tensors_of(outputs, event.fill), last=True)
 
     def fail(self, reason: str, *, client_error: bool) -> None:

@@ -1,4 +1,4 @@
-"""The worker: the process that holds the model, and runs the batches of the backend that started it.
+"""The worker: the process that holds the model, and runs the requests of the backend that started it.
 
 If the backend is killed, the worker has the model reloaded (watchdog.py), then exits.
 
@@ -11,62 +11,19 @@ import os
 import signal
 import sys
 import time
-import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.serving.batches import run_requests
-from tightbeam.deploy.serving.messages import Batch, Cancel, Done, Failed, Ready, Shutdown, WorkerSettings
+from tightbeam.deploy.serving.messages import Cancel, Failed, Ready, Requests, Shutdown, WorkerSettings
+from tightbeam.deploy.serving.running import RunningRequests
 from tightbeam.deploy.serving.watchdog import reload_model
 
 __all__ = ["main", "visible_device"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass
-class _Worker:
-    """The loop over a backend's messages."""
-
-    runner: Runner
-    backend: Connection
-    settings: WorkerSettings
-
-    def serve(self) -> None:
-        """Run batches until `Shutdown`. Raises EOFError or OSError where the backend ends without one."""
-        self.backend.send(Ready())
-        while not isinstance(message := self.backend.recv(), Shutdown):
-            if isinstance(message, Batch):  # a Cancel here came after the end of its batch
-                self.backend.send(self._run(message))
-
-    def _run(self, batch: Batch) -> Done | Failed:
-        numbers: set[int] = set()
-
-        def cancelled() -> set[int]:
-            while self.backend.poll(0):
-                message = self.backend.recv()
-                assert isinstance(message, Cancel)
-                numbers.add(message.number)
-            return numbers
-
-        try:
-            return Done(
-                run_requests(
-                    self.runner,
-                    batch.requests,
-                    max_rows=self.settings.max_rows,
-                    stream=self.settings.stream,
-                    send=self.backend.send,
-                    cancelled=cancelled,
-                )
-            )
-        except (EOFError, OSError):  # from the pipe
-            raise
-        except Exception as error:  # a defect must not end the worker
-            traceback.print_exc()
-            return Failed(f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam")
+READ_SECONDS = 0.02
+"""Longest time for reading requests between two turns, which the samples that run wait for."""
 
 
 def main() -> None:
@@ -102,10 +59,30 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
         except (BundleError, InputError) as error:
             backend.send(Failed(str(error)))
         else:
-            _Worker(runner, backend, settings).serve()
+            _run(runner, backend, settings)
     except (EOFError, OSError):
         return False
     return True
+
+
+def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
+    """Run requests until `Shutdown`. Raises EOFError or OSError where the backend ends without one."""
+    backend.send(Ready())
+    running = RunningRequests(runner, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
+    while True:
+        end = time.monotonic() + READ_SECONDS
+        while not running.active or (backend.poll(0) and time.monotonic() < end):
+            message = backend.recv()
+            if isinstance(message, Shutdown):
+                return
+            if isinstance(message, Cancel):
+                running.cancel(message.number)
+            elif isinstance(message, Requests):
+                for request in message.requests:
+                    running.add(request)
+            if not running.active:  # it was refused or cancelled
+                running.report()
+        running.turn()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The worker as a child process of the backend: start, run, stop."""
+"""The worker as a child process of the backend: start, messages, stop."""
 
 from __future__ import annotations
 
@@ -6,35 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
 
 from tightbeam.deploy.cores import allowed_cores
 from tightbeam.deploy.huge_pages import with_huge_pages
-from tightbeam.deploy.serving.messages import (
-    Batch,
-    Cancel,
-    Done,
-    Event,
-    Failed,
-    Ready,
-    Request,
-    Shutdown,
-    Stats,
-    WorkerSettings,
-)
+from tightbeam.deploy.serving.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 
 __all__ = ["WorkerError", "WorkerProcess"]
 
 SHUTDOWN_SECONDS = 5.0
 """Time for the worker to exit before it is killed."""
-CANCEL_POLL_SECONDS = 0.005
-"""Least time between two checks for cancelled requests."""
-CANCEL_POLL_SHARE = 0.02
-"""Largest share of the time that these checks may take."""
 
 
 class WorkerError(RuntimeError):
@@ -76,68 +59,6 @@ class WorkerProcess:
             self._process.wait()
             raise WorkerError(first.message if isinstance(first, Failed) else f"unexpected {first!r}")
 
-    def run(
-        self, requests: Sequence[Request], poll_cancelled: Callable[[], Sequence[int]], stats: Stats
-    ) -> Generator[Event, None, None]:
-        """Run requests together.
-
-        If the caller closes the generator before its end, the worker is killed: its next batch would be mixed with the
-        rest of this one.
-
-        Parameters
-        ----------
-        requests
-            The requests.
-        poll_cancelled
-            Function that returns the numbers of requests cancelled since its last call; called every few milliseconds.
-        stats
-            Receives the work that was done, at the end.
-
-        Yields
-        ------
-        Event
-            The events of the requests, as they come.
-
-        Raises
-        ------
-        WorkerError
-            The worker ended or failed.
-        """
-        over = False
-        try:
-            for message in self._messages(requests, poll_cancelled):
-                over = isinstance(message, Done | Failed)
-                if isinstance(message, Done):
-                    stats.__dict__.update(message.stats.__dict__)
-                elif isinstance(message, Failed):
-                    raise WorkerError(message.message)
-                else:
-                    yield message
-        finally:
-            if not over:
-                self._process.kill()
-                self._process.wait()
-
-    def _messages(
-        self, requests: Sequence[Request], poll_cancelled: Callable[[], Sequence[int]]
-    ) -> Iterator[Event | Done | Failed]:
-        """Send a batch and yield the worker's messages; `Done` or `Failed` comes last."""
-        self._send(Batch(tuple(requests)))
-        next_check = 0.0
-        while True:
-            if self._pipe.poll(max(0.0, next_check - time.monotonic())):
-                message = self._receive()
-                assert not isinstance(message, Ready)
-                yield message
-                if isinstance(message, Done | Failed):
-                    return
-            if time.monotonic() >= next_check:
-                start = time.monotonic()
-                for number in poll_cancelled():
-                    self._send(Cancel(number))
-                end = time.monotonic()
-                next_check = end + max(CANCEL_POLL_SECONDS, (end - start) / CANCEL_POLL_SHARE)
-
     @property
     def alive(self) -> bool:
         """True while the process runs."""
@@ -146,7 +67,7 @@ class WorkerProcess:
     def stop(self) -> None:
         """Stop the process, and wait until it has ended."""
         with suppress(WorkerError):
-            self._send(Shutdown())
+            self.send(Shutdown())
         try:
             self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -154,15 +75,22 @@ class WorkerProcess:
             self._process.wait()
         self._pipe.close()
 
-    def _send(self, message: Batch | Shutdown | Cancel) -> None:
+    def send(self, message: Requests | Cancel | Shutdown) -> None:
+        """Send a message; it waits where the worker does not read. Raises WorkerError where the process has ended."""
         try:
             self._pipe.send(message)
         except OSError:
             raise self._lost() from None
 
-    def _receive(self) -> Event | Done | Failed | Ready:
+    def receive(self) -> Report:
+        """Wait for a message. Raises WorkerError where the process has ended."""
+        message = self._receive()
+        assert isinstance(message, Report)
+        return message
+
+    def _receive(self) -> Report | Failed | Ready:
         try:
-            message: Event | Done | Failed | Ready = self._pipe.recv()
+            message: Report | Failed | Ready = self._pipe.recv()
         except (EOFError, OSError):
             raise self._lost() from None
         return message

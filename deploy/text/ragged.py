@@ -12,7 +12,7 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import SearchResult
 
-__all__ = ["join_results", "ragged_rows"]
+__all__ = ["batch_key", "join_results", "ragged_rows"]
 
 
 def ragged_rows(input_ids: Any) -> list[list[int]] | None:
@@ -44,6 +44,30 @@ def ragged_rows(input_ids: Any) -> list[list[int]] | None:
             held = f"holds {type(wrong[0]).__name__}" if wrong else "is empty"
             raise InputError(f"row {index} of input_ids {held}, expected integers; pass a row of token ids a sample")
     return [[int(token) for token in row] for row in rows]
+
+
+def batch_key(options: GenerationOptions, length: int) -> tuple[int, ...]:
+    """Key of a decoder-only model's prompt: prompts of equal keys may be padded to a common length and run together.
+
+    Padding counts as part of a row in every limit of a sequence's length, so the tokens that a prompt leaves of these
+    limits are in its key. Settings that look back at a row's tokens, or at the prompt's length, see the padding too:
+    with them the key holds the length itself.
+
+    Parameters
+    ----------
+    options
+        The options for a prompt of this length.
+    length
+        Tokens of the prompt.
+    """
+    sees_padding = (
+        options.no_repeat_ngram_size > 0
+        or options.repetition_penalty != 1
+        or any((options.pad_token_id or 0) in word[:-1] for word in options.bad_words_ids)
+        or options.forced_bos_token_id is not None  # it is forced after prompts of one token
+    )
+    new_tokens = options.max_length - length, max(0, options.min_length - length)
+    return (*new_tokens, length) if sees_padding else new_tokens
 
 
 def join_results(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy import Runner
-from tightbeam.deploy.serving.batches import run_requests
-from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token
+from tightbeam.deploy.serving.messages import Event, Refused, Report, Request, Row, Started, Stats, Token
+from tightbeam.deploy.serving.running import RunningRequests
 from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.text.output import Output
 
@@ -42,10 +42,16 @@ def _padded(rows: Sequence[Any], fill: float) -> tuple[Any, Any]:
 
 
 class EventLog:
-    """The events and stats of ``run_requests``."""
+    """The events and stats of `RunningRequests`. ``started``: the requests whose samples began to run."""
 
-    def __init__(self, events: Sequence[Event], stats: Stats) -> None:
-        self.events, self.stats = events, stats
+    def __init__(self, reports: Sequence[Report]) -> None:
+        events: list[Event] = [event for report in reports for event in report.events]
+        self.started = [event.number for event in events if isinstance(event, Started)]
+        self.events = [event for event in events if not isinstance(event, Started)]
+        self.stats = Stats()
+        for report in reports:
+            for name, amount in vars(report.stats).items():
+                setattr(self.stats, name, getattr(self.stats, name) + amount)
 
     def outputs(self, number: int) -> list[Output]:
         """The outputs of a request, by row; each came exactly once."""
@@ -77,6 +83,17 @@ def run(
     stream: bool = False,
     cancelled: Callable[[], Collection[int]] = tuple,
 ) -> EventLog:
-    events: list[Event] = []
-    stats = run_requests(runner, requests, max_rows=max_rows, stream=stream, send=events.append, cancelled=cancelled)
-    return EventLog(events, stats)
+    """Run requests that come at once. ``cancelled``: the requests that are, asked before every turn."""
+    reports: list[Report] = []
+    running = RunningRequests(runner, max_rows=max_rows, stream=stream, send=reports.append)
+    for request in requests:
+        running.add(request)
+    gone: set[int] = set()
+    while running.active:
+        for number in set(cancelled()) - gone:
+            running.cancel(number)
+            gone.add(number)
+        running.turn()
+    running.report()
+    assert not running._samples and not running._outputs
+    return EventLog(reports)

@@ -21,8 +21,8 @@ __all__ = ["ClosedLoop", "Load", "memory_bytes"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 COUNTERS = {
-    "batches": "tightbeam_batches_total",
-    "samples": "tightbeam_samples_total",
+    "steps": "tightbeam_steps_total",
+    "sample_steps": "tightbeam_sample_steps_total",
     "requests": "nv_inference_request_success",
     "queue_us": "nv_inference_queue_duration_us",
 }
@@ -71,8 +71,8 @@ class Load:
 
     @property
     def batch_fill(self) -> float:
-        """Samples a batch of a tightbeam model; 1 of another."""
-        return self.counted["samples"] / self.counted["batches"] if self.counted["batches"] else 1.0
+        """Samples a step of a tightbeam model; 1 of another."""
+        return self.counted["sample_steps"] / self.counted["steps"] if self.counted["steps"] else 1.0
 
     @property
     def queue_ms(self) -> float:

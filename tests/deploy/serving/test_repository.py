@@ -195,7 +195,7 @@ def test_every_field_of_the_configuration(
         "output": [*OUTPUTS[kind], *(PLACE if stream else [])],
         **({"model_transaction_policy": {"decoupled": True}} if stream else {}),
         "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
-        "dynamic_batching": {"max_queue_delay_microseconds": "2000"},
+        "dynamic_batching": {},
         "model_warmup": [{"name": "warm_up", "batch_size": 1, "inputs": warm_up}],
         "parameters": {
             "engine": {"string_value": "onnxruntime"},
@@ -225,6 +225,7 @@ def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Pat
         found = config_of(gpu.parent)
         assert found["instance_group"] == [{"count": 2, "kind": "KIND_GPU"}]
         assert found["parameters"]["engine"] == {"string_value": "tensorrt"}
+        assert found["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
         assert (gpu / "bundle" / "engines" / "mine" / "engine.json").read_text() == "{}"
 
 

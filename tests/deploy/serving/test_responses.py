@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
 from support.fake_triton import FakeRequest, FakeTriton, broadcast
-from tightbeam.deploy import Runner
-from tightbeam.deploy.serving import backend as backend_module
-from tightbeam.deploy.serving.backend import BUNDLE, Backend
-from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Stats, Token, WorkerSettings
+from tightbeam.deploy.serving.messages import Event, Refused, Row, Token
 from tightbeam.deploy.serving.responses import Responder, tensors_of
-from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess
 from tightbeam.deploy.text.output import Output
 
 IDS = np.array([[5, 6, 2], [7, 8, 2]])
@@ -102,10 +92,10 @@ def test_a_stream_of_several_rows_ends_with_the_last_row(triton: FakeTriton) -> 
     request = FakeRequest({"INPUT_IDS": IDS})
     responder = read(request, triton, stream=True)
     events: list[Event] = [
-        Token(3, 0, 9, "a"),
-        Token(3, 1, 8, "b"),
+        Token(3, 0, 1, 9, "a"),
+        Token(3, 1, 1, 8, "b"),
         row(3, 1, [2, 8]),
-        Token(3, 0, 7, "c"),
+        Token(3, 0, 2, 7, "c"),
         row(3, 0, [2, 9, 7]),
     ]
     for event in events:
@@ -125,6 +115,17 @@ def test_a_stream_of_several_rows_ends_with_the_last_row(triton: FakeTriton) -> 
     assert [response.outputs["TEXT"].tolist() for response in request.responses][:2] == [[[b"a"]], [[b"b"]]]
     assert {response.outputs["INDEX"].dtype for response in request.responses} == {np.dtype(np.int32)}
     assert {response.outputs["FINISHED"].dtype for response in request.responses} == {np.dtype(np.bool_)}
+
+
+def test_events_of_a_row_that_runs_again_are_sent_once(triton: FakeTriton) -> None:
+    request = FakeRequest({"INPUT_IDS": IDS})
+    responder = read(request, triton, stream=True)
+    first: list[Event] = [Token(3, 0, 1, 9, "a"), Token(3, 1, 1, 8, "b"), Token(3, 1, 2, 6, "d"), row(3, 0, [2, 9])]
+    again: list[Event] = [Token(3, 1, 1, 8, "b"), Token(3, 0, 1, 9, "a"), row(3, 0, [2, 9]), Token(3, 1, 2, 6, "d")]
+    for event in (*first, *again, Token(3, 1, 3, 5, "e"), row(3, 1, [2, 8, 6, 5])):
+        responder.add(event)
+    texts = [response.outputs["TEXT"].item() for response in request.responses]
+    assert texts == [b"a", b"b", b"d", b"x", b"e", b"x"] and request.over
 
 
 @pytest.mark.parametrize(("client_error", "code"), [(True, "INVALID_ARG"), (False, "UNAVAILABLE")])
@@ -193,240 +194,3 @@ def test_response_that_triton_refuses_becomes_an_error(
         assert request.error.code == "UNAVAILABLE"
     else:  # sending the error fails too
         assert "No space left on device" in capsys.readouterr().err
-
-
-# ---- the whole backend ----
-
-
-def arguments(version_folder: Path, *, decoupled: bool = False, kind: str = "CPU", count: int = 1) -> dict[str, str]:
-    config = {
-        "max_batch_size": 8,
-        "instance_group": [{"count": count}],
-        "model_transaction_policy": {"decoupled": decoupled},
-        "parameters": {
-            "engine": {"string_value": "onnxruntime"},
-            "max_rows": {"string_value": "16"},
-            "url": {"string_value": "http://127.0.0.1:9"},
-        },
-    }
-    return {
-        "model_config": json.dumps(config),
-        "model_repository": str(version_folder.parent),
-        "model_version": version_folder.name,
-        "model_name": "m",
-        "model_instance_kind": kind,
-        "model_instance_device_id": "3",
-    }
-
-
-@pytest.fixture(scope="module")
-def version(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a version, as triton-repo writes it."""
-    folder = tmp_path_factory.mktemp("m") / "1"
-    folder.mkdir()
-    (folder / BUNDLE).symlink_to(bundles("dedup", tokenizer=True))
-    return folder
-
-
-@pytest.fixture
-def backend(version: Path, triton: FakeTriton) -> Iterator[Backend]:
-    made = Backend(arguments(version), triton)
-    yield made
-    made.close()
-
-
-def text(value: str, **parameters: Any) -> FakeRequest:
-    parameters = {"max_new_tokens": 5, **parameters}
-    return FakeRequest({"TEXT": np.array([[value.encode()]], np.object_)}, json.dumps(parameters))
-
-
-def test_good_and_bad_requests_each_get_a_response(backend: Backend, triton: FakeTriton, version: Path) -> None:
-    runner = Runner.load(version / BUNDLE, threads=1)
-    requests = [
-        text(SENTENCES[0]),
-        text(" "),
-        FakeRequest({"TEXT": ValueError("no text")}),
-        text(SENTENCES[1], num_beams=3),
-        text(SENTENCES[1], num_beams=17),
-    ]
-    backend.execute(requests)
-    assert all(request.over for request in requests)
-    assert [request.error is None for request in requests] == [True, False, False, True, False]
-    expected = runner.generate_text([SENTENCES[1]], num_beams=3, max_new_tokens=5)
-    assert requests[3].responses[0].outputs["TEXT"].tolist() == [[expected[0].encode()]]
-    assert requests[4].error and "16 rows" in requests[4].error.message
-    assert (triton.metrics["tightbeam_batches_total"], triton.metrics["tightbeam_samples_total"]) == (2, 2)
-    assert triton.metrics["tightbeam_batch_fill"] == 1 / 8
-    assert triton.metrics["tightbeam_tokens_per_second"] > 0
-    assert "tightbeam_restarts_total" not in triton.metrics
-    nothing = [FakeRequest({"TEXT": ValueError("no text")})]
-    backend.execute(nothing)
-    assert nothing[0].over
-
-
-def test_worker_killed_while_idle_is_restarted_for_the_next_request(backend: Backend, triton: FakeTriton) -> None:
-    backend._worker._process.send_signal(signal.SIGKILL)
-    backend._worker._process.wait()
-    request = text(SENTENCES[0])
-    backend.execute([request])
-    assert request.over and request.error is None
-    assert triton.metrics["tightbeam_restarts_total"] == 1
-
-
-class Scripted:
-    """A worker whose events a test scripts, and which an error ends."""
-
-    starts: list[str | None]
-    """The error of each start."""
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self.settings = settings
-        self.alive = False
-        self.events: Callable[[Callable[[], Sequence[int]]], Iterator[Event]]
-        self.ran = 0
-        self.start()
-
-    def start(self) -> None:
-        reason = self.starts.pop(0) if self.starts else None
-        if reason:
-            raise WorkerError(reason)
-        self.alive = True
-
-    def run(self, requests: Sequence[Request], gone: Callable[[], Sequence[int]], stats: Stats) -> Iterator[Event]:
-        self.ran += 1
-        over = False
-        try:
-            yield from self.events(gone)
-            stats.batches, stats.samples, stats.tokens, stats.step_seconds = 1, len(requests), 10, 0.5
-            over = True
-        finally:
-            self.alive = over
-
-    def stop(self) -> None:
-        self.alive = False
-
-
-@pytest.fixture
-def scripted(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> tuple[Backend, Scripted]:
-    monkeypatch.setattr(Scripted, "starts", [], raising=False)
-    monkeypatch.setattr(backend_module, "WorkerProcess", Scripted)
-    made = Backend(arguments(version, decoupled=True), triton)
-    worker: Any = made._worker
-    return made, worker
-
-
-def ids() -> FakeRequest:
-    return FakeRequest({"INPUT_IDS": IDS[:1]})
-
-
-def test_worker_killed_while_running_fails_its_requests_and_restarts(
-    scripted: tuple[Backend, Scripted], triton: FakeTriton
-) -> None:
-    backend, worker = scripted
-
-    def dying(_: Any) -> Iterator[Event]:
-        yield row(1, 0, [2, 5])
-        yield Token(0, 0, 5, "a")
-        raise WorkerError("the process that generates was killed by SIGKILL")
-
-    worker.events = dying
-    requests = [ids(), ids(), ids()]
-    backend.execute(requests)
-    assert all(request.over for request in requests)
-    for request in (requests[0], requests[2]):
-        assert request.error and request.error.code == "UNAVAILABLE"
-        assert request.error.message == "the process that generates was killed by SIGKILL; send the request again"
-    assert requests[1].error is None
-    assert worker.alive and triton.metrics["tightbeam_restarts_total"] == 1
-
-
-def test_failed_restart_is_retried_once_a_call(
-    scripted: tuple[Backend, Scripted], triton: FakeTriton, capsys: pytest.CaptureFixture[str]
-) -> None:
-    backend, worker = scripted
-
-    def dying(_: Any) -> Iterator[Event]:
-        raise WorkerError("it ended")
-        yield
-
-    worker.events = dying
-    worker.starts[:] = ["no memory", "no memory still"]
-    backend.execute([ids()])
-    assert "the model cannot be loaded again: no memory" in capsys.readouterr().err
-    request = ids()
-    backend.execute([request])
-    assert request.error and request.error.message == "no memory still; send the request again"
-    assert triton.metrics["tightbeam_restarts_total"] == 2
-    worker.events = lambda _: iter([row(0, 0, [2, 5])])
-    request = ids()
-    backend.execute([request])
-    assert request.over and request.error is None
-    assert worker.ran == 2
-
-
-def test_request_without_a_response_gets_an_error(scripted: tuple[Backend, Scripted]) -> None:
-    backend, worker = scripted
-    worker.events = lambda _: iter([row(0, 0, [2, 5])])
-    requests = [ids(), ids()]
-    backend.execute(requests)
-    assert requests[0].error is None and requests[0].over
-    assert requests[1].error and "got no response; this is a defect of Tightbeam" in requests[1].error.message
-
-
-def test_defect_fails_all_requests_of_a_call(
-    scripted: tuple[Backend, Scripted], capsys: pytest.CaptureFixture[str]
-) -> None:
-    backend, worker = scripted
-    worker.events = lambda _: iter([row(7, 0, [2, 5])])  # there is no such request
-    requests = [ids(), ids()]
-    backend.execute(requests)
-    assert all(request.over and request.error for request in requests)
-    assert requests[0].error and "IndexError" in requests[0].error.message
-    assert "Traceback" in capsys.readouterr().err
-    assert worker.alive, "started again, since it was left in the middle of a batch"
-
-
-def test_response_that_triton_refuses_fails_no_other_request(scripted: tuple[Backend, Scripted]) -> None:
-    backend, worker = scripted
-    worker.events = lambda _: iter([row(0, 0, [2, 5]), row(1, 0, [2, 6]), row(2, 0, [2, 7])])
-    requests = [ids(), FakeRequest({"INPUT_IDS": IDS[:1]}, failing=(1,)), ids()]
-    backend.execute(requests)
-    assert all(request.over for request in requests)
-    assert [request.error is None for request in requests] == [True, False, True]
-
-
-def test_cancellations_are_counted(scripted: tuple[Backend, Scripted], triton: FakeTriton) -> None:
-    backend, worker = scripted
-    polled: list[Sequence[int]] = []
-
-    def running(gone: Callable[[], Sequence[int]]) -> Iterator[Event]:
-        polled.extend([gone(), gone()])
-        yield row(0, 0, [2, 5])
-
-    worker.events = running
-    requests = [ids(), FakeRequest({"INPUT_IDS": IDS[:1]}, cancelled_at=0)]
-    backend.execute(requests)
-    assert polled == [[1], []]
-    assert requests[1].error and requests[1].error.code == "CANCELLED" and requests[1].over
-    assert triton.metrics["tightbeam_cancelled_total"] == 1
-    assert triton.metrics["tightbeam_tokens_per_second"] == 20
-
-
-def test_settings_of_the_worker(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scripted, "starts", [], raising=False)
-    monkeypatch.setattr(backend_module, "WorkerProcess", Scripted)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    monkeypatch.setenv("TIGHTBEAM_TRITON_URL", "http://10.0.0.1:80")
-    worker: Any = Backend(arguments(version, decoupled=True, count=4), triton)._worker
-    found = worker.settings
-    assert (found.bundle, found.engine, found.max_rows) == (str(version / BUNDLE), "onnxruntime", 16)
-    assert (found.threads, found.device, found.stream) == (2, None, True)
-    assert (found.server.url, found.server.model, found.server.region) == ("http://10.0.0.1:80", "m", "")
-    worker = Backend(arguments(version, kind="GPU"), triton)._worker
-    assert (worker.settings.threads, worker.settings.device, worker.settings.stream) == (None, 3, False)
-
-
-def test_a_model_that_cannot_be_loaded(version: Path, triton: FakeTriton) -> None:
-    with pytest.raises(triton.TritonModelException, match="is no folder; expected a bundle made by export-model"):
-        Backend(arguments(version.parent / "2"), triton)
-    assert WorkerProcess is backend_module.WorkerProcess

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import select
 import shutil
 import signal
@@ -11,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +27,19 @@ from support.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving import watchdog
-from tightbeam.deploy.serving.messages import Batch, Cancel, Event, Ready, Request, Row, Stats, Token, WorkerSettings
+from tightbeam.deploy.serving.messages import (
+    Cancel,
+    Event,
+    Ready,
+    Refused,
+    Report,
+    Request,
+    Requests,
+    Row,
+    Started,
+    Token,
+    WorkerSettings,
+)
 from tightbeam.deploy.serving.watchdog import Server, reload_model
 from tightbeam.deploy.serving.worker import visible_device
 from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_per_worker
@@ -63,14 +76,27 @@ def worker(shared_worker: WorkerProcess) -> WorkerProcess:
     return shared_worker
 
 
-def none_cancelled() -> list[int]:
-    return []
+def events_of(worker: WorkerProcess, *requests: Request) -> list[Event]:
+    """The events of requests that are sent together, up to the last one."""
+    worker.send(Requests(requests))
+    events: list[Event] = []
+    left = {request.number for request in requests}
+    while left:
+        report = worker.receive()
+        events += report.events
+        left -= {event.number for event in report.events if isinstance(event, Row | Refused)}
+    return events
+
+
+def until_tokens(worker: WorkerProcess) -> None:
+    while not any(isinstance(event, Token) for event in worker.receive().events):
+        pass
 
 
 def texts_of(worker: WorkerProcess) -> list[str]:
-    """The texts of a batch of two requests."""
-    requests = [text_request(number, text, max_new_tokens=6) for number, text in enumerate(SENTENCES[:2])]
-    rows = [event for event in worker.run(requests, none_cancelled, Stats()) if isinstance(event, Row)]
+    """The texts of two requests."""
+    requests = [text_request(100 + number, text, max_new_tokens=6) for number, text in enumerate(SENTENCES[:2])]
+    rows = [event for event in events_of(worker, *requests) if isinstance(event, Row) and event.number >= 100]
     return [row.output.texts[0] for row in sorted(rows, key=lambda row: row.number) if row.output.texts]
 
 
@@ -79,34 +105,58 @@ def expected(folder: Path) -> list[str]:
     return Runner.load(folder, threads=1).generate_text(SENTENCES[:2], max_new_tokens=6)
 
 
-def test_runs_several_batches(worker: WorkerProcess, expected: list[str]) -> None:
+def test_requests_that_come_together(worker: WorkerProcess, expected: list[str]) -> None:
     assert texts_of(worker) == texts_of(worker) == expected
-    stats = Stats()
-    requests = [text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, "")]
-    events = list(worker.run(requests, none_cancelled, stats))
-    assert sorted(type(event).__name__ for event in events) == ["Refused", "Row"]
-    assert (stats.batches, stats.samples) == (1, 1)
-    assert stats.steps > 0 and stats.tokens > 0 and stats.prefill_seconds > 0
+    events = events_of(worker, text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, ""))
+    assert sorted(type(event).__name__ for event in events) == ["Refused", "Row", "Started"]
     assert worker.alive
+
+
+def test_request_joins_others_that_run(worker: WorkerProcess, expected: list[str]) -> None:
+    """It is through before they are, and gets what it gets alone."""
+    rows = [[5 + row, 6, 2] for row in range(8)]
+    worker.send(Requests((ids_request(0, *rows, num_beams=1, max_new_tokens=60, min_new_tokens=60),)))
+    until_tokens(worker)
+    request = text_request(1, SENTENCES[0], max_new_tokens=6, num_beams=1)
+    events = [event for event in events_of(worker, request) if isinstance(event, Row)]
+    assert [(event.number, event.output.texts) for event in events] == [(1, expected[:1])]
+    worker.send(Cancel(0))
+    assert texts_of(worker) == expected
 
 
 def test_cancelled_request_gets_no_row(worker: WorkerProcess, expected: list[str]) -> None:
-    other = text_request(1, SENTENCES[0], max_new_tokens=6)
-    cancelled = iter([[0]])
-    stats = Stats()
-    events = list(worker.run([LONG, other], lambda: next(cancelled, []), stats))
-    assert [event.number for event in events if isinstance(event, Row)] == [1]
-    assert stats.tokens < 20
-    worker._send(Cancel(0))  # late: its batch is over
+    worker.send(Requests((LONG,)))
+    until_tokens(worker)
+    worker.send(Cancel(LONG.number))
+    worker.send(Requests((text_request(1, SENTENCES[0], max_new_tokens=6),)))
+    rows, stats = [], []
+    while not rows:
+        report = worker.receive()
+        rows += [event for event in report.events if isinstance(event, Row)]
+        stats.append(report.stats)
+    assert [row.number for row in rows] == [1]
+    assert sum(each.tokens for each in stats) < 20
+    worker.send(Cancel(1))  # late: it has ended
     assert texts_of(worker) == expected
 
 
-def test_defect_fails_one_batch_only(worker: WorkerProcess, expected: list[str]) -> None:
+def test_defect_fails_one_request_only(worker: WorkerProcess, expected: list[str]) -> None:
     broken = Request(0, None, "")  # type: ignore[arg-type]
-    with pytest.raises(WorkerError, match=r"generation failed \(TypeError: .*\); this is a defect of Tightbeam"):
-        list(worker.run([broken], none_cancelled, Stats()))
+    (refused,) = events_of(worker, broken)
+    assert isinstance(refused, Refused) and not refused.client_error
+    assert re.fullmatch(r"generation failed \(TypeError: .*\); this is a defect of Tightbeam", refused.message)
     assert worker.alive
     assert texts_of(worker) == expected
+
+
+def test_requests_of_one_sample_each_report_their_start_first(worker: WorkerProcess) -> None:
+    """The backend knows by that which of them a worker that ends may have been ended by."""
+    requests = [ids_request(number, [5, 6, 2], max_new_tokens=3) for number in range(3)]
+    events = events_of(worker, *requests)
+    assert {event.number for event in events[:3] if isinstance(event, Started)} == {0, 1, 2}
+    alone = [dataclasses.replace(request, alone=True) for request in requests]
+    kinds = [(type(event), event.number) for event in events_of(worker, *alone) if not isinstance(event, Token)]
+    assert kinds == [(kind, number) for number in range(3) for kind in (Started, Row)]
 
 
 def test_worker_ignores_interrupts(worker: WorkerProcess, expected: list[str]) -> None:
@@ -119,37 +169,22 @@ def test_error_gives_the_number_of_a_signal_without_a_name(folder: Path) -> None
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGRTMIN + 6)
     with pytest.raises(WorkerError, match=f"generates was killed by signal {signal.SIGRTMIN + 6}$"):
-        list(worker.run([LONG], none_cancelled, Stats()))
+        worker.receive()
 
 
 def test_killed_worker_is_noticed_and_restarted(worker: WorkerProcess, expected: list[str]) -> None:
     pid = worker._process.pid
-    events = worker.run([LONG], none_cancelled, Stats())
-    assert isinstance(next(events), Token)
+    worker.send(Requests((LONG,)))
+    until_tokens(worker)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"generates was killed by SIGKILL; the kernel does that where memory runs"):
-        list(events)
+        while worker.receive():
+            pass
     assert not worker.alive
     with pytest.raises(WorkerError, match="killed by SIGKILL"):
         texts_of(worker)
     worker.start()
     assert worker.alive and worker._process.pid != pid
-    assert texts_of(worker) == expected
-
-
-@pytest.mark.parametrize("how", ["close", "raise"])
-def test_abandoned_batch_does_not_mix_with_the_next(worker: WorkerProcess, expected: list[str], how: str) -> None:
-    def gone() -> list[int]:
-        if how == "raise":
-            raise ZeroDivisionError
-        return []
-
-    events = worker.run([LONG], gone, Stats())
-    with suppress(ZeroDivisionError):
-        assert isinstance(next(events), Token)
-        events.close()
-    assert not worker.alive
-    worker.start()
     assert texts_of(worker) == expected
 
 
@@ -271,9 +306,9 @@ def orphan(settings: WorkerSettings) -> tuple[subprocess.Popen[str], Connection]
 def test_killed_backend_is_reloaded(folder: Path, server: FakeServer, busy: bool) -> None:
     process, pipe = orphan(settings_for(folder, server.settings))
     if busy:
-        pipe.send(Batch((LONG,)))
-        event: Event = pipe.recv()
-        assert isinstance(event, Token)
+        pipe.send(Requests((LONG,)))
+        report: Report = pipe.recv()
+        assert isinstance(report.events[0], Started)
     assert server.memory.exists()
     pipe.close()
     _, said = process.communicate(timeout=SECONDS)

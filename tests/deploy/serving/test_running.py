@@ -1,8 +1,9 @@
-"""Batches of requests: each request gets the result that it gets alone, whatever the others of its batch are."""
+"""Requests of a worker: each gets the result that it gets alone, whatever runs beside it."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from support.triton_requests import audio_request, ids_request, run, text_reques
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.scheduling.batch import Batch
 from tightbeam.deploy.serving import requests as reading
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.text.detokenizer import HALF
@@ -131,21 +133,20 @@ def test_results_are_those_of_each_request_alone(request: pytest.FixtureRequest,
     max_rows = 12
     log = run(runner, [request_ for request_, _ in asked], max_rows=max_rows)
     assert log.refusals() == {}
-    groups: dict[Any, int] = {}
+    rows = 0
     for request_, settings in asked:
         sources = sources_of(runner, request_, settings)
         outputs = log.outputs(request_.number)
         assert len(outputs) == len(sources)
         for found, tokens in zip(outputs, sources, strict=True):
             assert_same(found, alone(runner, tokens, settings))
-            key = (runner.options(**settings), runner.batch_key(len(tokens), settings))
-            groups[key] = groups.get(key, 0) + 1
-    batches = [-(-count // (max_rows // key[0].num_beams)) for key, count in groups.items()]
-    assert log.stats.batches == sum(batches) < log.stats.samples == sum(groups.values())
+            rows += 1
+    assert log.stats.samples == rows > log.stats.prefills
+    assert sorted(set(log.started)) == list(range(24))
     assert log.stats.tokens == sum(
         len(row) for request_, _ in asked for output in log.outputs(request_.number) for row in output.sequences
     )
-    assert log.stats.steps >= log.stats.batches
+    assert log.stats.sample_steps > log.stats.steps > 9
     assert log.stats.prefill_seconds > 0 and log.stats.step_seconds > 0
 
 
@@ -156,7 +157,7 @@ def test_texts_equal_generate_text(bart: Runner, gpt2: Runner) -> None:
             log = run(runner, [text_request(place, text, **settings) for place, text in enumerate(texts)])
             expected = [runner.generate_text([text], **settings)[0] for text in texts]
             assert [log.outputs(place)[0].texts for place in range(4)] == [[text] for text in expected]
-            assert log.stats.batches == 1
+            assert (log.stats.prefills, log.stats.samples) == (1, 4)
 
 
 def test_equal_settings_in_other_notation_share_a_batch(bart: Runner) -> None:
@@ -168,29 +169,29 @@ def test_equal_settings_in_other_notation_share_a_batch(bart: Runner) -> None:
     ]
     ways = [{**way, "max_new_tokens": 5} for way in ways]
     log = run(bart, [text_request(number, SENTENCES[number], **way) for number, way in enumerate(ways)])
-    assert (log.stats.batches, log.stats.samples) == (1, 4)
+    assert (log.stats.prefills, log.stats.samples) == (1, 4)
     for number in range(4):
         expected = alone(bart, bart.encode(SENTENCES[number])[0], parsed(ways[0]))
         assert_same(log.outputs(number)[0], expected)
 
 
 @pytest.mark.parametrize(
-    ("settings", "batches"),
+    "settings",
     [
-        ({"max_new_tokens": 5}, 1),  # padding changes nothing
-        ({"max_length": 30}, 3),  # each has another number of new tokens
-        ({"max_new_tokens": 9, "min_length": 12}, 3),
-        ({"max_new_tokens": 9, "no_repeat_ngram_size": 2}, 3),
-        ({"max_new_tokens": 9, "repetition_penalty": 1.4}, 3),
-        ({"max_new_tokens": 9, "forced_bos_token_id": 40}, 3),  # of which a prompt of one token alone is affected
-        ({"max_new_tokens": 9, "bad_words_ids": "[[1, 5, 60]]"}, 3),  # padding is a 1
-        ({"max_new_tokens": 9, "bad_words_ids": "[[5, 60], [7, 8, 1]]"}, 1),
+        {"max_new_tokens": 5},
+        {"max_length": 30},  # each has another number of new tokens
+        {"max_new_tokens": 9, "min_length": 12},
+        {"max_new_tokens": 9, "no_repeat_ngram_size": 2},
+        {"max_new_tokens": 9, "repetition_penalty": 1.4},
+        {"max_new_tokens": 9, "forced_bos_token_id": 40},  # of which a prompt of one token alone is affected
+        {"max_new_tokens": 9, "bad_words_ids": "[[1, 5, 60]]"},  # 1 is the pad token
+        {"max_new_tokens": 9, "bad_words_ids": "[[5, 60], [7, 8, 1]]"},
     ],
 )
-def test_prompts_of_different_batch_keys_run_apart(gpt2: Runner, settings: dict[str, Any], batches: int) -> None:
+def test_prompts_of_any_length_run_together(gpt2: Runner, settings: dict[str, Any]) -> None:
     prompts = [[5], [9, 8, 7, 6], [5, 5, 60, 5, 60, 5, 9, 5], [7]]
     log = run(gpt2, [ids_request(number, prompt, **settings) for number, prompt in enumerate(prompts)])
-    assert log.stats.batches == batches
+    assert log.stats.prefills == 1
     for number, prompt in enumerate(prompts):
         assert_same(log.outputs(number)[0], alone(gpt2, prompt, parsed(settings)))
 
@@ -212,13 +213,13 @@ def test_forced_first_token_in_a_batch(gpt2: Runner) -> None:
 
 
 @pytest.mark.parametrize("max_rows", [4, 7, 8, 1000])
-def test_max_rows_splits_batches_without_changing_results(bart: Runner, max_rows: int) -> None:
+def test_max_rows_bounds_a_step_without_changing_results(bart: Runner, max_rows: int) -> None:
     asked = [(SENTENCES[place % 4][: 9 + 5 * place], 4 if place % 2 else 1) for place in range(10)]
     requests = [
         text_request(number, text, num_beams=beams, max_new_tokens=5) for number, (text, beams) in enumerate(asked)
     ]
     log = run(bart, requests, max_rows=max_rows)
-    assert log.stats.batches == {4: 2 + 5, 7: 1 + 5, 8: 1 + 3, 1000: 2}[max_rows]
+    assert (log.stats.steps > 10) == (max_rows < 40), "expected two groups of five steps where all have room"
     for number, (text, beams) in enumerate(asked):
         expected = alone(bart, bart.encode(text)[0], {"num_beams": beams, "max_new_tokens": 5})
         assert_same(log.outputs(number)[0], expected)
@@ -234,7 +235,7 @@ def test_truncate_applies_to_its_own_request(bart: Runner, gpt2: Runner) -> None
         ]
         log = run(runner, requests)
         tokens, cut = runner.encode("snow " * 90, truncate=True, **settings)
-        assert cut and log.stats.batches == 1
+        assert cut and log.stats.prefills == 1
         assert_same(log.outputs(0)[0], alone(runner, tokens, settings))
         assert_same(log.outputs(1)[0], alone(runner, runner.encode("a small town")[0], settings))
         assert list(log.refusals()) == [2]
@@ -336,7 +337,7 @@ def test_client_error_refuses_only_its_request(
     assert refused.number == 1 and refused.client_error
     assert log.outputs(1) == []
     assert re.search(expected, refused.message) and len(refused.message.splitlines()) == 1, refused.message
-    assert log.stats.batches == 1
+    assert (log.stats.prefills, log.stats.samples) == (1, 2)
     for number, output in zip((0, 2), neighbours, strict=True):
         assert_same(log.outputs(number)[0], output)
 
@@ -345,7 +346,7 @@ def test_generation_config_of_a_request(bart: Runner) -> None:
     """An object, below the other parameters; settings without effect are left out."""
     config = {"num_beams": 3, "max_new_tokens": 5, "temperature": 0.5}
     request = text_request(1, "a town", generation_config=json.dumps(config), num_beams=2, output_scores=True)
-    parsed = reading.parse_request(bart, request, 40)
+    parsed = reading.parse_request(bart, request, 40, itertools.count())
     assert parsed.options == bart.options(num_beams=2, max_new_tokens=5)
     (output,) = run(bart, [request], max_rows=40).outputs(1)
     assert_same(output, alone(bart, bart.encode("a town")[0], {"num_beams": 2, "max_new_tokens": 5}))
@@ -405,32 +406,29 @@ def test_no_text_without_a_tokenizer(wordless: Runner) -> None:
 
 
 class Failing:
-    """A model that raises after ``steps`` steps of a batch that holds the token ``poison``."""
+    """A decoder that raises after ``steps`` steps of a sample whose source holds the token ``poison``."""
 
-    def __init__(self, runner: Runner, poison: int, steps: int) -> None:
-        self.generate, self.poison, self.steps = runner.generate, poison, steps
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, runner: Runner, poison: int, steps: int) -> None:
+        poisoned: set[int] = set()
+        sample, advance = runner.sample, Batch.advance
 
-    def __call__(self, ids: Any, mask: Any, *, callback: Any, **settings: Any) -> Any:
-        if self.poison not in ids:
-            return self.generate(ids, mask, callback=callback, **settings)
-        left, on_step = self.steps, callback.on_step
+        def noted(number: int, tokens: Sequence[int], settings: Any) -> Any:
+            poisoned.update([number] if poison in tokens else [])
+            return sample(number, tokens, settings)
 
-        class Breaking:
-            on_finished = callback.on_finished
-
-            def on_step(self, *arguments: Any) -> Any:
-                nonlocal left
-                left -= 1
-                if left < 0:
+        def broken(batch: Batch) -> None:
+            for place, length in zip(batch._search.places, batch._search.lengths.tolist(), strict=True):
+                if place.number in poisoned and length > steps:
                     raise BundleError("the model's scores are NaN or infinite; export it again")
-                return on_step(*arguments)
+            advance(batch)
 
-        return self.generate(ids, mask, callback=Breaking(), **settings)
+        monkeypatch.setattr(runner, "sample", noted)
+        monkeypatch.setattr(Batch, "advance", broken)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_model_error_refuses_only_its_request(bart: Runner, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """The other requests are run again, each alone; no token is streamed twice."""
+    """The samples of its batch are run again, each alone, and their tokens are sent again."""
     settings = {"num_beams": 1, "max_new_tokens": 7, "min_new_tokens": 7}
     rows = [[5, 6, 2], [77, 8, 2], [9, 8, 7, 2], [50, 60, 70, 80, 2]]
     requests = [
@@ -439,24 +437,27 @@ def test_model_error_refuses_only_its_request(bart: Runner, monkeypatch: pytest.
         ids_request(2, rows[2], rows[3], **settings),
     ]
     expected = [alone(bart, row, settings) for row in rows]
-    monkeypatch.setattr(bart, "generate", Failing(bart, 77, steps))
+    Failing(monkeypatch, bart, 77, steps)
     log = run(bart, requests, stream=True)
     assert list(log.refusals()) == [1]
     assert log.refusals()[1].message == "the model's scores are NaN or infinite; export it again"
     assert not log.refusals()[1].client_error
-    assert log.outputs(1) == []
+    assert_same(*log.outputs(1), expected[0])  # its other row was through
     for number, row, place in ((0, 0, 0), (2, 0, 2), (2, 1, 3)):
         assert_same(log.outputs(number)[row], expected[place])
-        assert [token.token for token in log.tokens(number, row)] == expected[place].sequences[0][1:]
-    assert log.stats.batches == 4
+        tokens = expected[place].sequences[0][1:]
+        assert [token.token for token in log.tokens(number, row)] == tokens[:steps] + tokens
+        places = [token.place for token in log.tokens(number, row)]
+        assert places == [*range(1, steps + 1), *range(1, len(tokens) + 1)]
+    assert log.stats.prefills == 1 + 5
 
 
-def test_refused_request_is_not_run_in_a_later_batch(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_samples_of_a_refused_request_are_not_run(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"num_beams": 1, "max_new_tokens": 4}
-    monkeypatch.setattr(bart, "generate", Failing(bart, 77, 0))
+    Failing(monkeypatch, bart, 77, 0)
     log = run(bart, [ids_request(0, [77, 5, 6, 2], [5, 6, 2], [6, 2], **settings)], max_rows=1)
     assert list(log.refusals()) == [0]
-    assert (log.stats.batches, log.stats.samples) == (1, 1)
+    assert (log.stats.prefills, log.stats.samples) == (2, 3 + 1)
 
 
 # ---- cancellation ----
@@ -471,7 +472,7 @@ def test_request_cancelled_before_its_batch_is_not_run(bart: Runner) -> None:
     for number in (0, 2):
         assert_same(log.outputs(number)[0], alone(bart, bart.encode(SENTENCES[number])[0], settings))
     nothing = run(bart, requests, cancelled=lambda: range(4))
-    assert (nothing.events, nothing.stats.batches, nothing.stats.steps) == ([], 0, 0)
+    assert (nothing.events, nothing.stats.prefills, nothing.stats.steps) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -495,7 +496,7 @@ def test_request_cancelled_while_running_changes_no_other(bart: Runner, num_beam
     assert log.stats.steps == 12
     asked = 0
     log = run(bart, requests[:1], cancelled=cancelled)
-    assert (log.events, log.stats.steps) == ([], 4)
+    assert (log.events, log.stats.steps) == ([], 5)
 
 
 # ---- streams ----
@@ -506,7 +507,7 @@ def test_streamed_tokens_are_in_order_and_join_to_the_row(bart: Runner, gpt2: Ru
         settings = {"num_beams": 1, "max_new_tokens": 12}
         requests = [text_request(number, text[:25], text[30:40], **settings) for number, text in enumerate(SENTENCES)]
         log = run(runner, requests, stream=True)
-        assert log.stats.batches == 1
+        assert log.stats.prefills == 1
         for number in range(4):
             for row, output in enumerate(log.outputs(number)):
                 tokens = log.tokens(number, row)
@@ -573,9 +574,9 @@ def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) ->
             soundfile.write(path, waveform, RATE_HZ)
             assert_same(outputs[place], transcribe(whisper, read_features(whisper, path), **own))
             assert outputs[place].texts == whisper.transcribe([path], **own)
-        assert (log.stats.batches, log.stats.samples) == (1, 3 + 1 + 1)
+        assert log.stats.samples == 3 + 1 + 1
         split = run(whisper, requests, max_rows=own.get("num_beams", 1) * 2)
-        assert split.stats.batches == 3
+        assert split.stats.steps > log.stats.steps
         for found, expected in zip([*split.outputs(0), *split.outputs(1)], outputs, strict=True):
             assert_same(found, expected)
         assert outputs[0].scores is None
