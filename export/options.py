@@ -186,11 +186,6 @@ class ExportOptions:
         """Bytes of a number in products and embeddings; in int8, scales, biases and norms need more."""
         return 1 if self.precision == "int8" else self.itemsize
 
-    @property
-    def attention_precision(self) -> str:
-        """Precision of attention and of caches that are not quantised, which int8 leaves in float32."""
-        return "fp32" if self.precision == "int8" else self.precision
-
     def choice(self) -> Choice:
         """The kinds of cache asked for; those of `dedup` without a variant."""
         return choose(self.variant or DEFAULT, self.source_cache, self.generated_cache)

@@ -54,7 +54,7 @@ from tightbeam.graph_passes import (
     to_precision,
 )
 from tightbeam.graph_passes.caches.cost import count_weights
-from tightbeam.graph_passes.precision.quantize import sites
+from tightbeam.graph_passes.precision.sites import sites
 
 __all__ = ["run_export", "trace"]
 
@@ -181,7 +181,7 @@ def _rewrite(export: _Export) -> None:
     if needs_guard(export.plan):
         export.on_step(MEASURING)
         activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
-        plan, measured = guard(canonical, export.plan, activations, options.attention_precision)
+        plan, measured = guard(canonical, export.plan, activations, options.precision)
         export.guarded = tuple(result.entry() for result in measured)
         if plan != export.plan:
             export.plan = plan

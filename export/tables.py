@@ -13,7 +13,7 @@ from rich.text import Text
 from tightbeam.deploy.bundle.manifest import Manifest, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
-from tightbeam.graph_passes.precision.quantize import BLOCK
+from tightbeam.graph_passes.precision.sites import BLOCK
 
 
 def titled(title: str, table: Table) -> RenderableType:

@@ -97,6 +97,13 @@ def read_instead(old: gs.Tensor, new: gs.Tensor) -> None:
         node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
 
 
+def only_reader(tensor: gs.Tensor, outputs: Sequence[gs.Tensor]) -> Any:
+    """The node that alone reads a tensor, and once; None where there is none, and for a graph output."""
+    if len(tensor.outputs) != 1 or any(output is tensor for output in outputs):
+        return None
+    return tensor.outputs[0]
+
+
 def remove_inputs(graph: gs.Graph, names: Sequence[str]) -> None:
     """Remove graph inputs by name."""
     graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in names]

@@ -137,7 +137,8 @@ class QuantizedEntry(Entry):
     name : str
         The graph and the node that was quantised.
     shape : tuple of int
-        Numbers of a row, and columns; of an embedding its width, and its tokens or positions.
+        Numbers of a row, and columns, after the heads where each has a matrix; of an embedding its width, and its
+        tokens or positions.
     int8, blocks, fp16, fp32 : float or None
         Error in int8 with a scale for each row and column; with a scale for every 128 numbers of them; in half
         precision; in float32.
@@ -150,7 +151,7 @@ class QuantizedEntry(Entry):
     """
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, int] | tuple[int, int, int]
     embedding: bool
     int8: FiniteFloat | None
     blocks: FiniteFloat | None

@@ -2,8 +2,9 @@
 
 Algebra that is exact on paper amplifies rounding: values that are made of cached keys take a product with W_K^-1, which
 multiplies the rounding error of every key. The guard therefore computes the attention of each layer as the bundle will
-compute it, at the bundle's precision, and compares it with the original in float64. A layer beyond the tolerance gets a
-safer kind of cache.
+compute it, at the bundle's precision, and compares it with the original in float64. In int8 it is the products that
+give keys and values that round, so that an inverse multiplies that; attention is float32. A layer beyond the tolerance
+gets a safer kind of cache.
 """
 
 from __future__ import annotations
@@ -26,17 +27,23 @@ from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
+from tightbeam.graph_passes.precision.integers import MOST, quantized_columns
 
 __all__ = ["GuardResult", "guard"]
 
-TORCH_DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16"}
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.float32,
+}
+"""Type of the attention itself, by the bundle's precision."""
+BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16", "int8": "int8"}
 """Precision of the original attention whose error bounds that of the rewritten one."""
-ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0}
+ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0, "int8": 2.0}
 """Largest allowed error, in units of the original's error at ``BASELINE_PRECISION``: twice the original's own in half
-precision; in float32 a tenth of what half precision would add, which is a common price for speed. The comparison at the
-end of the export compares the tokens themselves."""
+precision and in int8; in float32 a tenth of what half precision would add, which is a common price for speed. The
+comparison at the end of the export compares the tokens themselves."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def guard(
     activations
         Activations of each layer's attention over the source, and of its attention over the generated part.
     precision
-        The bundle's: "fp32", "fp16" or "bf16".
+        The bundle's: "fp32", "fp16", "bf16" or "int8".
 
     Returns
     -------
@@ -162,8 +169,9 @@ class _LayerAttentions:
         """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` caches."""
         attention = _Attention.of(self.blocks[layer], self.activations[layer])
         dtype = TORCH_DTYPES[precision]
-        original = attention.error(attention.from_keys_and_values(dtype))
-        if precision == "fp32" and not np.isfinite(original):
+        lowered = attention.with_products_in(precision)
+        original = attention.error(lowered.from_keys_and_values(dtype))
+        if dtype == torch.float32 and not np.isfinite(original):
             raise ExportError(
                 f"the attention of decoder layer {layer} gives no finite numbers for the calibration texts; fix its "
                 "weights, or the config's numbers (rope_parameters, for one)"
@@ -171,15 +179,15 @@ class _LayerAttentions:
         baseline = attention.baseline_error(precision)
         condition = 0.0
         if kind in ("states", "x"):
-            found = attention.from_rows(attention.states, attention.W_K, attention.W_V, dtype)
+            found = lowered.from_rows(attention.states, attention.W_K, attention.W_V, dtype)
         else:
             W_K = CachedKeys.of(self.blocks[first if kind == "first-k" else layer]).weight
             condition = _condition_number(W_K)
             if kind == "k" or layer == first:
-                found = attention.from_keys(right_inverse_times(W_K, attention.W_V), dtype)
+                found = lowered.from_keys(right_inverse_times(W_K, attention.W_V), dtype)
             else:
-                keys = attention.states @ torch.from_numpy(W_K)
-                found = attention.from_rows(
+                keys = _product(attention.states, W_K, precision)
+                found = lowered.from_rows(
                     keys, right_inverse_times(W_K, attention.W_K), right_inverse_times(W_K, attention.W_V), dtype
                 )
         error = attention.error(found)
@@ -209,18 +217,31 @@ class _Attention:
         bias = torch.zeros(G * K, dtype=torch.float64)
         if block.between and cached.bias is not None:
             bias = torch.from_numpy(cached.bias)
-        key = states @ torch.from_numpy(W_K) + bias
+        key = _product(states, W_K) + bias
         return cls(
             states=states,
             query=activations.query.double() * activations.scale,
             key=key,
             key_bias=bias,
             scored=activations.key.double() if block.between else key.reshape(B, N, G, K).transpose(1, 2),
-            value=states @ torch.from_numpy(W_V),
+            value=_product(states, W_V),
             mask=activations.mask.double(),
             W_K=W_K,
             W_V=W_V,
         )
+
+    def with_products_in(self, precision: str) -> _Attention:
+        """The same where keys and values are products in int8; itself in other precisions, which ``dtype`` stands for.
+
+        Keys that are rotated before they are multiplied with queries keep these products exact.
+        """
+        if precision != "int8":
+            return self
+        key = _product(self.states, self.W_K, precision) + self.key_bias
+        B, G, N, K = self.scored.shape
+        is_cached = bool((self.scored.transpose(1, 2).reshape(B, N, G * K) == self.key).all())
+        scored = key.reshape(B, N, G, K).transpose(1, 2) if is_cached else self.scored
+        return replace(self, key=key, scored=scored, value=_product(self.states, self.W_V, precision))
 
     @cached_property
     def exact(self) -> Tensor:
@@ -243,7 +264,8 @@ class _Attention:
         Activations beyond the range of float16 are measured in bfloat16, whose mantissa has 3 bits less; 0, so that no
         error is allowed, where that fails too.
         """
-        half = self.error(self.from_keys_and_values(TORCH_DTYPES[BASELINE_PRECISION[precision]]))
+        baseline = BASELINE_PRECISION[precision]
+        half = self.error(self.with_products_in(baseline).from_keys_and_values(TORCH_DTYPES[baseline]))
         if np.isfinite(half):
             return half
         wide = self.error(self.from_keys_and_values(torch.bfloat16)) / 8
@@ -283,6 +305,16 @@ class _Attention:
     def _for_queries(self, heads: Tensor) -> Tensor:
         """[B, G, N, x] as [B, H, N, x]: each key/value head repeated for its query heads."""
         return heads.repeat_interleave(self.query.shape[1] // heads.shape[1], dim=1)
+
+
+def _product(states: Tensor, weight: Any, precision: str = "") -> Tensor:
+    """``states`` times a weight [D, Y] in float64, or as int8 rounds it."""
+    if precision != "int8":
+        return states @ torch.from_numpy(weight)
+    integers, scale = quantized_columns(weight)
+    worth = states.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / MOST
+    rows = (states / worth).round() * worth
+    return rows @ torch.from_numpy(integers * scale.astype(np.float64))
 
 
 def _condition_number(W_K: Any) -> float:

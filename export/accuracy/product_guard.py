@@ -6,20 +6,23 @@ that it multiplies while the model generates, in every form, and compares it wit
 allowed gets a scale for every 128 numbers, and stays float32 where that errs too much as well.
 
 **The error** is relative, row by row: the root mean square of a row's difference over that of the exact row, without
-bias. The error of the product is the root mean square of those of its rows. So each row counts as much as any other,
-however large its numbers are: the norm that follows makes rows equal again, and outliers are often in a few rows, whose
-own numbers are so large that an error over all numbers would be theirs alone.
+bias. The error of the product is the root mean square of those of its rows; a matrix for each head makes rows of each
+head. So each row counts as much as any other, however large its numbers are: the norm that follows makes rows equal
+again, and outliers are often in a few rows, whose own numbers are so large that an error over all numbers would be
+theirs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.quantize import BLOCK, Site, blocks_of, quantized_columns
+from tightbeam.graph_passes.precision.integers import quantized_columns
+from tightbeam.graph_passes.precision.sites import BLOCK, Site, blocks_of
 
 __all__ = ["ALLOWED", "forms_of", "measure_products"]
 
@@ -39,7 +42,7 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
     sites
         What can be quantised.
     rows
-        float32 [rows, X] of each product, by the name of its site.
+        float32 [rows, X] of each product, by the name of its site; [rows, H X] of the products of H heads.
 
     Returns
     -------
@@ -72,39 +75,75 @@ ORDER = {"int8": 0, "blocks": 1, "fp32": 2}
 
 
 def _measure(site: Site, rows: Array | None) -> QuantizedEntry:
-    matrix = _columns(site)
-    if rows is None:  # an embedding, whose rows are the columns
-        exact = matrix.T.astype(np.float64)
-        as_it_is, half = matrix.T, matrix.T.astype(np.float16)
-    else:
-        rows = rows[np.isfinite(rows).all(axis=1)]
-        exact = rows.astype(np.float64) @ matrix.astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):  # beyond float16
-            low = rows.astype(np.float16).astype(np.float32) @ matrix.astype(np.float16).astype(np.float32)
-            half = low.astype(np.float16)
-        as_it_is = rows @ matrix
-    errors = {"int8": _relative(_quantized(rows, matrix, 1), exact), "blocks": None}
+    parts = _parts(site, rows)
+    exact = _outputs(parts, _exact)
+
+    def error_of(form: _Form) -> float | None:
+        return _relative(_outputs(parts, form), exact)
+
+    errors = {"int8": error_of(partial(_quantized, blocks=1)), "blocks": None}
     kept, reason = "int8", ""
     if not _is_allowed(errors["int8"]):
         kept, reason = "fp32", f"int8 errs by {_percent(errors['int8'])}, {ALLOWED:.0%} is allowed"
         if blocks_of(site.X, "blocks") > 1:
-            errors["blocks"] = _relative(_quantized(rows, matrix, blocks_of(site.X, "blocks")), exact)
+            errors["blocks"] = error_of(partial(_quantized, blocks=blocks_of(site.X, "blocks")))
             if _is_allowed(errors["blocks"]):
                 kept = "blocks"
             else:
                 reason += f"; in blocks of {BLOCK} by {_percent(errors['blocks'])}"
     return QuantizedEntry(
         name=site.name,
-        shape=(site.X, site.Y),
+        shape=site.shape,
         embedding=rows is None,
         int8=errors["int8"],
         blocks=errors["blocks"],
-        fp16=_relative(half, exact),
-        fp32=_relative(as_it_is, exact),
+        fp16=error_of(_half),
+        fp32=error_of(_single),
         allowed=ALLOWED,
         kept=kept,  # type: ignore[arg-type]  # one of FORMS
         reason=reason,
     )
+
+
+_Part = tuple[Array | None, Array]
+"""Rows [rows, X] and a matrix [X, Y]; no rows for an embedding, whose rows are the columns."""
+_Form = Callable[[Array | None, Array], Array]
+"""Makes the product of a part in some precision, or an embedding's rows."""
+
+
+def _parts(site: Site, rows: Array | None) -> list[_Part]:
+    """A part for each head, or one; of a matrix some of its columns."""
+    values = np.ascontiguousarray(site.values[..., :: -(-site.Y // MOST_COLUMNS)])
+    if rows is None:
+        return [(None, values)]
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    if not site.heads:
+        return [(rows, values)]
+    by_head = rows.reshape(len(rows), site.heads, site.X)
+    return [(by_head[:, head], matrix) for head, matrix in enumerate(values)]
+
+
+def _outputs(parts: Sequence[_Part], form: _Form) -> Array:
+    """The rows that a form gives, those of each head one after the other."""
+    return np.concatenate([form(rows, matrix) for rows, matrix in parts])
+
+
+def _exact(rows: Array | None, matrix: Array) -> Array:
+    columns = matrix.astype(np.float64)
+    return columns.T if rows is None else np.asarray(rows.astype(np.float64) @ columns)
+
+
+def _single(rows: Array | None, matrix: Array) -> Array:
+    return matrix.T if rows is None else np.asarray(rows @ matrix)
+
+
+def _half(rows: Array | None, matrix: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float16
+        columns = matrix.astype(np.float16)
+        if rows is None:
+            return columns.T
+        product = rows.astype(np.float16).astype(np.float32) @ columns.astype(np.float32)
+        return np.asarray(product.astype(np.float16))
 
 
 def _is_allowed(error: float | None) -> bool:
@@ -113,13 +152,6 @@ def _is_allowed(error: float | None) -> bool:
 
 def _percent(error: float | None) -> str:
     return "no finite number" if error is None else f"{error:.1%}"
-
-
-def _columns(site: Site) -> Array:
-    """The matrix [X, Y] of a site, or some of its columns."""
-    values: Array = site.matrix.values
-    matrix = values.T if site.transposed else values
-    return np.ascontiguousarray(matrix[:, :: -(-site.Y // MOST_COLUMNS)])
 
 
 def _storage(site: Site) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.quantize import Site
+from tightbeam.graph_passes.precision.sites import Site
 from tightbeam.plugins.library import cpu_library
 
 __all__ = ["MOST_ROWS", "product_rows"]
@@ -64,7 +64,7 @@ def product_rows(
     Returns
     -------
     dict
-        float32 [rows, X] by the name of the site, at most ``MOST_ROWS`` rows.
+        float32 [rows, X] by the name of the site, [rows, H X] of H heads; at most ``MOST_ROWS`` rows.
 
     Raises
     ------
@@ -104,12 +104,13 @@ def _tap(build: Builder, sites: Sequence[Site], name: str) -> dict[str, str]:
         if site.rows is None:
             continue
         if site.rows.name not in outputs:
-            flat = build.reshape(tensors[site.rows.name], [-1, site.X])
+            width = site.X * max(1, site.heads)
+            flat = build.reshape(tensors[site.rows.name], [-1, width])
             if name == "encoder":
                 height = build.add("Shape", [flat], {"start": 0, "end": 1})
                 place = build.add("Mod", [taken, height])  # a product of fewer rows than positions gives some twice
                 flat = build.add("Gather", [flat, place], {"axis": 0})
-            flat.dtype, flat.shape = np.dtype(np.float32), ["taken", site.X]
+            flat.dtype, flat.shape = np.dtype(np.float32), ["taken", width]
             build.graph.outputs.append(flat)
             outputs[site.rows.name] = flat.name
         found[site.name] = outputs[site.rows.name]

@@ -8,10 +8,11 @@ x Sigmoid(x)                                                       SiLU
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.builder import only_reader
 
 __all__ = ["activation_of"]
 
@@ -52,7 +53,7 @@ def _silu(tensor: gs.Tensor, outputs: list[gs.Tensor]) -> tuple[str, gs.Tensor] 
     if len(tensor.outputs) != 2 or readers.keys() != {"Sigmoid", "Mul"}:
         return None
     sigmoid = readers["Sigmoid"].outputs[0]
-    if _only_reader(sigmoid, outputs) is not readers["Mul"] or not _reads(readers["Mul"], tensor, sigmoid):
+    if only_reader(sigmoid, outputs) is not readers["Mul"] or not _reads(readers["Mul"], tensor, sigmoid):
         return None
     return "Swish", readers["Mul"].outputs[0]
 
@@ -66,24 +67,17 @@ def _gelu_tanh(tensor: gs.Tensor, outputs: list[gs.Tensor]) -> tuple[str, gs.Ten
     inner = readers["Pow"].outputs[0]
     steps = (("Mul", 0.044715), ("Add", None), ("Mul", math.sqrt(2 / math.pi)), ("Tanh", None), ("Add", 1.0))
     for op, number in steps:
-        node = _only_reader(inner, outputs)
+        node = only_reader(inner, outputs)
         if node is None or node.op != op or (number is not None and not _has(node, number)):
             return None
         if number is None and op == "Add" and not _reads(node, inner, tensor):
             return None
         inner = node.outputs[0]
     half = readers["Mul"].outputs[0]
-    product = _only_reader(inner, outputs)
-    if product is None or product.op != "Mul" or _only_reader(half, outputs) is not product:
+    product = only_reader(inner, outputs)
+    if product is None or product.op != "Mul" or only_reader(half, outputs) is not product:
         return None
     return ("GeluTanh", product.outputs[0]) if _reads(product, inner, half) else None
-
-
-def _only_reader(tensor: gs.Tensor, outputs: list[gs.Tensor]) -> Any:
-    """The node that alone reads a tensor, or None."""
-    if len(tensor.outputs) != 1 or any(output is tensor for output in outputs):
-        return None
-    return tensor.outputs[0]
 
 
 def _reads(node: gs.Node, first: gs.Tensor, second: gs.Tensor) -> bool:

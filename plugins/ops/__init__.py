@@ -16,6 +16,7 @@ from tightbeam.plugins.ops.beam_latent_attention import BEAM_LATENT_ATTENTION
 from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
 from tightbeam.plugins.ops.dynamic_quantize_matmul import DYNAMIC_QUANTIZE_MATMUL
 from tightbeam.plugins.ops.encoder_attention import ENCODER_ATTENTION
+from tightbeam.plugins.ops.head_matmul import HEAD_MATMUL
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
@@ -55,6 +56,7 @@ OPERATORS: dict[str, Operator] = {
         QUANTIZE_ROWS,
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,
+        HEAD_MATMUL,
         QUANTIZED_SOURCE_ATTENTION,
         QUANTIZED_LATENT_ATTENTION,
         QUANTIZED_GATHER,

@@ -37,7 +37,10 @@ CASES = [
     ("bart", "dedup"),
     ("t5", "dedup"),
     ("gpt2", "dedup"),
-    *(pytest.param("bart", variant, marks=pytest.mark.slow) for variant in ("el", "slim", "baseline")),
+    ("bart", "el"),
+    ("llama", "xcache"),
+    *(pytest.param("bart", variant, marks=pytest.mark.slow) for variant in ("slim", "hybrid", "baseline")),
+    *(pytest.param(family, "el", marks=pytest.mark.slow) for family in ("t5", "whisper", "fsmt", "prophetnet", "gpt2")),
     *(
         pytest.param(family, "dedup", marks=pytest.mark.slow)
         for family in ("pegasus", "mbart", "marian", "fsmt", "whisper", "prophetnet", "llama", "qwen3")
@@ -48,16 +51,18 @@ CASES = [
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_products_are_integers_and_close(bundles: BundleCache, family: str, variant: str) -> None:
     exact, low = (Bundle.load(bundles(variant, family, precision=precision)) for precision in ("fp32", "int8"))
-    found = {"Quantized": 0, "float": 0}
+    found = {"Quantized": 0, "heads": 0, "float": 0}
     for name in ("encoder", "decoder"):
         graph = onnx.load(low.path / f"{name}.onnx", load_external_data=False).graph
         constants = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             weight = constants.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
-            found["float"] += weight is not None and len(weight.dims) == 2 and weight.dims[0] % 4 == 0
+            found["float"] += weight is not None and len(weight.dims) > 1 and weight.dims[-2] % 4 == 0
             found["Quantized"] += node.op_type in ("QuantizedMatMul", "DynamicQuantizeMatMul")
+            found["heads"] += node.op_type == "HeadMatMul"
     assert found["Quantized"] > 4
     assert found["float"] == 0
+    assert (found["heads"] > 0) == (variant not in ("dedup", "baseline"))
     half = Bundle.load(bundles(variant, family, precision="fp16"))
     sources, runtime = sources_of(exact), OnnxRuntimeCpu(exact, 1)
     errors = [compare_runtimes(exact, runtime, OnnxRuntimeCpu(other, 1), sources).error for other in (low, half)]

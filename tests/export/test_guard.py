@@ -154,6 +154,18 @@ def test_attention_of_nan_is_an_error(checkpoints: CheckpointCache, tmp_path: Pa
         export_model(folder, tmp_path / "out", variant="el", check=False)
 
 
+def test_int8_multiplies_no_rounding_of_keys_by_an_inverse(spoiled: Given) -> None:
+    """The key weights of layer 2 are good enough for float32, not for 8 bits; states and inputs need no inverse."""
+    kinds = {precision: decide(spoiled, "kcache", precision)[0][2].source for precision in ("fp32", "int8")}
+    assert kinds == {"fp32": "k", "int8": "states"}
+    plan, measured = decide(spoiled, "kcache", "int8")
+    assert "in int8 its error is" in plan[2].reason
+    assert [found.condition for found in measured if found.part == "source"][2] == pytest.approx(100, rel=0.1)
+    plan, measured = decide(spoiled, "xcache", "int8")
+    assert {(layer.source, layer.generated) for layer in plan} == {("states", "x")}
+    assert all(found.error < 1e-4 < found.original < 0.05 for found in measured)
+
+
 def test_keys_and_values_need_no_guard() -> None:
     assert not needs_guard(same_for_all(PRESETS["dedup"], L, ""))
     assert not needs_guard(same_for_all(PRESETS["baseline"], L, ""))

@@ -23,7 +23,7 @@ from tightbeam.export.accuracy.product_guard import ALLOWED, forms_of, measure_p
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.tables import describe_products, inexact_options
 from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
-from tightbeam.graph_passes.precision.quantize import Site, sites
+from tightbeam.graph_passes.precision.sites import Site, sites
 
 X, Y, R = 1024, 48, 40
 SIZES = Sizes(D=X, H=1, G=1, K=X, V=X, L=1, vocabulary=Y, source_vocabulary=Y, max_source=8, max_target=8)
@@ -82,6 +82,38 @@ def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) 
         ratio = np.square(output - exact).mean(axis=1) / np.square(exact).mean(axis=1)
         assert np.sqrt(ratio.mean()) == pytest.approx(expected, rel=1e-3 if form != "fp32" else 1)
     assert np.abs(embedded - matrix.T[:R]).max() <= np.abs(matrix).max() / 253
+
+
+def heads_graphs(matrices: Any) -> ModelGraphs:
+    """A decoder of products by head, as attention over states has them: x [R, H, X] -> z [R, H, Y]."""
+    H, X, Y = matrices.shape
+    x, z = gs.Variable("x", np.float32, ["R", H, X]), gs.Variable("z", np.float32, ["R", H, Y])
+    turned, products = gs.Variable("turned"), gs.Variable("products")
+    nodes = [
+        gs.Node("Transpose", "before", {"perm": [1, 0, 2]}, [x], [turned]),
+        gs.Node("MatMul", "product", {}, [turned, gs.Constant("W", matrices)], [products]),
+        gs.Node("Transpose", "after", {"perm": [1, 0, 2]}, [products], [z]),
+    ]
+    e, y = gs.Variable("e", np.float32, ["R"]), gs.Variable("y", np.float32, ["R"])
+    encoder = gs.Graph([gs.Node("Identity", "none", {}, [e], [y])], [e], [y], opset=23)
+    return ModelGraphs(encoder, gs.Graph(nodes, [x], [z], opset=23), SIZES)
+
+
+@pytest.mark.parametrize(("outlier", "form"), [(1.0, "int8"), (20.0, "blocks"), (500.0, "fp32")])
+def test_the_worst_head_decides_for_all(outlier: float, form: str, tmp_path: Path) -> None:
+    made = [rows_and_matrix(factor) for factor in (1.0, outlier, 1.0)]
+    rows, matrices = (np.stack(part, axis=axis) for part, axis in zip(zip(*made, strict=True), (1, 0), strict=True))
+    graphs = heads_graphs(matrices)
+    (site,) = sites(graphs)
+    (entry,) = measure_products([site], {site.name: rows.reshape(R, -1)})
+    assert (entry.shape, entry.kept) == ((3, X, Y), form)
+
+    quantized, _ = to_precision(graphs, "int8", forms_of([entry]))
+    assert [node.op for node in quantized.decoder.nodes].count("HeadMatMul") == (form != "fp32")
+    (found,) = sessions(quantized, tmp_path)[1].run(None, {"x": rows})
+    exact = np.einsum("rhx,hxy->rhy", rows.astype(np.float64), matrices)
+    ratio = np.square(found - exact).mean(axis=2) / np.square(exact).mean(axis=2)
+    assert np.sqrt(ratio.mean()) == pytest.approx(getattr(entry, form), rel=1e-3 if form != "fp32" else 1)
 
 
 def test_matrices_that_are_not_finite_are_no_sites() -> None:

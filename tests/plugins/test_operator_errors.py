@@ -35,6 +35,7 @@ def full_case(name: str) -> Case:
         "QuantizeRows": {"R": 3, "X": 9},
         "QuantizedMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
+        "HeadMatMul": {"R": 3, "H": 2, "groups": 6, "Y": 21, "blocks": 3},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
         "NormalizeRows": {"R": 3, "X": 9},
         "QuantizedSourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
@@ -163,6 +164,8 @@ VALUES: list[tuple[str, Spoil, str]] = [
     ),
     ("QuantizedMatMul", swap("addend", np.ones((3, 1))), r"QuantizedMatMul: addend is \[3, 1\], expected \[1, 1\] or"),
     ("QuantizedMatMul", swap("weights", np.ones((3, 6, 16, 4))), r"QuantizedMatMul: weights has 3 tiles, expected 2"),
+    ("HeadMatMul", swap("weights", np.ones((2, 3, 6, 16, 4))), r"HeadMatMul: weights has 3 tiles, expected 2"),
+    ("HeadMatMul", swap("weights", np.ones((3, 2, 6, 16, 4))), r"HeadMatMul: .* is \[3, 2, 6, 16, 4\], expected"),
     (
         "QuantizedMatMul",
         swap("weights", np.ones((2, 6, 16, 3))),
@@ -199,7 +202,8 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
     free |= {("NormalizeRows", "rows", 0)}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
-    free |= {("QuantizedGather", "scale", 1)}  # within the last tile
+    free |= {("HeadMatMul", "rows", 0)}
+    free |= {("QuantizedGather", "scale", 1), ("HeadMatMul", "scale", 2)}  # within the last tile
     free |= {("QuantizedSourceAttention", "value_bytes", 3)}
     refused = 0
     for tensor, array in full_case(name).inputs.items():

@@ -379,7 +379,7 @@ import hashlib
 from support.operator_runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
-for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "QuantizedGather"):
+for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "HeadMatMul", "QuantizedGather"):
     for case in MODULES[name].cases():
         for array in run(name, case, cpu_library()).values():
             digest.update(array.tobytes())

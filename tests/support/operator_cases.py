@@ -27,6 +27,7 @@ MODULES: dict[str, ModuleType] = {
         ("QuantizeRows", "quantize_rows"),
         ("QuantizedMatMul", "quantized_matmul"),
         ("DynamicQuantizeMatMul", "dynamic_quantize_matmul"),
+        ("HeadMatMul", "head_matmul"),
         ("QuantizedSourceAttention", "quantized_source_attention"),
         ("QuantizedLatentAttention", "quantized_latent_attention"),
         ("QuantizedGather", "quantized_gather"),

@@ -13,6 +13,8 @@ struct QuantizedMatMulArguments {
   int groups;  // of four neighbours: numbers of a row / 4
   int blocks;  // of a row that have a scale of their own
   int activation;
+  // Numbers from a row to the next: 4 groups, blocks and Y where rows lie side by side.
+  long row_step, row_scale_step, products_step;
 
   const signed char* rows;       // [R, 4 groups]
   const float* row_scale;        // [R, blocks]
@@ -26,6 +28,21 @@ struct QuantizedMatMulArguments {
 
 class Parallel;
 
+// Ends the call unless its weights, in tiles, fit the Y columns and the blocks of its scale.
+inline void check_quantized_matrix(const Call& call) {
+  const int Y = call.size("Y"), tiles = call.size("tiles"), groups = call.size("groups"), blocks = call.size("blocks");
+  const int expected = (Y - 1) / TILE_COLUMNS + 1;
+  if (tiles != expected)
+    call.fail("weights has " + std::to_string(tiles) + " tiles, expected " + std::to_string(expected) +
+              " of 16 columns for Y = " + std::to_string(Y));
+  if (groups > MAX_GROUPS)
+    call.fail("rows has " + std::to_string(4L * groups) + " numbers a row, expected at most " +
+              std::to_string(4 * MAX_GROUPS));
+  if (groups % blocks != 0)
+    call.fail("scale has " + std::to_string(blocks) + " blocks, expected a divisor of " + std::to_string(groups) +
+              ", the groups of four numbers in a row");
+}
+
 // All but the rows and their scales, which the kernel of DynamicQuantizeMatMul makes itself.
 template <class Float>
 QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
@@ -35,17 +52,11 @@ QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
   arguments.groups = call.size("groups");
   arguments.blocks = call.size("blocks");
   arguments.activation = call.int_attribute("activation");
-  const int tiles = call.size("tiles"), rows = call.size("addend_rows"), columns = call.size("addend_columns");
-  if (tiles != (arguments.Y - 1) / TILE_COLUMNS + 1)
-    call.fail("weights has " + std::to_string(tiles) + " tiles, expected " +
-              std::to_string((arguments.Y - 1) / TILE_COLUMNS + 1) +
-              " of 16 columns for Y = " + std::to_string(arguments.Y));
-  if (arguments.groups > MAX_GROUPS)
-    call.fail("rows has " + std::to_string(4L * arguments.groups) + " numbers a row, expected at most " +
-              std::to_string(4 * MAX_GROUPS));
-  if (arguments.groups % arguments.blocks != 0)
-    call.fail("scale has " + std::to_string(arguments.blocks) + " blocks, expected a divisor of " +
-              std::to_string(arguments.groups) + ", the groups of four numbers in a row");
+  arguments.row_step = long{GROUP} * arguments.groups;
+  arguments.row_scale_step = arguments.blocks;
+  arguments.products_step = arguments.Y;
+  check_quantized_matrix(call);
+  const int rows = call.size("addend_rows"), columns = call.size("addend_columns");
   if (arguments.activation < 0 || arguments.activation > 4)
     call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0 to 4");
   const bool whole = rows == arguments.R && columns == arguments.Y;

@@ -58,12 +58,12 @@ class PackedRows {
 
   void pack(int tile) {
     const long width = long{GROUP} * a_.groups, block_width = width / a_.blocks;
-    const signed char* rows = a_.rows + row(tile) * width;
-    kernels_.pack(rows, width, count(tile), a_.groups, bytes_.get() + offset(tile, 0));
+    const signed char* rows = a_.rows + row(tile) * a_.row_step;
+    kernels_.pack(rows, a_.row_step, count(tile), a_.groups, bytes_.get() + offset(tile, 0));
     for (int block = 0; block < a_.blocks; ++block)
       for (int i = 0; i < count(tile); ++i)
         corrections_[static_cast<size_t>(block) * rows_ + first(tile) + i] =
-            kernels_.correction(rows + i * width + block * block_width, block_width);
+            kernels_.correction(rows + i * a_.row_step + block * block_width, block_width);
   }
 
   const Quantized& kernels_ = quantized();
@@ -117,10 +117,10 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
                       weights + ahead + turn * step * groups.size(), step});
     if (part + 1 < plan.parts) return;
     const long row = rows.row(row_tile);
-    kernels.scale({products, stride, height, columns, a.row_scale + row * a.blocks + block, a.blocks,
+    kernels.scale({products, stride, height, columns, a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
                    a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks, a.bias + first,
                    a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
-                   a.products + row * a.Y + first, a.Y});
+                   a.products + row * a.products_step + first, a.products_step});
   };
   for (int from = tiles.begin; from < tiles.end; from += plan.together) {
     const int to = std::min(tiles.end, from + plan.together);

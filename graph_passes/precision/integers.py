@@ -1,0 +1,67 @@
+"""Matrices as integers of 8 bits with a scale for each column, or for each block of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.precision.sites import Site
+from tightbeam.plugins.ops.quantized_matmul.layout import tiled
+
+__all__ = ["MOST", "QuantizedWeights", "quantized_columns"]
+
+MOST = 127
+"""The largest integer of a row or a column."""
+
+
+def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
+    """Quantise a matrix with a scale for each block of each column.
+
+    Parameters
+    ----------
+    matrix
+        Finite numbers [X, Y].
+    blocks
+        Blocks of a column, which divide X.
+
+    Returns
+    -------
+    tuple
+        Integers int8 [X, Y], and the scale float32 [blocks, Y]: numbers are integers times the scale of their block, to
+        half a step.
+    """
+    X, Y = matrix.shape
+    by_block = matrix.reshape(blocks, X // blocks, Y)
+    largest = np.abs(by_block).max(axis=1)
+    scale = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(MOST)
+    integers = np.clip(np.rint(by_block / scale[:, None]), -MOST, MOST).astype(np.int8)
+    return integers.reshape(X, Y), scale
+
+
+@dataclass
+class QuantizedWeights:
+    """Quantised matrices, each made once for all its readers in both graphs."""
+
+    made: dict[tuple[int, bool, int], tuple[Array, Array, Array]] = field(default_factory=dict)
+    saved: int = 0
+
+    def of(self, site: Site, blocks: int) -> tuple[Array, Array]:
+        """Tiles, and scale [blocks, Y], of a site's matrix [X, Y]; with heads, those of each head."""
+        values: Array = site.matrix.values
+        key = id(values), site.transposed, blocks
+        if key not in self.made:
+            matrices = site.values if site.heads else site.values[None]
+            quantized = [quantized_columns(matrix, blocks) for matrix in matrices]
+            tiles = np.stack([tiled(integers) for integers, _ in quantized])
+            scale = np.stack([scales for _, scales in quantized])
+            if not site.heads:
+                tiles, scale = tiles[0], scale[0]
+            self.made[key] = values, tiles, scale
+            self.saved += values.nbytes - tiles.nbytes - scale.nbytes
+        return self.made[key][1:]
+
+    def bytes_saved(self, run: object) -> int:
+        """Bytes less than in float32, whatever the run."""
+        return self.saved

@@ -1,0 +1,154 @@
+"""The products and embeddings that int8 can quantise, found in a graph.
+
+MatMul(x [..., X], W [X, Y]) [- Add b]; Gemm(x, W [Y, X], c)    a product
+x [R, H, X] - Transpose - MatMul(W [H, X, Y]) - Transpose       the products of H heads
+Gather(E [tokens, X], tokens)                                   an embedding
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.builder import only_reader
+from tightbeam.graph_passes.model import Array, ModelGraphs, Sizes
+from tightbeam.plugins.ops.quantized_matmul import GROUP
+
+__all__ = ["BLOCK", "FORMS", "Site", "blocks_of", "named_graphs", "sites", "sites_of"]
+
+FEWEST_POSITIONS = 32
+"""Rows from which a table of positions is quantised."""
+BLOCK = 128
+"""Numbers of a block, in the form "blocks"."""
+FORMS = ("int8", "blocks", "fp32")
+"""Forms of a product or an embedding: a scale for each row and column, or for each of their blocks; or as it is."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A product, the products of heads, or an embedding that can be quantised."""
+
+    name: str
+    """graph and node, with a dot between them"""
+    node: gs.Node
+    matrix: gs.Constant
+    transposed: bool
+    """the constant is [Y, X], as that of an embedding is"""
+    rows: gs.Tensor | None
+    """the rows that are multiplied, X wide, or [R, H, X]; None for an embedding"""
+    bias: gs.Constant | None = None
+    addend: gs.Tensor | None = None
+
+    @property
+    def heads(self) -> int:
+        """Heads that have a matrix each; 0 for one matrix."""
+        return int(self.matrix.shape[0]) if len(self.matrix.shape) == 3 else 0
+
+    @property
+    def X(self) -> int:
+        """Numbers of a row of the product, or of an embedding."""
+        return int(self.matrix.shape[-1 if self.transposed else -2])
+
+    @property
+    def Y(self) -> int:
+        """Columns of the product, or tokens of an embedding."""
+        return int(self.matrix.shape[-2 if self.transposed else -1])
+
+    @property
+    def shape(self) -> tuple[int, int] | tuple[int, int, int]:
+        """X and Y, after the heads where each has a matrix."""
+        return (self.heads, self.X, self.Y) if self.heads else (self.X, self.Y)
+
+    @property
+    def values(self) -> Array:
+        """The matrix [X, Y], or the matrices [H, X, Y]."""
+        values: Array = self.matrix.values
+        return values.T if self.transposed else values
+
+
+def blocks_of(X: int, form: str) -> int:
+    """Blocks of X numbers in a form: 1, but for "blocks" where X is a multiple of ``BLOCK``."""
+    return X // BLOCK if form == "blocks" and X % BLOCK == 0 else 1
+
+
+def sites(graphs: ModelGraphs) -> list[Site]:
+    """The products and embeddings that ``quantize`` would quantise, in the order of the graphs."""
+    return [site for name, graph in named_graphs(graphs) for site in sites_of(graph, name, graphs.sizes)]
+
+
+def named_graphs(graphs: ModelGraphs) -> tuple[tuple[str, gs.Graph], ...]:
+    """Both graphs with the names that begin those of their sites."""
+    return ("encoder", graphs.encoder), ("decoder", graphs.decoder)
+
+
+def sites_of(graph: gs.Graph, name: str, sizes: Sizes) -> list[Site]:
+    """The same of one graph, called ``name``."""
+    found = []
+    for node in graph.nodes:
+        place = f"{name}.{node.name}"
+        site = _product(node, place) or _products_of_heads(node, place, graph) or _embedding(node, place, sizes)
+        if site is not None:
+            found.append(site)
+    return found
+
+
+def _product(node: gs.Node, place: str) -> Site | None:
+    if node.op not in ("MatMul", "Gemm") or node.domain or not _can_be_integers(node.inputs[1], 2):
+        return None
+    rows, weight = node.inputs[:2]
+    attributes = node.attrs
+    if isinstance(rows, gs.Constant) or attributes.get("transA", 0):
+        return None
+    if attributes.get("alpha", 1.0) != 1 or attributes.get("beta", 1.0) != 1:
+        return None
+    site = Site(place, node, weight, bool(attributes.get("transB", 0)), rows)
+    bias, addend = None, None
+    if len(node.inputs) == 3 and node.inputs[2].name:
+        if not isinstance(node.inputs[2], gs.Constant):
+            addend = node.inputs[2]
+        elif node.inputs[2].values.size == site.Y:
+            bias = node.inputs[2]
+        else:
+            return None
+    found = Site(place, node, weight, site.transposed, rows, bias, addend)
+    return None if found.X % GROUP else found
+
+
+def _products_of_heads(node: gs.Node, place: str, graph: gs.Graph) -> Site | None:
+    if node.op != "MatMul" or node.domain or not _can_be_integers(node.inputs[1], 3):
+        return None
+    before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
+    after = only_reader(node.outputs[0], graph.outputs)
+    if before is None or after is None or not (_turns_heads(before) and _turns_heads(after)):
+        return None
+    site = Site(place, node, node.inputs[1], False, before.inputs[0])
+    return None if site.X % GROUP else site
+
+
+def _turns_heads(node: gs.Node) -> bool:
+    return node.op == "Transpose" and list(node.attrs.get("perm", [])) == [1, 0, 2]
+
+
+def _embedding(node: gs.Node, place: str, sizes: Sizes) -> Site | None:
+    """A table of tokens, or of positions as wide as the model; not one of rotations or relative biases."""
+    if node.op != "Gather" or node.attrs.get("axis", 0) != 0 or isinstance(node.inputs[1], gs.Constant):
+        return None
+    table = node.inputs[0]
+    if not _can_be_integers(table, 2) or table.shape[1] % GROUP:
+        return None
+    if table.shape[0] not in (sizes.vocabulary, sizes.source_vocabulary) and not _has_positions(table, sizes):
+        return None
+    return Site(place, node, table, True, None)
+
+
+def _has_positions(table: gs.Constant, sizes: Sizes) -> bool:
+    """True for a table of positions. A model that rotates has none, but tables of cosines, which stay float32."""
+    return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS and not sizes.rotary)
+
+
+def _can_be_integers(constant: gs.Tensor, axes: int) -> bool:
+    if not isinstance(constant, gs.Constant) or len(constant.shape) != axes or constant.dtype != np.float32:
+        return False
+    return bool(np.isfinite(constant.values).all())
