@@ -13,16 +13,16 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tightbeam.deploy.audio.transcribe import transcribe_files
+from tightbeam.deploy.audio.transcribe import named_files, transcribe_files
 from tightbeam.deploy.console import Version, command_line, console, counted, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles
+from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles, json_objects
 from tightbeam.deploy.resume import WrittenResults, read_written
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.text.text_input import InputResult, run_text_input
+from tightbeam.deploy.text.text_input import InputResult, LineFormat, run_text_input
 
 __all__ = ["main"]
 
@@ -82,6 +82,14 @@ def run_model(
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
     ] = False,
+    json_input: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Read each line as a JSON object with the text (with --ids, the token ids) in FIELD. Its other fields "
+            "are settings of this line by the names of model.generate, such as num_beams, or truncate.",
+        ),
+    ] = None,
     document: Annotated[
         bool, typer.Option("--document", help="Read each file as one input, in place of one input a line.")
     ] = False,
@@ -89,7 +97,18 @@ def run_model(
         bool,
         typer.Option("--truncate", help="Cut texts that are longer than the model's positions, in place of an error."),
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs that run together; as one ends, the next joins.")] = 8,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Inputs that run together, 8 by default; as one ends, the next joins."),
+    ] = None,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rows (inputs x beams) that run together, in place of --batch-size, where lines have beams of their "
+            "own.",
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -188,6 +207,8 @@ def run_model(
     try:
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
+        if batch_size is not None and max_rows is not None:
+            raise InputError("--batch-size and --max-rows bound the same; leave one out")
         settings = _settings(given, generation_config)
         if resume is not None:
             if output != STDOUT or force:
@@ -203,8 +224,10 @@ def run_model(
         start = time.perf_counter()
         runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
         load_seconds = time.perf_counter() - start
-        if runner.is_speech and (ids or truncate or document):
-            raise InputError("--ids, --truncate and --document are for text, this is a speech model; leave them out")
+        if runner.is_speech and (ids or truncate or document or json_input is not None):
+            raise InputError(
+                "--ids, --truncate, --document and --json-input are for text, this is a speech model; leave them out"
+            )
         if not runner.is_speech and files.audio is not None:
             raise InputError(f"{files.audio} is an audio file, and this is a text model; pass a text file")
         settings, notes = remove_settings_without_effect(settings, speech=runner.is_speech)
@@ -212,6 +235,8 @@ def run_model(
         if not runner.is_speech and not ids:
             runner.require_tokenizer()
         kind = AUDIO_NAMES if runner.is_speech else IDS if ids else TEXT
+        if json_input is not None:
+            kind = json_objects(json_input)
         files.check(kind)
         if waits and not document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
@@ -220,6 +245,8 @@ def run_model(
         unit = "file" if runner.is_speech else "document" if document else "line"
         written = WrittenResults()
         if resume is not None:
+            if json_input is not None and not json_lines:
+                raise InputError("--resume with --json-input needs --json: lines may have several texts each")
             written = read_written(resume, 1 if json_lines or runner.is_speech else options.num_return_sequences)
         lines, last = files.skip(written.count)
         if last is not None:
@@ -231,12 +258,15 @@ def run_model(
         hidden = quiet or (output == STDOUT and sys.stdout.isatty())
         with _opened(output, written if resume is not None else None) as sink, _progress(hidden) as progress:
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
+            together = batch_size or (8 if max_rows is None else max(1, max_rows // options.num_beams))
             if runner.is_speech:
-                results = transcribe_files(runner, lines, batch_size=batch_size, **settings)
+                files_done = transcribe_files(runner, named_files(lines), batch_size=together, **settings)
+                results: Iterator[InputResult] = (done.result for done in files_done)
             else:
-                how: dict[str, Any] = {"ids": ids, "truncate": truncate, "batch_size": batch_size}
+                lines_are = LineFormat(ids=ids, field=json_input, truncate=truncate)
+                how: dict[str, Any] = {"batch_size": together, "max_rows": max_rows}
                 how |= {"typed": STDIN in names and not document, "first": written.count + 1}
-                results = run_text_input(runner, lines, **how, **settings)
+                results = run_text_input(runner, lines, lines_are, **how, **settings)
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(names) > 1 else None
@@ -272,7 +302,9 @@ def _report(result: InputResult, place: str, quiet: bool) -> None:
     """Print the error of a result, or a note."""
     if result.error is not None:
         say(f"error: {place}{result.error}")
-    elif result.cut and not quiet:
+    for note in () if quiet else result.notes:
+        say(f"note: {place}{note}")
+    if result.error is None and result.cut and not quiet:
         whole = result.source_tokens + result.cut
         say(f"note: {place}cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for")
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.text.json_line import read_json_line
 from tightbeam.deploy.text.text_input import parse_ids
 
-__all__ = ["AUDIO_NAMES", "IDS", "STDIN", "TEXT", "InputFiles", "InputKind", "Place"]
+__all__ = ["AUDIO_NAMES", "IDS", "STDIN", "TEXT", "InputFiles", "InputKind", "Place", "json_objects"]
 
 STDIN = "-"
 HEAD = 10
@@ -72,6 +73,12 @@ AUDIO_NAMES = InputKind(
     "pass audio files, or a text file that names an audio file in each line",
     _exists,
 )
+
+
+def json_objects(field: str) -> InputKind:
+    """The kind of lines that are JSON objects with a source in ``field``."""
+    line = f"a JSON object with the field {field!r}"
+    return InputKind(line, line, "leave --json-input out for text", lambda text: read_json_line(text, field))
 
 
 @dataclass(frozen=True)

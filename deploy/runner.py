@@ -41,7 +41,7 @@ from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.events import SchedulerEvents
 from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
+from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.text.ragged import batch_key, join_results, ragged_rows
 from tightbeam.deploy.text.token_ids import as_array, check_batch, check_ids, longest_source
@@ -562,25 +562,18 @@ class Runner:
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
         settings = self._without_effect(settings)
         self.options(**settings)
-        scheduler = self.scheduler(batch_size)
         samples: list[Sample] = []
         for index, text in enumerate(texts):
             try:
                 samples.append(self.sample(index, self.encode(text, truncate=truncate, **settings)[0], settings))
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-        results: dict[int, list[str]] = {}
-        for sample in samples:
-            scheduler.add(sample)
-        while scheduler.active:
-            for ended in scheduler.turn():
-                if isinstance(ended, FailedSample):
-                    raise ended.error
-                sequences = ended.result.sequences[:, samples[ended.number].prompt_length :]
-                results[ended.number] = [self.decode(row) for row in sequences]
-        scheduler.close()
+        scheduler = self.scheduler(batch_size)
+        found = scheduler.run(samples)
         self.cache_bytes = scheduler.cache_bytes
-        return [text for index in range(len(texts)) for text in results[index]]
+        return [
+            self.decode(row) for sample in samples for row in found[sample.number].sequences[:, sample.prompt_length :]
+        ]
 
     def transcribe(self, paths: Sequence[str | os.PathLike[str]], *, batch_size: int = 8, **settings: Any) -> list[str]:
         """Transcribe audio files, window by window.
@@ -590,7 +583,7 @@ class Runner:
         paths : sequence of str or path
             Names of WAV, FLAC, OGG or MP3 files.
         batch_size : int
-            Windows run together, at most.
+            Windows that run together, at most.
         **settings
             Arguments of ``model.generate``, by the same names; ``language`` and ``task`` too.
 
@@ -608,7 +601,7 @@ class Runner:
         BundleError
             The runtime failed.
         """
-        from tightbeam.deploy.audio.transcribe import read_features, transcribe
+        from tightbeam.deploy.audio.transcribe import transcribe_files
 
         if isinstance(paths, str):
             raise InputError("paths is one string, expected a list of file names; pass [path]")
@@ -616,11 +609,12 @@ class Runner:
             if not isinstance(path, str | os.PathLike):
                 raise InputError(f"paths holds {type(path).__name__}, expected names of audio files; pass those")
         settings = self._without_effect(settings)
-        self.options(**settings)
-        outputs = (
-            transcribe(self, read_features(self, os.fspath(path)), batch_size=batch_size, **settings) for path in paths
-        )
-        return [output.texts[0] if output.texts else "" for output in outputs]
+        texts = []
+        for done in transcribe_files(self, [os.fspath(path) for path in paths], batch_size=batch_size, **settings):
+            if done.failure is not None:
+                raise done.failure
+            texts.append(done.result.texts[0] if done.result.texts else "")
+        return texts
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source text.

@@ -7,7 +7,8 @@ pauses instead.)
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,16 +18,23 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import read_audio, windows
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, join, output_of
-from tightbeam.deploy.text.text_input import InputResult
+from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 
-__all__ = ["SpeechModel", "read_features", "transcribe", "transcribe_files"]
+__all__ = ["SpeechModel", "named_files", "read_features", "transcribe", "transcribe_files"]
+
+FILES_AHEAD = 2
+"""Files that are read and wait, since the features of an hour are 115 MB."""
 
 
 class SpeechModel(LoadedModel, Protocol):
     """A `LoadedModel` with its feature extractor, None for a text model."""
 
     log_mel: LogMel | None
+
+    def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample: ...
 
 
 def read_features(model: SpeechModel, path: str) -> Array:
@@ -39,7 +47,7 @@ def read_features(model: SpeechModel, path: str) -> Array:
 
 
 def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
-    """Generate for the windows of one file, ``batch_size`` at a time, and join their outputs.
+    """Generate for the windows of one file, and join their outputs.
 
     Parameters
     ----------
@@ -48,53 +56,64 @@ def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **se
     features
         The windows' features float32 [windows, mels, frames].
     batch_size
-        Windows run together.
+        Windows in the running batch, at most.
     **settings
         Settings of ``model.generate``.
     """
-    options = model.options(**settings)
-    outputs = []
-    for start in range(0, len(features), batch_size):
-        found = model.generate_from_features(features[start : start + batch_size], **settings)
-        outputs += [output_of(model, found.of(sample), options) for sample in range(len(found.sequences))]
-    return join(outputs)
+    scheduler = model.scheduler(batch_size)
+    samples = [model.sample_of_features(number, window, settings) for number, window in enumerate(features)]
+    found = scheduler.run(samples)
+    return join([output_of(model, found[sample.number], sample.options) for sample in samples])
 
 
 def transcribe_files(
-    model: SpeechModel, lines: Iterable[bytes], *, batch_size: int = 8, **settings: Any
-) -> Iterator[InputResult]:
-    """Transcribe the audio file that each line names.
+    model: SpeechModel, paths: Iterable[str | InputError], *, batch_size: int = 8, **settings: Any
+) -> Iterator[OpenInput]:
+    """Transcribe audio files. Windows of several files run together, while the next files are read.
 
     Parameters
     ----------
     model
         The runner of a speech model.
-    lines
-        File names in UTF-8.
+    paths
+        Names of files, or an error in the place of one.
     batch_size
-        Windows run together.
+        Windows in the running batch, at most.
     **settings
         Settings of ``model.generate``.
 
     Yields
     ------
-    InputResult
-        One for each line, in order; a file that cannot be transcribed yields its error.
+    OpenInput
+        One for each file, in order; a file that cannot be transcribed has a ``failure``.
 
     Raises
     ------
     GenerationError
-        A setting is wrong; raised before any line is read.
+        A setting is wrong; raised before any file is read.
     """
-    model.options(**settings)
-    for number, line in enumerate(lines, start=1):
-        result = InputResult(number)
+    options = model.options(**settings)
+    numbers = count()
+
+    def read(number: int, path: str | InputError) -> OpenInput:
         try:
-            path = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").decode()
+            if isinstance(path, InputError):
+                raise path
             features = read_features(model, path)
-            result.set_output(transcribe(model, features, batch_size=batch_size, **settings))
-        except UnicodeDecodeError:
-            result.error = f"{line!r} is not UTF-8; expected the name of an audio file"
         except InputError as error:
-            result.error = str(error)
-        yield result
+            return OpenInput(InputResult(number), [], error)
+        samples = [model.sample_of_features(next(numbers), window, settings) for window in features]
+        return OpenInput(InputResult(number), samples)
+
+    inputs = (read(number, path) for number, path in enumerate(paths, start=1))
+    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, ahead=FILES_AHEAD)
+
+
+def named_files(lines: Iterable[bytes]) -> Iterator[str | InputError]:
+    """The file names in lines of UTF-8, or an error in the place of one."""
+    for number, line in enumerate(lines):
+        name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
+        try:
+            yield name.decode()
+        except UnicodeDecodeError:
+            yield InputError(f"{line!r} is not UTF-8; expected the name of an audio file")

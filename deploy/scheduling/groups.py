@@ -59,6 +59,18 @@ class GroupScheduler:
         """True while a turn has something to do."""
         return any(group.scheduler.active for group in self._groups.values())
 
+    @property
+    def waiting(self) -> int:
+        """Samples that are not encoded yet."""
+        return sum(group.scheduler.waiting for group in self._groups.values())
+
+    @property
+    def wants_more(self) -> bool:
+        """True where another sample should come before the next turn: there is none, or no whole batch is full."""
+        if self._joins or any(group.scheduler.running for group in self._groups.values()):
+            return not self.active
+        return all(group.scheduler.wants_more for group in self._groups.values())
+
     def add(self, sample: Sample) -> None:
         """Add a sample, which is run in later turns. Its number is larger than those of the samples before it."""
         key = replace(sample, alone=False).group

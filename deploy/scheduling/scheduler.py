@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -179,6 +179,27 @@ class Scheduler:
         """Forget a batch that has failed, with its buffers, which are not reused."""
         self._batch = None
         self._cancelled.clear()
+
+    def run(self, samples: Iterable[Sample]) -> dict[int, SearchResult]:
+        """Run samples to their end, close the scheduler, and return their results by number.
+
+        Raises
+        ------
+        BundleError
+            A sample failed.
+        """
+        for sample in samples:
+            self.add(sample)
+        found = {}
+        try:
+            while self.active:
+                for ended in self.turn():
+                    if isinstance(ended, FailedSample):
+                        raise ended.error
+                    found[ended.number] = ended.result
+        finally:
+            self.close()
+        return found
 
     def close(self) -> None:
         """Return the buffers to the runtime. Samples of the batch are lost, and later turns open another."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -25,7 +25,11 @@ class ReadAhead(Generic[T]):
     Parameters
     ----------
     items : iterable
-        Where the thread takes items from.
+        Where the thread takes items from. A generator is closed by the thread.
+    capacity : int
+        Items in the queue, at most.
+    joined : bool
+        Wait at the end until the thread has ended. A thread that waits for a line of standard input would not end.
 
     Attributes
     ----------
@@ -33,25 +37,33 @@ class ReadAhead(Generic[T]):
         True once all items were returned.
     """
 
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = items
-        self._queue: Queue[tuple[T | None, BaseException | None]] = Queue(CAPACITY)
+    def __init__(self, items: Iterable[T], capacity: int = CAPACITY, *, joined: bool = False) -> None:
+        self._items, self._joined = items, joined
+        self._queue: Queue[tuple[T | None, BaseException | None]] = Queue(capacity)
+        # A thread that waits for a line of standard input must not keep the process alive.
+        self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
         self._unwanted = threading.Event()
         self._failure: BaseException | None = None
         self._impatient = False
         self.ended = False
 
     def __enter__(self) -> ReadAhead[T]:
-        # A thread that waits for a line of standard input must not keep the process alive.
-        threading.Thread(target=self._read, name="read-ahead", daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._unwanted.set()
+        if self._joined:
+            self._thread.join()
         if kind is None and self._failure is not None:
             raise self._failure
+
+    @property
+    def closed(self) -> bool:
+        """True after the end of the context."""
+        return self._unwanted.is_set()
 
     def get(self, timeout: float | None = None) -> T | None:
         """Return the next item; None at the end, or where none comes in time.
@@ -71,7 +83,7 @@ class ReadAhead(Generic[T]):
             return None
         try:
             if timeout is None:
-                item, failure = self._queue.get()
+                item, failure = self._wait()
             elif self._impatient:
                 item, failure = self._queue.get_nowait()
             else:
@@ -86,12 +98,23 @@ class ReadAhead(Generic[T]):
         self._failure = failure
         return item
 
+    def _wait(self) -> tuple[T | None, BaseException | None]:
+        """The next entry of the queue; that of the end where the context ends meanwhile, in another thread."""
+        while True:
+            try:
+                return self._queue.get(timeout=POLL_S)
+            except Empty:
+                if self.closed:
+                    return None, None
+
     def _read(self) -> None:
         failure: BaseException | None = None
         try:
             for item in self._items:
                 if not self._put(item, None):
-                    return
+                    break
+            if isinstance(self._items, Generator):
+                self._items.close()
         except BaseException as error:
             failure = error
         self._put(None, failure)

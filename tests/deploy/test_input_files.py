@@ -22,7 +22,7 @@ from support.commands import MODULE, SHORT, SUMMARY, Command, caller, process
 from tightbeam.deploy import InputError, Runner
 from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, TEXT, InputFiles, InputKind
 from tightbeam.deploy.run_summary import RunSummary, peak_memory_bytes
-from tightbeam.deploy.text.text_input import InputResult
+from tightbeam.deploy.text.input_result import InputResult
 
 
 @pytest.fixture
@@ -354,3 +354,26 @@ def test_a_terminal_is_told_what_is_read(bundle: Path, options: tuple[str, ...],
     assert first == f"note: {note}; end with Ctrl-D\n"
     assert running.returncode == 0
     assert out.count(b"\n") == 1
+
+
+# JSON lines in
+
+
+def test_json_lines_in_and_out(tmp_path: Path, call: Command, runner: Runner) -> None:
+    path = tmp_path / "lines.jsonl"
+    records = [{"doc": "a small town", "num_beams": 2}, {"doc": "the tram line", "num_beams": 3, "beams": 3}]
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    done = call(runner.bundle.path, path, "--json-input", "doc", "--json", "--max-rows", 6, *SHORT)
+    done.failed("line 2: beams=3", "is not a generation setting")
+    assert done.records[0]["text"] == call(runner.bundle.path, "--num-beams", 2, *SHORT, stdin=b"a small town").out[:-1]
+    assert "beams=3" in done.records[1]["error"]
+
+
+def test_options_that_exclude_json_input(tmp_path: Path, call: Command, bundle: Path, texts: tuple[Path, Path]) -> None:
+    call(bundle, texts[0], "--json-input", "text", "--resume", tmp_path / "out").failed("needs --json")
+    call(bundle, texts[0], "--max-rows", 4, "--batch-size", 2).failed("bound the same")
+    long = tmp_path / "long.txt"
+    long.write_text("a town\n" * 10)
+    call(bundle, long, "--json-input", "text").failed(
+        "none of the first 10 lines", "a JSON object with the field 'text'"
+    )

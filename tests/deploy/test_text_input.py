@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
 from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S
-from tightbeam.deploy.text.text_input import InputResult, run_text_input
+from tightbeam.deploy.text.text_input import InputResult, LineFormat, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
 
@@ -116,8 +117,8 @@ def test_a_line_whose_scores_are_nan_fails_alone(
 ) -> None:
     """The encoder makes NaN of every source with token 77; the lines beside it get what they get alone."""
     lines = [b"[5, 6, 2]", b"[5, 77, 2]", b"[8, 9, 10, 2]", b"[77, 2]", b"[11, 2]", b"[4, 2]"]
-    settings: dict[str, Any] = {"ids": True, "num_beams": num_beams, "max_new_tokens": 6}
-    expected = [next(run_text_input(runner, [line], **settings)).sequences for line in lines]
+    settings: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": 6}
+    expected = [next(run_text_input(runner, [line], LineFormat(ids=True), **settings)).sequences for line in lines]
     encode = OnnxRuntimeCpu._encode
 
     def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
@@ -128,7 +129,7 @@ def test_a_line_whose_scores_are_nan_fails_alone(
         return encoded
 
     monkeypatch.setattr(OnnxRuntimeCpu, "_encode", overflowing)
-    results = list(run_text_input(runner, lines, batch_size=3, **settings))
+    results = list(run_text_input(runner, lines, LineFormat(ids=True), batch_size=3, **settings))
     assert [result.number for result in results] == [1, 2, 3, 4, 5, 6]
     for result, line, own in zip(results, lines, expected, strict=True):
         if b"77" in line:
@@ -139,8 +140,8 @@ def test_a_line_whose_scores_are_nan_fails_alone(
 
 def test_only_the_first_line_may_begin_with_a_byte_order_mark(runner: Runner) -> None:
     plain, marked, later = (
-        next(run_text_input(runner, [b"[5, 2]"], ids=True, max_new_tokens=2)),
-        *run_text_input(runner, [b"\xef\xbb\xbf[5, 2]", b"\xef\xbb\xbf[5, 2]"], ids=True, max_new_tokens=2),
+        next(run_text_input(runner, [b"[5, 2]"], LineFormat(ids=True), max_new_tokens=2)),
+        *run_text_input(runner, [b"\xef\xbb\xbf[5, 2]", b"\xef\xbb\xbf[5, 2]"], LineFormat(ids=True), max_new_tokens=2),
     )
     assert marked.sequences == plain.sequences
     assert later.error is not None
@@ -176,7 +177,7 @@ def test_as_text_is_one_line_for_each_sequence() -> None:
 def test_text_without_a_tokenizer_is_refused_before_a_line_is_read(bundles: BundleCache) -> None:
     whole = Runner.load(bundles("el", tokenizer=True), threads=1)
     plain = Runner(whole.bundle, whole._runtime, None)
-    (ids,) = run_text_input(plain, [b"[5, 2]"], ids=True, max_new_tokens=2)
+    (ids,) = run_text_input(plain, [b"[5, 2]"], LineFormat(ids=True), max_new_tokens=2)
     assert ids.error is None and ids.texts is None and ids.sequences
     with pytest.raises(InputError, match="has no tokenizer, since its checkpoint has none; pass token ids"):
         next(run_text_input(plain, iter(lambda: pytest.fail("a line was read"), b""), max_new_tokens=2))
@@ -186,5 +187,88 @@ def test_new_tokens_are_counted_without_start_token_and_prompt(bundles: BundleCa
     settings = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6, "min_new_tokens": 6}
     for variant, family in (("el", "bart"), ("dedup", "gpt2")):
         model = Runner.load(bundles(variant, family), threads=1)
-        for result in run_text_input(model, [b"[5, 6, 7]", b"[8]"], ids=True, **settings):
+        for result in run_text_input(model, [b"[5, 6, 7]", b"[8]"], LineFormat(ids=True), **settings):
             assert result.new_tokens == 12
+
+
+# JSON lines
+
+
+def as_lines(*records: object) -> list[bytes]:
+    return [json.dumps(record).encode() for record in records]
+
+
+OBJECTS = LineFormat(field="text")
+
+
+def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
+    """Lines of several groups are run together, and each gets what it gets alone with its settings."""
+    asked: list[dict[str, Any]] = [
+        {},
+        {"num_beams": 2},
+        {"num_beams": 2, "num_return_sequences": 2},
+        {"max_length": 4},  # overrides max_new_tokens of all lines
+        {"min_new_tokens": 5, "no_repeat_ngram_size": 2},
+        {"num_beams": 4, "early_stopping": "never", "length_penalty": 2},
+        {"eos_token_id": [5, 6]},
+    ] * 2
+    common: dict[str, Any] = {"max_new_tokens": 6, "min_length": 3}
+    texts = [SENTENCES[number % len(SENTENCES)] for number in range(len(asked))]
+    lines = as_lines(*({"text": text, **own} for text, own in zip(texts, asked, strict=True)))
+    results = list(run_text_input(runner, lines, OBJECTS, max_rows=8, **common))
+    for number, (result, text, own) in enumerate(zip(results, texts, asked, strict=True), start=1):
+        overridden = {"max_length": "max_new_tokens", "min_new_tokens": "min_length"}
+        kept = {name: value for name, value in common.items() if name not in {overridden.get(each) for each in own}}
+        assert result.number == number and result.error is None
+        assert result.texts == runner.generate_text([text], **{**kept, **own})
+        assert result.returned == own.get("num_return_sequences", 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b'{"text": "a town", "num_beems": 3}', "num_beems=3 .* is not a generation setting; did you mean num_beams"),
+        (b'{"text": "a town", "self": 3}', "self=3 .* is not a generation setting"),
+        (b'{"text": "a town", "ids": true}', "ids=True .* is not a generation setting"),
+        (b'{"text": "a town", "num_beams": 0}', "num_beams=0"),
+        (b'{"text": "a town", "num_beams": 9}', "num_beams=9 is more than the 8 rows .* a larger --max-rows"),
+        (b'{"text": "a town", "num_beams": NaN}', "num_beams=nan"),
+        (b'{"text": "a town", "num_beams": 2, "num_beams": 3}', "the field 'num_beams' stands twice"),
+        (b'{"text": "a town", "max_length": 1e400}', "max_length=inf"),
+        (b'{"text": "a town", "truncate": "yes"}', "truncate='yes' is neither true nor false"),
+        (b'{"text": "a town", "generation_config": {"num_beams": 2}}', "write its settings into the line"),
+        (b'{"text": "a town", "language": "de"}', "language='de' .* it is for speech models"),
+        (b'{"txt": "a town"}', r"no field 'text' among \['txt'\]; expected a line such as"),
+        (b"{}", "no field 'text' among none"),
+        (b'{"text": 5}', "text is int, expected a text"),
+        (b'{"text": null}', "text is NoneType, expected a text"),
+        (b'{"text": "\\ud800"}', "half a character"),
+        (b'{"text": " "}', "empty text"),
+        (b'{"text": "a town"', "not a JSON object"),
+        (b'["a town"]', "not a JSON object"),
+        (b"[" * 100000, "not a JSON object"),
+        (b'{"text": "a town", "num_beams": ' + b"9" * 5000 + b"}", "not a JSON object"),
+        (b"\xff", "not UTF-8"),
+        (b"", "not a JSON object"),
+    ],
+)
+def test_a_bad_object_fails_alone(runner: Runner, line: bytes, error: str) -> None:
+    good = as_lines({"text": SENTENCES[0]})[0]
+    before, bad, after = run_text_input(runner, [good, line, good], OBJECTS, batch_size=8, max_new_tokens=3)
+    assert bad.error is not None and re.search(error, bad.error) and "\n" not in bad.error
+    assert before.texts == after.texts and before.texts
+
+
+def test_objects_with_token_ids_truncation_and_settings_without_effect(runner: Runner) -> None:
+    (result,) = run_text_input(runner, as_lines({"x": [5, 6, 2]}), LineFormat(ids=True, field="x"), max_new_tokens=3)
+    assert result.sequences == runner.generate([[5, 6, 2]], max_new_tokens=3).sequences.tolist()
+    long = " ".join(SENTENCES * 4)
+    refused, cut, noted = run_text_input(
+        runner,
+        as_lines({"text": long}, {"text": long, "truncate": True}, {"text": "a town", "output_scores": True}),
+        OBJECTS,
+        max_new_tokens=3,
+    )
+    assert refused.error is not None and "longer than" in refused.error
+    assert cut.error is None and cut.cut > 0
+    assert noted.error is None and len(noted.notes) == 1 and "output_scores=True" in noted.notes[0]

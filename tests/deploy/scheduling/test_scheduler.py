@@ -19,6 +19,7 @@ from tightbeam.deploy.generation.options import GenerationOptions, resolve_layer
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
+from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchResult, search
@@ -214,15 +215,24 @@ SAMPLES = st.lists(
     samples=SAMPLES,
     batch_size=st.integers(1, 5),
     decoder_only=st.booleans(),
+    grouped=st.booleans(),
 )
 def test_each_sample_gets_what_it_gets_alone(
-    asked: list[dict[str, Any]], like_first: bool, samples: list[Any], batch_size: int, decoder_only: bool
+    asked: list[dict[str, Any]],
+    like_first: bool,
+    samples: list[Any],
+    batch_size: int,
+    decoder_only: bool,
+    grouped: bool,
 ) -> None:
     """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings, cancellations and failures."""
     faults: Faults = {}
     runtime = MadeUpRuntime(faults)
-    scheduler = Scheduler(runtime, batch_size)
+    scheduler: Scheduler | GroupScheduler = Scheduler(runtime, batch_size)
+    if grouped:  # batches of several groups take turns
+        scheduler = GroupScheduler(runtime, 3 + batch_size)
     made: list[Sample] = []
+    samples.sort(key=lambda sample: sample[2])  # numbers ascend in the order of arrival
     for number, (tokens, which, _, _, prompt, fault) in enumerate(samples):
         given = dict(asked[which])
         if like_first:  # one group, so that samples do share steps
@@ -255,7 +265,8 @@ def test_each_sample_gets_what_it_gets_alone(
             found[ended.number] = None if isinstance(ended, FailedSample) else ended.result
         turn += 1
         assert turn < 1000
-    assert not scheduler._waiting._taken and not scheduler._cancelled
+    groups = [group.scheduler for group in scheduler._groups.values()] if grouped else [scheduler]
+    assert not any(each._waiting._taken or each._cancelled for each in groups)
     if not faults:
         assert all(len(decoding.sources) == 0 for decoding in runtime.opened)
     for number, (sample, (_, _, _, leaves, *_)) in enumerate(zip(made, samples, strict=True)):

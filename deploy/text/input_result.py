@@ -1,0 +1,87 @@
+"""Result of one input of a file, as JSON or as text."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightbeam.deploy.text.output import Output
+
+__all__ = ["InputResult"]
+
+
+@dataclass
+class InputResult:
+    """Result of one line: sequences, best first, or an error.
+
+    Attributes
+    ----------
+    number : int
+        The line's number, from 1.
+    file : str or None
+        The line's file, where there are several.
+    returned : int
+        Sequences requested.
+    sequences, scores, texts, new_tokens
+        Fields of `Output`; empty, None or 0 where there is an error.
+    source_tokens : int
+        Tokens that the model was given.
+    cut : int
+        Tokens of the text beyond these, cut off since the model has no positions for them.
+    error : str or None
+        Why the line could not be run.
+    notes : list of str
+        Settings of the line that have no effect.
+    """
+
+    number: int
+    returned: int = 1
+    sequences: list[list[int]] = field(default_factory=list)
+    scores: list[float] | None = None
+    texts: list[str] | None = None
+    new_tokens: int = 0
+    source_tokens: int = 0
+    cut: int = 0
+    error: str | None = None
+    file: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def set_output(self, output: Output) -> None:
+        """Set what the line gave."""
+        self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
+        self.new_tokens = output.new_tokens
+
+    def as_json(self) -> str:
+        """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
+        record: dict[str, Any] = {} if self.file is None else {"file": self.file}
+        record["line"] = self.number
+        if self.error is not None:
+            return json.dumps({**record, "error": self.error}, ensure_ascii=False)
+        if self.texts is not None:
+            record["text"] = self.texts[0]
+        if self.scores is not None:
+            record["score"] = _finite(self.scores[0])
+        if self.texts is not None and len(self.texts) > 1:
+            record["texts"] = self.texts
+        if self.scores is not None and len(self.scores) > 1:
+            record["scores"] = [_finite(score) for score in self.scores]
+        record["tokens"] = self.sequences[0]
+        if len(self.sequences) > 1:
+            record["sequences"] = self.sequences
+        if self.cut:
+            record["truncated"] = True
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+    def as_text(self) -> str:
+        """The generated texts, or ids, one a line; as many empty lines where there is an error."""
+        if self.error is not None:
+            return "\n" * (self.returned - 1)
+        shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
+        return "\n".join(" ".join(text.splitlines()) for text in shown)
+
+
+def _finite(score: float) -> float | None:
+    """The score, or None for infinity, which JSON lacks: the score of a sequence of forbidden tokens."""
+    return score if math.isfinite(score) else None

@@ -1,0 +1,108 @@
+"""A line that is a JSON object: a text or token ids in one field, and settings for this line alone in the others."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.given import GENERATION_CONFIG
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+
+__all__ = ["read_json_line", "settings_of_line"]
+
+TRUNCATE = "truncate"
+ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
+"""Settings that limit the same length. A line that has one of them overrides both."""
+
+
+def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
+    """Read a line.
+
+    Parameters
+    ----------
+    text
+        The line.
+    field
+        Name of the field that has the source.
+
+    Returns
+    -------
+    source
+        The value of that field.
+    settings : dict
+        The other fields.
+
+    Raises
+    ------
+    InputError
+        The line is no JSON object, has a field twice, or lacks ``field``.
+    """
+    example = json.dumps({field: "...", "num_beams": 4})
+    try:
+        record = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, _Pairs):
+        raise InputError(f"not a JSON object; expected a line such as {example}")
+    settings = _without_pairs(record)
+    if field not in settings:
+        held = reprlib.repr(list(settings)) if settings else "none"
+        raise InputError(f"no field {field!r} among {held}; expected a line such as {example}")
+    return settings.pop(field), settings
+
+
+def settings_of_line(
+    own: Mapping[str, Any], common: Mapping[str, Any], truncate: bool
+) -> tuple[dict[str, Any], bool, list[str]]:
+    """Put the settings of a line over those of all lines.
+
+    Parameters
+    ----------
+    own
+        Fields of the line: arguments of ``model.generate``, and ``truncate``.
+    common
+        Settings of all lines.
+    truncate
+        True where texts are cut unless the line says otherwise.
+
+    Returns
+    -------
+    settings : dict
+    truncate : bool
+    notes : list of str
+        One for each setting of the line that has no effect.
+
+    Raises
+    ------
+    InputError, GenerationError
+        A field is of a wrong type. Whether its value can be used is known once the settings are resolved.
+    """
+    own = dict(own)
+    truncate = own.pop(TRUNCATE, truncate)
+    if not isinstance(truncate, bool):
+        raise InputError(f"truncate={reprlib.repr(truncate)} is neither true nor false; pass one of them")
+    if GENERATION_CONFIG in own:
+        raise GenerationError(f"{GENERATION_CONFIG} is not a field of a line; write its settings into the line")
+    own, notes = remove_settings_without_effect(own, speech=False)
+    overridden = {name for limits in ONE_LIMIT if own.keys() & set(limits) for name in limits}
+    kept = {name: value for name, value in common.items() if name not in overridden}
+    return {**kept, **own}, truncate, notes
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The fields of a JSON object in their order, twice where they stand twice."""
+
+
+def _without_pairs(value: Any) -> Any:
+    """A value with dicts in place of `_Pairs`; raises InputError for a field that stands twice."""
+    if isinstance(value, _Pairs):
+        fields = {name: _without_pairs(each) for name, each in value}
+        if len(fields) < len(value):
+            names = [name for name, _ in value]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"the field {twice!r} stands twice; expected it once")
+        return fields
+    return [_without_pairs(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,147 @@
+"""Inputs of a file through the scheduler: read ahead in one thread, run in another, their results in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tightbeam.deploy.errors import BundleError, DeviceError
+from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.scheduling.events import NullEvents
+from tightbeam.deploy.scheduling.groups import GroupScheduler
+from tightbeam.deploy.scheduling.queue import WINDOW
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.scheduler import FailedSample
+from tightbeam.deploy.search import SearchResult
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.output import join, output_of
+from tightbeam.deploy.text.read_ahead import CAPACITY, ReadAhead
+
+__all__ = ["OpenInput", "run_inputs"]
+
+MOST_OPEN = 1024
+"""Inputs that are read and have no result yet, or one that waits for that of an earlier input."""
+PATIENCE_S = 0.02
+"""Time for a typed line to come, while others run."""
+
+
+@dataclass(eq=False)
+class OpenInput:
+    """An input, and what it gave so far.
+
+    Attributes
+    ----------
+    result : InputResult
+    samples : list of Sample
+        Its samples: one, or the windows of an audio file.
+    failure : ValueError or None
+        Why it cannot be run.
+    found : dict of int to SearchResult
+        Results by the numbers of the samples.
+    """
+
+    result: InputResult
+    samples: list[Sample]
+    failure: ValueError | None = None
+    found: dict[int, SearchResult] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """True where nothing of it is left to run."""
+        return self.failure is not None or len(self.found) == len(self.samples)
+
+    def finish(self, model: LoadedModel) -> None:
+        """Make the result of what was found: detokenise it, and join the windows."""
+        if self.failure is None:
+            try:
+                outputs = [
+                    output_of(model, self.found[sample.number], sample.options, sample.prompt_length)
+                    for sample in self.samples
+                ]
+                self.result.set_output(join(outputs) if model.is_speech else outputs[0])
+            except BundleError as error:  # of the tokenizer
+                self.failure = error
+        if self.failure is not None:
+            self.result.error = str(self.failure)
+
+
+def run_inputs(
+    model: LoadedModel,
+    inputs: Iterable[OpenInput],
+    *,
+    max_rows: int,
+    typed: bool = False,
+    ahead: int = CAPACITY,
+) -> Iterator[OpenInput]:
+    """Run inputs. Each of three threads is a bounded queue ahead of the next one, so that a slow caller slows them.
+
+    Parameters
+    ----------
+    model
+        The runner.
+    inputs
+        The inputs, made in a thread of their own. Samples have ascending numbers.
+    max_rows
+        Rows that run together, at most; no sample has more beams.
+    typed
+        Inputs may come slowly, so that those that are there do not wait for others.
+    ahead
+        Inputs that are read ahead, at most.
+
+    Yields
+    ------
+    OpenInput
+        Every input, finished, in their order.
+    """
+    scheduler = model.group_scheduler(max_rows, NullEvents())
+    read = ReadAhead(inputs, ahead)
+    done = ReadAhead(_run(scheduler, read, typed), joined=True)
+    with done, read:
+        while (finished := done.get()) is not None:
+            finished.finish(model)
+            yield finished
+
+
+def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool) -> Iterator[OpenInput]:
+    """Run inputs as they come, and yield them in their order."""
+    inputs: dict[int, OpenInput] = {}  # by line number, in order
+    owners: dict[int, OpenInput] = {}  # by sample number
+    try:
+        while not read.closed:
+            while scheduler.waiting <= WINDOW and len(inputs) < MOST_OPEN:
+                each = read.get(PATIENCE_S if typed and not scheduler.wants_more else None)
+                if each is None:
+                    break
+                inputs[each.result.number] = each
+                for sample in each.samples:
+                    owners[sample.number] = each
+                    scheduler.add(sample)
+                if each.done and len(inputs) == 1:  # nothing before it to wait for
+                    break
+            if scheduler.active:
+                _turn(scheduler, owners)
+            for number in list(inputs):
+                if not inputs[number].done:
+                    break
+                yield inputs.pop(number)
+            if not inputs and read.ended:
+                return
+    finally:
+        scheduler.close()
+
+
+def _turn(scheduler: GroupScheduler, owners: dict[int, OpenInput]) -> None:
+    """Take one turn, and give the owners of samples what these gave."""
+    for ended in scheduler.turn():
+        owner = owners.pop(ended.number, None)
+        if owner is None:  # another sample of the same input has failed
+            continue
+        if not isinstance(ended, FailedSample):
+            owner.found[ended.number] = ended.result
+        elif isinstance(ended.error, DeviceError) or not isinstance(ended.error, BundleError):
+            raise ended.error  # every other sample would fail too
+        else:
+            owner.failure = ended.error
+            for sample in owner.samples:
+                if owners.pop(sample.number, None) is not None:
+                    scheduler.cancel(sample.number)
