@@ -259,13 +259,14 @@ def run_model(
         with _opened(output, written if resume is not None else None) as sink, _progress(hidden) as progress:
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
             together = batch_size or (8 if max_rows is None else max(1, max_rows // options.num_beams))
+            typed = STDIN in names and not document
             if runner.is_speech:
-                files_done = transcribe_files(runner, named_files(lines), batch_size=together, **settings)
+                files_done = transcribe_files(runner, named_files(lines), batch_size=together, typed=typed, **settings)
                 results: Iterator[InputResult] = (done.result for done in files_done)
             else:
                 lines_are = LineFormat(ids=ids, field=json_input, truncate=truncate)
                 how: dict[str, Any] = {"batch_size": together, "max_rows": max_rows}
-                how |= {"typed": STDIN in names and not document, "first": written.count + 1}
+                how |= {"typed": typed, "first": written.count + 1}
                 results = run_text_input(runner, lines, lines_are, **how, **settings)
             for result in results:
                 place = files.next_place()

@@ -67,7 +67,7 @@ def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **se
 
 
 def transcribe_files(
-    model: SpeechModel, paths: Iterable[str | InputError], *, batch_size: int = 8, **settings: Any
+    model: SpeechModel, paths: Iterable[str | InputError], *, batch_size: int = 8, typed: bool = False, **settings: Any
 ) -> Iterator[OpenInput]:
     """Transcribe audio files. Windows of several files run together, while the next files are read.
 
@@ -79,6 +79,8 @@ def transcribe_files(
         Names of files, or an error in the place of one.
     batch_size
         Windows in the running batch, at most.
+    typed
+        Names may come slowly, so that files that are there do not wait for others.
     **settings
         Settings of ``model.generate``.
 
@@ -106,7 +108,7 @@ def transcribe_files(
         return OpenInput(InputResult(number), samples)
 
     inputs = (read(number, path) for number, path in enumerate(paths, start=1))
-    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, ahead=FILES_AHEAD)
+    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, typed=typed, ahead=FILES_AHEAD)
 
 
 def named_files(lines: Iterable[bytes]) -> Iterator[str | InputError]:

@@ -22,10 +22,11 @@ from support.tolerance import allowed, assert_runs_close, error
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import read_audio
-from tightbeam.deploy.audio.transcribe import read_features, transcribe
+from tightbeam.deploy.audio.transcribe import read_features, transcribe, transcribe_files
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.whisper import speech_options
+from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
@@ -127,6 +128,59 @@ def test_features_match_transformers(checkpoints: CheckpointCache, tmp_path: Pat
             found = log_mel.features(cut)
             assert found.shape == (mels, 3000)
             assert error(found, exact) <= allowed(exact, naive)
+
+
+@pytest.fixture
+def three_files(tmp_path: Path) -> list[str]:
+    """Files of one, three and two windows."""
+    steps = np.round(chirp(3) * 32768).astype(np.int16)
+    names = []
+    for seconds in (0.5, 3, 1.5):
+        names.append(str(tmp_path / f"{seconds}.wav"))
+        soundfile.write(names[-1], steps[: int(seconds * RATE_HZ)], RATE_HZ)
+    return names
+
+
+def test_windows_of_several_files_share_steps(
+    bundles: BundleCache, three_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION, tokenizer=True), threads=1)
+    settings: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 8}
+    expected = [transcribe(runner, read_features(runner, name), **settings) for name in three_files]
+    step, steps = CpuDecoding.step, []
+    monkeypatch.setattr(CpuDecoding, "step", lambda self: (steps.append(1), step(self))[1])
+    paths = [three_files[0], InputError("no such file"), *three_files[1:]]
+    done = list(transcribe_files(runner, paths, batch_size=6, **settings))
+    assert [each.result.error for each in done] == [None, "no such file", None, None]
+    assert [each.result.sequences for each in (done[0], *done[2:])] == [own.sequences for own in expected]
+    together = len(steps)
+    for name in three_files:
+        list(transcribe_files(runner, [name], **settings))
+    assert together < 0.6 * (len(steps) - together)
+
+
+def test_a_window_of_nan_fails_its_file_alone(
+    bundles: BundleCache, three_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder makes NaN of the second window of the second file."""
+    runner = Runner.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION, tokenizer=True), threads=1)
+    expected = runner.transcribe(three_files, max_new_tokens=8)
+    marked = read_features(runner, three_files[1])[1]
+    encode = OnnxRuntimeCpu._encode
+
+    def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
+        encoded = encode(self, source, *args)
+        for name, array in encoded.items():
+            if name != "attention_mask":
+                array[(source == marked).all(axis=(1, 2))] = np.nan
+        return encoded
+
+    monkeypatch.setattr(OnnxRuntimeCpu, "_encode", overflowing)
+    first, bad, last = transcribe_files(runner, three_files, max_new_tokens=8)
+    assert isinstance(bad.failure, BundleError) and "NaN or infinite" in str(bad.result.error)
+    assert [first.result.texts, last.result.texts] == [[expected[0]], [expected[2]]]
+    with pytest.raises(BundleError, match="NaN or infinite"):
+        runner.transcribe(three_files, max_new_tokens=8)
 
 
 def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> None:
