@@ -173,6 +173,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "check": None if manifest.parity is None else manifest.parity.model_dump(),
         "precision_error": None if manifest.precision_error is None else manifest.precision_error.model_dump(),
         "quantized": [entry.model_dump() for entry in manifest.quantized],
+        "quantized_caches": [entry.model_dump() for entry in manifest.quantized_caches],
         "fallbacks": [entry.model_dump() for entry in manifest.guard if entry.kept != entry.wanted],
         "generation": manifest.generation,
         "tokenizer": None if manifest.tokenizer is None else manifest.tokenizer.kind,
@@ -227,6 +228,9 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         lines.append(("error", f"{low} chooses another token at {error.differing} of {error.steps} steps"))
     if manifest.quantized:
         lines.append(("products", _products(manifest.quantized)))
+    if manifest.quantized_caches:
+        largest, part, layer = max((entry.int8 or 0.0, entry.part, entry.layer) for entry in manifest.quantized_caches)
+        lines.append(("int8 cache", f"attention over it errs by at most {largest:.2%}, by the {part} of layer {layer}"))
     lines += [("fallback", text) for text in _fallbacks(manifest)]
     lines.append(
         (

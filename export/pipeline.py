@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,11 +17,14 @@ from tightbeam.deploy.bundle.manifest import (
     Manifest,
     ParityReport,
     PrecisionErrorEntry,
+    QuantizedCacheEntry,
     QuantizedEntry,
 )
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import is_panic
+from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.guard import guard
 from tightbeam.export.accuracy.parity import compare, sequences_of
@@ -38,7 +41,7 @@ from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.preparation import Preparation
 from tightbeam.export.progress import STEPS
-from tightbeam.export.tables import inexact_options, products_table
+from tightbeam.export.tables import caches_table, inexact_options, products_table
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (
@@ -110,6 +113,8 @@ class _Export:
     """errors that the guard measured"""
     products: tuple[QuantizedEntry, ...] = field(init=False)
     """errors of the products that int8 quantises; empty in other precisions"""
+    caches: tuple[QuantizedCacheEntry, ...] = field(init=False)
+    """errors of the source caches in int8; empty without them"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -175,10 +180,10 @@ def _rewrite(export: _Export) -> None:
     options, canonical = export.options, export.canonical
     assert export.choice.preset is not None
     export.plan = same_for_all(export.choice.preset, canonical.sizes.L, export.choice.reason)
-    export.guarded = ()
+    export.guarded = export.caches = ()
     export.on_step(REWRITING)
     export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
-    if needs_guard(export.plan):
+    if needs_guard(export.plan) or options.cache_precision is not None:
         export.on_step(MEASURING)
         activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
         plan, measured = guard(canonical, export.plan, activations, options.precision)
@@ -186,10 +191,22 @@ def _rewrite(export: _Export) -> None:
         if plan != export.plan:
             export.plan = plan
             export.graphs, export.results = rewrite(canonical, plan)
+        if options.cache_precision is not None:
+            _guard_caches(export, activations[0])
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
     if options.precision != "int8":  # whose bytes are known when the graphs are quantised
         _check_memory(export, _weight_bytes(export))
+
+
+def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) -> None:
+    """Measure the source caches in int8. Raises ExportError, after their table, where one is not exact enough."""
+    export.caches = measure_caches(export.canonical, export.plan, activations)
+    try:
+        check_caches(export.caches)
+    except ExportError:
+        export.on_table(caches_table(export.caches))
+        raise
 
 
 def _check_memory(export: _Export, bytes_of_weights: int) -> None:
@@ -262,6 +279,7 @@ def _write(export: _Export) -> Bundle:
             export.plan,
             export.guarded,
             export.products,
+            export.caches,
             variant=export.choice.name,
             precision=options.precision,
             cache_precision=options.cache_precision,

@@ -14,6 +14,7 @@ from tightbeam.export.accuracy.precision_error import describe_error
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.options import AUTO, DEFAULT
 from tightbeam.export.tables import (
+    caches_table,
     describe_products,
     describe_run,
     guard_table,
@@ -77,6 +78,7 @@ def details(bundle: Bundle, workload: Workload) -> RenderableType:
     manifest = bundle.manifest
     tables: list[RenderableType] = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
     tables += [products_table(manifest.quantized)] if manifest.quantized else []
+    tables += [caches_table(manifest.quantized_caches)] if manifest.quantized_caches else []
     return Group(*tables, memory_table(sizes_of(manifest), run_of(manifest, workload), plan_of(manifest)))
 
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tightbeam.deploy.bundle.manifest import Manifest, QuantizedEntry
+from tightbeam.deploy.bundle.manifest import Manifest, QuantizedCacheEntry, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.sites import BLOCK
@@ -88,6 +88,18 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
         f"blocks: a scale for every {BLOCK} numbers, where int8 errs more"
     )
     return Group(titled(title, table), *map(Text, reasons))
+
+
+def caches_table(entries: Sequence[QuantizedCacheEntry]) -> RenderableType:
+    """The error of each layer's attention by each of its int8 caches, next to float16's."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("layer", "cache", "int8", "fp16"):
+        table.add_column(heading, justify="left" if heading == "cache" else "right", no_wrap=True)
+    for entry in entries:
+        style = None if entry.int8 is not None and entry.int8 <= entry.allowed else "bold"
+        table.add_row(str(entry.layer), entry.part, _error(entry.int8), _error(entry.fp16), style=style)
+    allowed = max((entry.allowed for entry in entries), default=0.0)
+    return titled(f"Errors of attention by the rounding of source caches; {allowed:.0%} is allowed", table)
 
 
 def _error(error: float | None) -> str:

@@ -162,6 +162,29 @@ class QuantizedEntry(Entry):
     reason: str
 
 
+class QuantizedCacheEntry(Entry):
+    """Source cache in int8: the error of a layer's attention where its rows alone are rounded, on real activations.
+
+    Attributes
+    ----------
+    layer : int
+        Decoder layer.
+    part : "keys", "values" or "states"
+        The rounded rows; states may be one matrix that all layers read.
+    int8, fp16 : float or None
+        Root mean square of the error over that of the exact output, with rows in int8 and in half precision; None where
+        it is NaN or infinite.
+    allowed : float
+        Upper bound on ``int8``.
+    """
+
+    layer: int
+    part: Literal["keys", "values", "states"]
+    int8: FiniteFloat | None
+    fp16: FiniteFloat | None
+    allowed: FiniteFloat
+
+
 class PassEntry(Entry):
     """Graph pass that was applied.
 
@@ -305,6 +328,8 @@ class Manifest(Entry):
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
     quantized : tuple of QuantizedEntry
         Products and embeddings of an int8 bundle; empty in other precisions, and in bundles from before this table.
+    quantized_caches : tuple of QuantizedCacheEntry
+        Source caches in int8; empty without them, and in bundles from before this table.
     speech : FileEntry or None
         The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
     precision_error : PrecisionErrorEntry or None
@@ -324,6 +349,7 @@ class Manifest(Entry):
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
     quantized: tuple[QuantizedEntry, ...] = ()
+    quantized_caches: tuple[QuantizedCacheEntry, ...] = ()
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry

@@ -188,6 +188,12 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
                 "allowed; export the model again"
             )
     quantized = any(tensor.dtype == "int8" for tensor in manifest.decoder.inputs)
+    for cache in manifest.quantized_caches:
+        if not quantized or not (cache.int8 is not None and 0 <= cache.int8 <= cache.allowed):
+            raise BundleError(
+                f"{folder / MANIFEST}: the {cache.part} of layer {cache.layer} are no int8 cache whose error, "
+                f"{cache.int8}, is allowed; export the model again"
+            )
     if quantized != (manifest.cache_precision == "int8"):
         raise BundleError(
             f"{folder / MANIFEST}: cache_precision is {manifest.cache_precision!r}, and the decoder takes "

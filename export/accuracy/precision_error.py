@@ -129,6 +129,7 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
         "cache_states": state_entries(graphs),
         "precision": "fp32",
         "quantized": (),
+        "quantized_caches": (),
     }
     (folder / MANIFEST).write_text(manifest.model_copy(update=changed).model_dump_json(), encoding="utf-8")
 

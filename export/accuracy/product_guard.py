@@ -151,6 +151,7 @@ def _is_allowed(error: float | None) -> bool:
 
 
 def _percent(error: float | None) -> str:
+    """An error in words."""
     return "no finite number" if error is None else f"{error:.1%}"
 
 
@@ -167,15 +168,19 @@ def _quantized(rows: Array | None, matrix: Array, blocks: int) -> Array:
     rounded = (integers.reshape(blocks, X // blocks, Y) * scale[:, None]).reshape(X, Y)
     if rows is None:
         return rounded.T
-    by_block = rows.reshape(len(rows), blocks, X // blocks)
+    return np.asarray(_rounded_rows(rows, blocks) @ rounded)
+
+
+def _rounded_rows(rows: Array, blocks: int = 1) -> Array:
+    """Rows [rows, X] as int8 rounds them, with a scale for each of their blocks."""
+    by_block = rows.reshape(len(rows), blocks, -1)
     largest = np.maximum(np.abs(by_block).max(axis=2, keepdims=True), 1e-30)
-    rounded_rows = np.rint(by_block * (127 / largest)) * (largest / 127)
-    product: Array = rounded_rows.reshape(rows.shape) @ rounded
-    return product
+    rounded = np.rint(by_block * (127 / largest)) * (largest / 127)
+    return np.asarray(rounded.reshape(rows.shape))
 
 
 def _relative(found: Array, exact: Array) -> float | None:
-    """The error of a product, as above; rows of zeros do not count. None where it is NaN or infinite."""
+    """The error of rows, as above; those of zeros do not count. None where it is NaN or infinite."""
     with np.errstate(invalid="ignore", over="ignore"):
         difference = np.square(found.astype(np.float64) - exact).mean(axis=1)
         size = np.square(exact).mean(axis=1)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, WEIGHTS, GuardEntry, Manifest, QuantizedEntry
+from tightbeam.deploy.bundle.manifest import (
+    FORMAT_VERSION,
+    WEIGHTS,
+    GuardEntry,
+    Manifest,
+    QuantizedCacheEntry,
+    QuantizedEntry,
+)
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.checkpoint.audio import write_speech
 from tightbeam.export.checkpoint.config import longest_output
@@ -35,6 +42,7 @@ def write_files(
     plan: Sequence[LayerPlan],
     guard: Sequence[GuardEntry] = (),
     quantized: Sequence[QuantizedEntry] = (),
+    quantized_caches: Sequence[QuantizedCacheEntry] = (),
     *,
     variant: str,
     precision: str = "fp32",
@@ -59,6 +67,8 @@ def write_files(
         Results of the guard, one for each cache that is not keys and values.
     quantized
         Results of the guard, one for each product and embedding that int8 may quantise.
+    quantized_caches
+        The same, one for each source cache in int8.
     variant
         The bundle's name for ``plan``.
     precision
@@ -101,6 +111,7 @@ def write_files(
         layers=layer_entries(plan),
         guard=tuple(guard),
         quantized=tuple(quantized),
+        quantized_caches=tuple(quantized_caches),
         weight_threshold=weight_threshold,
         passes=pass_entries(results, run),
         encoder=entries["encoder"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
 from support.generate_runs import batch
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
+from tightbeam.deploy.bundle_facts import cache_bytes, report_of, workload_of
 from tightbeam.deploy.command import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.errors import BundleError
@@ -22,7 +24,7 @@ from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.options import ExportOptions
-from tightbeam.export.report import report
+from tightbeam.export.report import details, report
 from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.export.writing.entries import plan_of, sizes_of
 from tightbeam.graph_passes import PassError, RunSize, plan_bytes
@@ -84,6 +86,18 @@ def test_an_export_measures_its_error(checkpoints: CheckpointCache, tmp_path: Pa
     assert 0 < manifest.precision_error.error < 0.05
     lines = report(bundle, Workload(), variant=None, seconds=1.0)
     assert any("error of an int8 source cache: log-probabilities differ" in line for line in lines)
+    assert len(manifest.quantized_caches) == 2 * manifest.sizes.L
+    assert all(0 < (entry.int8 or 0) < entry.allowed for entry in manifest.quantized_caches)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(details(bundle, Workload()))
+    assert "Errors of attention by the rounding of source caches" in console.export_text()
+    assert "int8 cache" in dict(report_of(bundle, workload_of(manifest)))
+    path = bundle.path / "bundle.json"
+    data = json.loads(path.read_text("utf-8"))
+    data["quantized_caches"][0]["int8"] = 0.5
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(BundleError, match=r"are no int8 cache whose error, 0\.5, is allowed; export the model again$"):
+        Bundle.load(bundle.path)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from tightbeam.export import ExportError, export_model
 from tightbeam.export.accuracy import calibration
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.calibration_file import read_calibration
-from tightbeam.export.accuracy.guard import BASELINE_PRECISION, ERROR_RATIO, GuardResult, guard
+from tightbeam.export.accuracy.guard import ERROR_RATIO, GuardResult, guard
+from tightbeam.export.accuracy.layer_attention import BASELINE_PRECISION
 from tightbeam.export.accuracy.reference import Generation, Reference, greedy
 from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint

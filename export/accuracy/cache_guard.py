@@ -1,0 +1,92 @@
+"""The guard of int8 source caches: the error that each cache gives a layer's attention on real activations.
+
+A row is the key or the value of one head at one position, or a position's state, and has one scale: one large number
+among small ones takes all of its 255 steps. The attention of each layer is computed with one cache rounded and all else
+exact, in int8 and in float16, and compared with float64. A cache that errs more than allowed is refused: attention over
+float rows in some layers would keep more bytes than the formula gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tightbeam.deploy.bundle.manifest import QuantizedCacheEntry
+from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.export.accuracy.layer_attention import LayerAttention, rows_in_int8
+from tightbeam.export.errors import ExportError
+from tightbeam.graph_passes import LayerPlan, ModelGraphs
+from tightbeam.graph_passes.attention import cross_attention, self_attention
+
+__all__ = ["ALLOWED_BY_CACHE", "check_caches", "measure_caches"]
+
+ALLOWED_BY_CACHE = 0.03
+"""Largest error of an attention's output by one cache in int8, like that of a product (``product_guard``)."""
+Round = Callable[[Tensor], Tensor]
+
+
+def measure_caches(
+    canonical: ModelGraphs, plan: Sequence[LayerPlan], activations: Sequence[AttentionActivations]
+) -> tuple[QuantizedCacheEntry, ...]:
+    """Measure the source caches of a plan in int8.
+
+    Parameters
+    ----------
+    canonical
+        The traced graphs, for the weights of each attention.
+    plan
+        Kinds of cache of each layer: keys and values, or states.
+    activations
+        Activations of each layer's attention over the source.
+
+    Returns
+    -------
+    tuple of QuantizedCacheEntry
+        For each layer one of its states, or one of its keys and one of its values.
+    """
+    blocks = (self_attention if canonical.sizes.decoder_only else cross_attention)(canonical, "guard")
+    entries: list[QuantizedCacheEntry] = []
+    for layer, (choice, seen) in enumerate(zip(plan, activations, strict=True)):
+        attention = LayerAttention.of(blocks[layer], seen)
+        for part, output in _outputs(attention, choice.source):
+            errors = {name: attention.error(output(rounded)) for name, rounded in ROUNDINGS.items()}
+            finite = {name: error if error < float("inf") else None for name, error in errors.items()}
+            entries.append(QuantizedCacheEntry(layer=layer, part=part, allowed=ALLOWED_BY_CACHE, **finite))  # type: ignore[arg-type]
+    return tuple(entries)
+
+
+def check_caches(entries: Sequence[QuantizedCacheEntry]) -> None:
+    """Raise ExportError for the worst cache where one errs more than allowed."""
+    worst = max(entries, key=lambda entry: float("inf") if entry.int8 is None else entry.int8)
+    if worst.int8 is None or worst.int8 > worst.allowed:
+        error = "no finite number" if worst.int8 is None else f"{worst.int8:.1%}"
+        raise ExportError(
+            f"the {worst.part} of layer {worst.layer} are not exact enough for an int8 source cache: attention over "
+            f"them errs by {error}, {worst.allowed:.0%} is allowed; leave --cache-precision int8 out"
+        )
+
+
+ROUNDINGS: dict[str, Round] = {"int8": rows_in_int8, "fp16": lambda rows: rows.to(torch.float16).double()}
+
+
+def _outputs(attention: LayerAttention, kind: str) -> Iterator[tuple[str, Callable[[Round], Tensor]]]:
+    """The caches of a layer, and for each the attention's output with that one rounded."""
+    exact = torch.float64
+    if kind == "states":
+        yield (
+            "states",
+            lambda rounded: attention.from_rows(rounded(attention.states), attention.W_K, attention.W_V, exact),
+        )
+        return
+    heads = attention.scored.shape[1]
+
+    def with_values(rounded: Round) -> Tensor:
+        B, N, width = attention.value.shape
+        values = rounded(attention.value.reshape(B, N, heads, -1)).reshape(B, N, width)
+        return replace(attention, value=values).from_keys_and_values(exact)
+
+    yield "keys", lambda rounded: replace(attention, scored=rounded(attention.scored)).from_keys_and_values(exact)
+    yield "values", with_values

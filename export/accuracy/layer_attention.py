@@ -1,0 +1,157 @@
+"""One layer's attention on real activations, in the forms in which caches hold it, and the error of each form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.graph_passes.attention import AttentionBlock
+from tightbeam.graph_passes.caches.algebra import key_heads, value_heads
+from tightbeam.graph_passes.caches.cached_keys import CachedKeys
+from tightbeam.graph_passes.precision.integers import MOST, quantized_columns
+
+__all__ = ["BASELINE_PRECISION", "TORCH_DTYPES", "LayerAttention", "product_in", "rows_in_int8"]
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.float32,
+}
+"""Type of the attention itself, by the bundle's precision."""
+BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16", "int8": "int8"}
+"""Precision of the original attention whose error bounds that of the rewritten one."""
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """One attention in float64, without key and value biases, which fold away."""
+
+    states: Tensor  # [B, N, D], what keys and values are projected from
+    query: Tensor  # [B, H, T, K], scaled
+    key: Tensor  # [B, N, G K], as cached
+    key_bias: Tensor  # [G K], the part of the cached key that values are not made of; 0 where the bias is folded
+    scored: Tensor  # [B, G, N, K], as multiplied with queries: rotated, where the model has rotary positions
+    value: Tensor  # [B, N, G V]
+    mask: Tensor  # [B, 1 or H, T, N]
+    W_K: Any  # [D, G K]
+    W_V: Any  # [D, G V]
+
+    @classmethod
+    def of(cls, block: AttentionBlock, activations: AttentionActivations) -> LayerAttention:
+        states = activations.states.double()
+        cached = CachedKeys.of(block)
+        W_K, W_V = cached.weight, np.asarray(block.value.weight.values, np.float64)
+        B, G, N, K = activations.key.shape
+        bias = torch.zeros(G * K, dtype=torch.float64)
+        if block.between and cached.bias is not None:
+            bias = torch.from_numpy(cached.bias)
+        key = product_in(states, W_K) + bias
+        return cls(
+            states=states,
+            query=activations.query.double() * activations.scale,
+            key=key,
+            key_bias=bias,
+            scored=activations.key.double() if block.between else key.reshape(B, N, G, K).transpose(1, 2),
+            value=product_in(states, W_V),
+            mask=activations.mask.double(),
+            W_K=W_K,
+            W_V=W_V,
+        )
+
+    def with_products_in(self, precision: str) -> LayerAttention:
+        """The same where keys and values are products in int8; itself in other precisions, which ``dtype`` stands for.
+
+        Keys that are rotated before they are multiplied with queries keep these products exact.
+        """
+        if precision != "int8":
+            return self
+        key = product_in(self.states, self.W_K, precision) + self.key_bias
+        B, G, N, K = self.scored.shape
+        is_cached = bool((self.scored.transpose(1, 2).reshape(B, N, G * K) == self.key).all())
+        scored = key.reshape(B, N, G, K).transpose(1, 2) if is_cached else self.scored
+        return replace(self, key=key, scored=scored, value=product_in(self.states, self.W_V, precision))
+
+    @cached_property
+    def exact(self) -> Tensor:
+        """Outputs [B, H, T, V] in float64."""
+        return self.from_keys_and_values(torch.float64)
+
+    def error(self, found: Tensor) -> float:
+        """Error of outputs [B, H, T, V], relative to the exact ones; infinite where one is NaN or infinite."""
+        exact = self.exact
+        counted = torch.isfinite(exact)
+        difference = (found.double() - exact)[counted].square().mean().sqrt()
+        if difference == 0:  # also where the layer gives nothing but zeros
+            return 0.0
+        error = difference / exact[counted].square().mean().sqrt()
+        return float(error) if torch.isfinite(error) else float("inf")
+
+    def baseline_error(self, precision: str) -> float:
+        """Error of the original attention at ``BASELINE_PRECISION``.
+
+        Activations beyond the range of float16 are measured in bfloat16, whose mantissa has 3 bits less; 0, so that no
+        error is allowed, where that fails too.
+        """
+        baseline = BASELINE_PRECISION[precision]
+        half = self.error(self.with_products_in(baseline).from_keys_and_values(TORCH_DTYPES[baseline]))
+        if np.isfinite(half):
+            return half
+        wide = self.error(self.from_keys_and_values(torch.bfloat16)) / 8
+        return wide if np.isfinite(wide) else 0.0
+
+    def from_keys_and_values(self, dtype: torch.dtype) -> Tensor:
+        """The original attention."""
+        B, N, _ = self.value.shape
+        values = self._for_queries(self.value.reshape(B, N, self.scored.shape[1], -1).transpose(1, 2))
+        keys = self._for_queries(self.scored)
+        return self._weights(self.query.to(dtype), keys.to(dtype)) @ values.to(dtype)
+
+    def from_keys(self, W_KV: Any, dtype: torch.dtype) -> Tensor:
+        """Values made of the cached keys, after the softmax."""
+        keys = self.key.to(dtype)
+        weights = self._weights(self.query.to(dtype), self._for_queries(self.scored).to(dtype))
+        of_bias = self._values(self.key_bias.to(dtype)[None, None, None], W_KV, dtype)
+        return self._values(weights @ keys[:, None], W_KV, dtype) - of_bias
+
+    def from_rows(self, rows: Tensor, W_K: Any, W_V: Any, dtype: torch.dtype) -> Tensor:
+        """Keys and values both made of ``rows`` [B, N, X], with W_K [X, G K] and W_V [X, G V]."""
+        H, K = self.query.shape[1], self.query.shape[3]
+        by_head = torch.from_numpy(key_heads(W_K, H, K)).to(dtype)  # [H, K, X]
+        weights = self._weights(self.query.to(dtype) @ by_head, rows[:, None].to(dtype))
+        return self._values(weights @ rows[:, None].to(dtype), W_V, dtype)
+
+    def _values(self, latent: Tensor, weight: Any, dtype: torch.dtype) -> Tensor:
+        H = self.query.shape[1]
+        G = self.scored.shape[1]
+        return latent @ torch.from_numpy(value_heads(weight, H, weight.shape[1] // G)).to(dtype)
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """Softmax in float32 at least, its result in the precision of the products."""
+        scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
+        return torch.softmax(scores + self.mask.to(scores.dtype), dim=-1).to(query.dtype)
+
+    def _for_queries(self, heads: Tensor) -> Tensor:
+        """[B, G, N, x] as [B, H, N, x]: each key/value head repeated for its query heads."""
+        return heads.repeat_interleave(self.query.shape[1] // heads.shape[1], dim=1)
+
+
+def product_in(states: Tensor, weight: Any, precision: str = "") -> Tensor:
+    """``states`` times a weight [D, Y] in float64, or as int8 rounds it."""
+    if precision != "int8":
+        return states @ torch.from_numpy(weight)
+    integers, scale = quantized_columns(weight)
+    return rows_in_int8(states) @ torch.from_numpy(integers * scale.astype(np.float64))
+
+
+def rows_in_int8(rows: Tensor) -> Tensor:
+    """Rows [..., X] as integers of 8 bits with a scale each give them back."""
+    worth = rows.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / MOST
+    return (rows / worth).round() * worth
