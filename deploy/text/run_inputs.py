@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tightbeam.deploy.errors import BundleError, DeviceError
@@ -93,13 +93,28 @@ def run_inputs(
     OpenInput
         Every input, finished, in their order.
     """
-    scheduler = model.group_scheduler(max_rows, NullEvents())
     read = ReadAhead(inputs, ahead)
+    scheduler = model.group_scheduler(max_rows, _StopBeforeEncoding(read))
     done = ReadAhead(_run(scheduler, read, typed), joined=True)
     with done, read:
         while (finished := done.get()) is not None:
             finished.finish(model)
             yield finished
+
+
+class _Stopped(BaseException):
+    """The caller wants no more results. It is no `Exception`, which a scheduler would take for a sample's."""
+
+
+class _StopBeforeEncoding(NullEvents):
+    """Events that end a turn where the inputs are closed: a turn that fills an empty batch may take seconds."""
+
+    def __init__(self, read: ReadAhead[OpenInput]) -> None:
+        self._read = read
+
+    def on_started(self, samples: Sequence[int]) -> None:
+        if self._read.closed:
+            raise _Stopped
 
 
 def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool) -> Iterator[OpenInput]:
@@ -126,6 +141,8 @@ def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool) -> 
                 yield inputs.pop(number)
             if not inputs and read.ended:
                 return
+    except _Stopped:
+        return
     finally:
         scheduler.close()
 

@@ -15,9 +15,11 @@ import pytest
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
+from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
-from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S
+from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S, ReadAhead
+from tightbeam.deploy.text.run_inputs import OpenInput, _run, _StopBeforeEncoding
 from tightbeam.deploy.text.text_input import InputResult, LineFormat, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
@@ -189,6 +191,24 @@ def test_new_tokens_are_counted_without_start_token_and_prompt(bundles: BundleCa
         model = Runner.load(bundles(variant, family), threads=1)
         for result in run_text_input(model, [b"[5, 6, 7]", b"[8]"], LineFormat(ids=True), **settings):
             assert result.new_tokens == 12
+
+
+def test_a_turn_ends_before_the_next_run_of_the_encoder(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty batch is filled by several runs of the encoder. The caller wants nothing more during the first one."""
+    samples = [runner.sample(number, [5, 6, 2], {}) for number in range(4)]
+    read = ReadAhead([OpenInput(InputResult(number), [sample]) for number, sample in enumerate(samples)])
+    encode, runs = OnnxRuntimeCpu.encode, []
+
+    def interrupted(self: OnnxRuntimeCpu, *args: Any) -> Any:
+        runs.append(1)
+        read.__exit__(None, None, None)
+        return encode(self, *args)
+
+    monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", 3)
+    monkeypatch.setattr(OnnxRuntimeCpu, "encode", interrupted)
+    with read:
+        assert list(_run(runner.group_scheduler(99, _StopBeforeEncoding(read)), read, typed=False)) == []
+    assert runs == [1]
 
 
 # JSON lines
