@@ -71,6 +71,11 @@ class GroupScheduler:
             return not self.active
         return all(group.scheduler.wants_more for group in self._groups.values())
 
+    @property
+    def rows(self) -> int:
+        """Rows that have places, of all groups."""
+        return sum(group.scheduler.running_rows for group in self._groups.values())
+
     def add(self, sample: Sample) -> None:
         """Add a sample, which is run in later turns. Its number is larger than those of the samples before it."""
         key = replace(sample, alone=False).group
@@ -137,9 +142,8 @@ class GroupScheduler:
         own = scheduler.next
         if own is None:
             return 0
-        free, oldest = self._max_rows, own
+        free, oldest = self._max_rows - self.rows, own
         for group in self._groups.values():
-            free -= group.scheduler.running_rows
             first = group.scheduler.next
             if first is not None and first.number < oldest.number:
                 oldest = first

@@ -61,8 +61,7 @@ def test_random_arrivals_get_what_they_get_alone(runner: Runner) -> None:
             scheduler.add(runner.sample(number, *made[-1]))
             for _ in range(generator.integers(3)):
                 found |= {ended.number: ended.result for ended in scheduler.turn()}
-                rows = sum(group.scheduler.running_rows for group in scheduler._groups.values())
-                assert rows <= scheduler._max_rows
+                assert scheduler.rows <= scheduler._max_rows
         found |= run(scheduler)
         scheduler.close()
         assert sorted(events.started) == sorted(found) == list(range(14))
