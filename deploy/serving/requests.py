@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 
-__all__ = ["ParsedRequest", "parse_request"]
+__all__ = ["ParsedRequest", "RequestParser"]
 
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 """Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
@@ -29,6 +31,8 @@ MAX_WINDOWS = 120
 """Windows of one audio file: an hour at Whisper's 30 seconds."""
 TEXT_PARAMETERS = frozenset({"language", "task"})
 """Parameters whose text is not read as JSON."""
+KEPT = 128
+"""Parameters whose options are kept: most requests have those of others."""
 TRITON_PREFIX = "triton_"
 """Prefix of the parameters that are Triton's own."""
 
@@ -52,60 +56,76 @@ class ParsedRequest:
     rows: list[list[Sample]] = field(default_factory=list)
 
 
-def parse_request(runner: Runner, request: Request, max_rows: int, numbers: Iterator[int]) -> ParsedRequest:
-    """Parse and check a request.
+class RequestParser:
+    """Parses and checks requests.
 
     Parameters
     ----------
     runner
-        The model that will run it.
-    request
-        The request, as the backend sends it.
+        The model that will run them.
     max_rows
         The most rows (samples x beams) that take steps together.
-    numbers
-        Numbers for samples.
-
-    Raises
-    ------
-    InputError, GenerationError
-        The request cannot be run; the message names its row where it has several.
     """
-    settings = _settings(request.parameters, speech=runner.is_speech)
-    truncate = settings.pop("truncate", False)
-    if not isinstance(truncate, bool):
-        raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
-    options = runner.options_for(1, settings)  # not as keywords: a parameter may have any name
-    if options.num_beams > max_rows:
-        raise InputError(
-            f"num_beams={options.num_beams} is more than the {max_rows} rows that this server runs together; "
-            f"pass {max_rows} or less"
-        )
-    name = _source_name(runner, request)
-    if truncate and name != TEXT:
-        raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {name} that fits")
-    source = request.inputs[name]
-    if not len(source):
-        raise InputError(f"{name} has no row; expected at least one")
-    lengths = _lengths(request.inputs, name, source)
-    parsed = ParsedRequest(request.number, options)
-    for row, value in enumerate(source):
-        try:
-            if name == TEXT:
-                text = _text(value, runner.manifest.sizes.max_source)
-                tokens, _ = runner.encode(text, truncate=truncate, **settings)
-                samples = [runner.sample(next(numbers), tokens, settings)]
-            elif name == INPUT_IDS:
-                ids = value[: lengths[row]].tolist()
-                runner.check_ids(ids)
-                samples = [runner.sample(next(numbers), ids, settings)]
-            else:
-                found = _features(runner, value[: lengths[row]])
-                samples = [runner.sample_of_features(next(numbers), features, settings) for features in found]
-        except (InputError, GenerationError) as error:
-            raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
-        parsed.rows.append(samples)
-    return parsed
+
+    def __init__(self, runner: Runner, max_rows: int) -> None:
+        self._runner, self._max_rows = runner, max_rows
+        self._numbers = count()
+        self._options = lru_cache(KEPT)(self._resolve)
+
+    def parse(self, request: Request) -> ParsedRequest:
+        """Parse a request. Its samples have numbers in the order in which they came.
+
+        Raises
+        ------
+        InputError, GenerationError
+            The request cannot be run; the message names its row where it has several.
+        """
+        runner = self._runner
+        settings, truncate, options = self._options(request.parameters, 1)
+        if options.num_beams > self._max_rows:
+            raise InputError(
+                f"num_beams={options.num_beams} is more than the {self._max_rows} rows that this server runs together; "
+                f"pass {self._max_rows} or less"
+            )
+        name = _source_name(runner, request)
+        if truncate and name != TEXT:
+            raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {name} that fits")
+        source = request.inputs[name]
+        if not len(source):
+            raise InputError(f"{name} has no row; expected at least one")
+        lengths = _lengths(request.inputs, name, source)
+        parsed = ParsedRequest(request.number, options)
+        for row, value in enumerate(source):
+            try:
+                if name == TEXT:
+                    text = _text(value, runner.manifest.sizes.max_source)
+                    tokens, _ = runner.encode(text, truncate=truncate, **settings)
+                    samples = [self._sample(tokens, request.parameters)]
+                elif name == INPUT_IDS:
+                    ids = value[: lengths[row]].tolist()
+                    runner.check_ids(ids)
+                    samples = [self._sample(ids, request.parameters)]
+                else:
+                    found = _features(runner, value[: lengths[row]])
+                    samples = [runner.sample_of_features(next(self._numbers), each, settings) for each in found]
+            except (InputError, GenerationError) as error:
+                raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
+            parsed.rows.append(samples)
+        return parsed
+
+    def _sample(self, tokens: list[int], parameters: str) -> Sample:
+        decoder_only = self._runner.decoder_only
+        _, _, options = self._options(parameters, len(tokens) if decoder_only else 1)
+        return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only)
+
+    def _resolve(self, parameters: str, prompt_length: int) -> tuple[dict[str, Any], bool, GenerationOptions]:
+        """The settings of a request, whether to truncate its texts, and the options that they are."""
+        settings = _settings(parameters, speech=self._runner.is_speech)
+        truncate = settings.pop("truncate", False)
+        if not isinstance(truncate, bool):
+            raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
+        options = self._runner.options_for(prompt_length, settings)  # not as keywords: a parameter may have any name
+        return settings, truncate, options
 
 
 def _source_name(runner: Runner, request: Request) -> str:

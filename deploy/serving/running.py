@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
@@ -14,7 +13,7 @@ from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
 from tightbeam.deploy.serving.messages import Event, Refused, Report, Request, Row, Started, Stats, Token
-from tightbeam.deploy.serving.requests import ParsedRequest, parse_request
+from tightbeam.deploy.serving.requests import ParsedRequest, RequestParser
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
 from tightbeam.deploy.text.output import Output, join, output_of, text_of
 
@@ -54,9 +53,9 @@ class RunningRequests:
     """
 
     def __init__(self, runner: Runner, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
-        self._runner, self._max_rows, self._stream, self._send = runner, max_rows, stream, send
+        self._runner, self._stream, self._send = runner, stream, send
         self._scheduler = runner.group_scheduler(max_rows, self)
-        self._numbers = count()
+        self._parser = RequestParser(runner, max_rows)
         self._samples: dict[int, _Running] = {}
         self._outputs: dict[tuple[int, int], dict[int, Output]] = {}  # by request and row, those of its windows
         self._events: list[Event] = []
@@ -71,7 +70,7 @@ class RunningRequests:
     def add(self, request: Request) -> None:
         """Add a request, which is run in later turns. One that cannot be run is refused."""
         try:
-            parsed = parse_request(self._runner, request, self._max_rows, self._numbers)
+            parsed = self._parser.parse(request)
         except Exception as error:  # that of a defect must not end the worker
             self._refuse(request.number, error)
             return

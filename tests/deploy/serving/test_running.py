@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -346,7 +345,7 @@ def test_generation_config_of_a_request(bart: Runner) -> None:
     """An object, below the other parameters; settings without effect are left out."""
     config = {"num_beams": 3, "max_new_tokens": 5, "temperature": 0.5}
     request = text_request(1, "a town", generation_config=json.dumps(config), num_beams=2, output_scores=True)
-    parsed = reading.parse_request(bart, request, 40, itertools.count())
+    parsed = reading.RequestParser(bart, 40).parse(request)
     assert parsed.options == bart.options(num_beams=2, max_new_tokens=5)
     (output,) = run(bart, [request], max_rows=40).outputs(1)
     assert_same(output, alone(bart, bart.encode("a town")[0], {"num_beams": 2, "max_new_tokens": 5}))
@@ -408,13 +407,14 @@ def test_no_text_without_a_tokenizer(wordless: Runner) -> None:
 class Failing:
     """A decoder that raises after ``steps`` steps of a sample whose source holds the token ``poison``."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, runner: Runner, poison: int, steps: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, poison: int, steps: int) -> None:
         poisoned: set[int] = set()
-        sample, advance = runner.sample, Batch.advance
+        sample, advance = reading.RequestParser._sample, Batch.advance
 
-        def noted(number: int, tokens: Sequence[int], settings: Any) -> Any:
-            poisoned.update([number] if poison in tokens else [])
-            return sample(number, tokens, settings)
+        def noted(parser: reading.RequestParser, tokens: list[int], parameters: str) -> Any:
+            made = sample(parser, tokens, parameters)
+            poisoned.update([made.number] if poison in tokens else [])
+            return made
 
         def broken(batch: Batch) -> None:
             for place, length in zip(batch._search.places, batch._search.lengths.tolist(), strict=True):
@@ -422,7 +422,7 @@ class Failing:
                     raise BundleError("the model's scores are NaN or infinite; export it again")
             advance(batch)
 
-        monkeypatch.setattr(runner, "sample", noted)
+        monkeypatch.setattr(reading.RequestParser, "_sample", noted)
         monkeypatch.setattr(Batch, "advance", broken)
 
 
@@ -437,7 +437,7 @@ def test_model_error_refuses_only_its_request(bart: Runner, monkeypatch: pytest.
         ids_request(2, rows[2], rows[3], **settings),
     ]
     expected = [alone(bart, row, settings) for row in rows]
-    Failing(monkeypatch, bart, 77, steps)
+    Failing(monkeypatch, 77, steps)
     log = run(bart, requests, stream=True)
     assert list(log.refusals()) == [1]
     assert log.refusals()[1].message == "the model's scores are NaN or infinite; export it again"
@@ -454,7 +454,7 @@ def test_model_error_refuses_only_its_request(bart: Runner, monkeypatch: pytest.
 
 def test_other_samples_of_a_refused_request_are_not_run(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"num_beams": 1, "max_new_tokens": 4}
-    Failing(monkeypatch, bart, 77, 0)
+    Failing(monkeypatch, 77, 0)
     log = run(bart, [ids_request(0, [77, 5, 6, 2], [5, 6, 2], [6, 2], **settings)], max_rows=1)
     assert list(log.refusals()) == [0]
     assert (log.stats.prefills, log.stats.samples) == (2, 3 + 1)
