@@ -9,18 +9,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
+from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
 from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S, ReadAhead
 from tightbeam.deploy.text.run_inputs import OpenInput, _run, _StopBeforeEncoding
-from tightbeam.deploy.text.text_input import InputResult, LineFormat, run_text_input
+from tightbeam.deploy.text.text_input import InputResult, LineFormat, _Reader, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
 
@@ -292,3 +295,35 @@ def test_objects_with_token_ids_truncation_and_settings_without_effect(runner: R
     assert refused.error is not None and "longer than" in refused.error
     assert cut.error is None and cut.cut > 0
     assert noted.error is None and len(noted.notes) == 1 and "output_scores=True" in noted.notes[0]
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from([1, 2, 4, 0.5, 1e400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=4,
+)
+NAMES = st.sampled_from(sorted({*SUPPORTED, *DORMANT, *UNSUPPORTED, "truncate", "language", "generation_config"}))
+
+
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis.given(
+    text=st.text(max_size=20) | VALUES,
+    own=st.dictionaries(NAMES | st.text(max_size=3), VALUES, max_size=3),
+    cut=st.booleans(),
+)
+def test_whatever_a_line_holds_it_is_read_or_has_one_error(
+    runner: Runner, text: Any, own: dict[str, Any], cut: bool
+) -> None:
+    """A line is one sample that fits into the rows, or an error of one line, whatever its settings are."""
+    line = json.dumps({**own, "text": text}).encode()
+    opened = _Reader(runner, OBJECTS, {}, 8, 1).read((1, line[: len(line) // 2] if cut else line))
+    if opened.failure is None:
+        (sample,) = opened.samples
+        assert sample.options.num_beams <= 8 and opened.result.returned == sample.options.num_return_sequences
+    else:
+        assert not opened.samples and str(opened.failure) and "\n" not in str(opened.failure)
