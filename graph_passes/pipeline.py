@@ -8,7 +8,7 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
-    to_precision        lower_precision for half precision; encoder_attention, quantize for int8: not exact
+    to_precision        lower_precision for half precision; encoder_attention, quantize, flat_rows for int8: not exact
     quantize_source     where asked for: not exact
     tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
                         to_plugin_nodes
@@ -23,6 +23,7 @@ from functools import partial
 
 from tightbeam.graph_passes.caches.kinds import GENERATED, PROMPT, SOURCE, LayerPlan, require_kinds
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
+from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
 from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
@@ -114,7 +115,7 @@ def to_precision(
     PassError
         For a weight beyond the range of the precision.
     """
-    on_cpu: list[Pass] = [encoder_attention, partial(quantize, forms=forms)]
+    on_cpu: list[Pass] = [encoder_attention, partial(quantize, forms=forms), flat_rows]
     return _run(on_cpu if precision == "int8" else _precision_passes(precision), graphs)
 
 

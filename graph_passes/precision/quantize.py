@@ -39,6 +39,7 @@ from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 from tightbeam.graph_passes.precision.activations import activation_of
 from tightbeam.graph_passes.precision.integers import QuantizedWeights
 from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
+from tightbeam.graph_passes.precision.same_rows import same_rows
 from tightbeam.graph_passes.precision.sites import Site, blocks_of, named_graphs, sites_of
 from tightbeam.graph_passes.tensor_types import tensor_infos
 from tightbeam.plugins.ops.quantized_matmul import ACTIVATIONS
@@ -64,7 +65,7 @@ def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeight
     chosen = [site for site in sites_of(graph, name, sizes) if forms.get(site.name) != "fp32"]
     blocks = {site.name: blocks_of(site.X, forms.get(site.name, "int8")) for site in chosen}
     readers = Counter((site.rows.name, blocks[site.name]) for site in chosen if site.rows is not None)
-    build = _Quantizer(Builder(graph, NAME), shapes, weights, readers)
+    build = _Quantizer(Builder(graph, NAME), shapes, same_rows(graph), weights, readers)
     for site in chosen:
         if site.rows is None:
             build.embedding(site, int(infos[site.node.inputs[1].name].elem_type), blocks[site.name])
@@ -101,10 +102,11 @@ class _Quantizer:
         self,
         build: Builder,
         shapes: dict[str, Dimensions | None],
+        same: dict[str, str],
         weights: QuantizedWeights,
         readers: Counter[tuple[str, int]],
     ) -> None:
-        self.build, self.shapes, self.weights, self.readers = build, shapes, weights, readers
+        self.build, self.shapes, self.same, self.weights, self.readers = build, shapes, same, weights, readers
         self.constants: dict[int, tuple[gs.Constant, gs.Constant]] = {}
         self.rows: dict[tuple[str, int], list[gs.Tensor]] = {}
         self.leading: dict[str, gs.Tensor] = {}
@@ -174,11 +176,18 @@ class _Quantizer:
         add = self._only_add(followed.output)
         if add is not None:
             other = next(tensor for tensor in add.inputs if tensor is not followed.output)
-            shape = self.shapes.get(followed.output.name)
-            is_known = bool(shape) and "?" not in (shape or [])
-            if not isinstance(other, gs.Constant) and is_known and self.shapes.get(other.name) == shape:
+            if not isinstance(other, gs.Constant) and self._has_shape_of(other, site, followed.output):
                 followed.addend, followed.output = other, add.outputs[0]
         return followed
+
+    def _has_shape_of(self, other: gs.Tensor, site: Site, output: gs.Tensor) -> bool:
+        """True where a tensor is known to have the shape of a product's output."""
+        shape, rows = self.shapes.get(other.name), self.same.get(site.node.outputs[0].name)
+        if not shape:
+            return False
+        if rows is not None and self.same.get(other.name, other.name) == rows and shape[-1] == site.Y:
+            return True
+        return "?" not in shape and self.shapes.get(output.name) == shape
 
     def _only_add(self, tensor: gs.Tensor) -> gs.Node | None:
         reader = only_reader(tensor, self.build.graph.outputs)
