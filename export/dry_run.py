@@ -45,18 +45,9 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     options.check_model(choice, files.sizes)
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)
     show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
-    if options.cache_precision is not None:
-        assert choice.preset is not None
-        show(memory_table(sizes, run, same_for_all(choice.preset, sizes.L, "")))
-        show(
-            f"Weights in {options.precision}: {megabytes(options.weight_itemsize * weights.total)} at least. By "
-            "config.json alone;\ntimes are not predicted for an int8 source cache."
-        )
-        check_memory(files, choice, options, run)
-        return
-    machine, origin = options.workload.machine(integers=run.int8)
+    machine, origin = options.workload.machine(integers=run.has_integers)
     weight_bytes, limit = options.weight_itemsize * weights.total, options.workload.memory_limit
-    impossible = refusals_by_sizes(sizes)
+    impossible = refusals_by_sizes(sizes, quantized_source=run.quantized_source)
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
     show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))

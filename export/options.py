@@ -153,15 +153,11 @@ class ExportOptions:
                 f"an int8 source cache does not go with --precision {self.precision}; expected fp32 or int8"
             )
         preset = self.choice().preset
-        if preset is None:
-            raise ExportError("no times are predicted for --cache-precision int8; name a variant in place of auto")
-        if preset.source not in QUANTIZED_KINDS:
+        if preset is not None and preset.source not in QUANTIZED_KINDS:
             raise ExportError(
                 f"source cache {preset.source} cannot be in int8; expected {' or '.join(QUANTIZED_KINDS)}, as of "
                 f"--variant {DEFAULT} or el"
             )
-        if (self.workload.bandwidth_gb_s, self.workload.gflop_s) != (None, None):
-            raise ExportError("no times are predicted for --cache-precision int8; leave bandwidth and matrix rate out")
 
     def check_rates(self) -> None:
         """Raise ExportError for rates of a machine in an export that predicts no times."""
@@ -220,8 +216,6 @@ class ExportOptions:
         needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
         if limit is not None and needed > limit:
             fix = "--variant auto takes what fits, if anything does"
-            if self.cache_precision is not None:
-                fix = "another --variant may keep less"
             raise ExportError(
                 f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller "
                 "--batch-size needs less"

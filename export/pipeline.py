@@ -166,8 +166,10 @@ def _choose_variant(export: _Export) -> None:
     workload, precision = options.workload, options.precision
     if precision == "fp16" and workload.gflop_s is None:
         export.on_note(f"the machine's matrix rate is float32's; pass --gflop-s, the serving machine's in {precision}")
-    run, (machine, origin) = _run_size(export), workload.machine(integers=precision == "int8")
-    impossible, counts = refusals_by_graphs(export.canonical), count_weights(export.canonical)
+    run = _run_size(export)
+    machine, origin = workload.machine(integers=run.has_integers)
+    impossible = refusals_by_graphs(export.canonical, quantized_source=run.quantized_source)
+    counts = count_weights(export.canonical)
     weights = _weight_bytes(export)
     ranked = rank(checkpoint.sizes, counts, impossible, run, machine, weights, workload.memory_limit)
     export.on_table(ranking_table(ranked, impossible, run, machine, origin))

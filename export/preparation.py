@@ -89,6 +89,6 @@ def check_memory(files: CheckpointFiles, choice: Choice, options: ExportOptions,
         plan = same_for_all(choice.preset, files.sizes.L, "")
         options.check_memory(weight_bytes, plan, files.sizes, run)
     elif options.workload.memory_limit is not None:
-        counts, any_machine = files.family.weights(files.declared).products, Machine(1.0, 1.0, 1.0)
-        impossible = refusals_by_sizes(files.sizes)
+        counts, any_machine = files.family.weights(files.declared).products, Machine(1.0, 1.0, 1.0, 1.0, 1.0)
+        impossible = refusals_by_sizes(files.sizes, quantized_source=run.quantized_source)
         best_of(rank(files.sizes, counts, impossible, run, any_machine, weight_bytes, options.workload.memory_limit))

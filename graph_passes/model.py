@@ -71,6 +71,11 @@ class RunSize:
     """source caches are integers of 8 bits, with a float32 scale for each row"""
 
     @property
+    def has_integers(self) -> bool:
+        """True where products or source caches are integers of 8 bits."""
+        return self.int8 or self.quantized_source
+
+    @property
     def R(self) -> int:
         """Rows of the decoder: B x M."""
         return self.B * self.M

@@ -25,6 +25,8 @@ VALID_S = 7 * 24 * 3600
 """Age from which a measurement is taken again."""
 BUSY_VALID_S = 600
 """The same where the machine was busy."""
+INTEGER_RATES = ("integer_rate", "source_rate", "latent_rate")
+"""Numbers that are measured for int8 alone."""
 BUSY = 0.9
 """Share of the processors below which other processes took part of them."""
 
@@ -43,11 +45,15 @@ class Measurement:
     """share of the processors that the measurement got: far below 1 where the machine was busy"""
     integer_rate: float = 0.0
     """operations a second of int8 products; 0 where that was not measured"""
+    source_rate: float = 0.0
+    """the same of attention over keys and values in int8"""
+    latent_rate: float = 0.0
+    """the same of attention over states in int8"""
 
     @property
     def machine(self) -> Machine:
         """The numbers of the cost model."""
-        return Machine(self.bandwidth, self.rate, self.integer_rate)
+        return Machine(self.bandwidth, self.rate, **{name: getattr(self, name) for name in INTEGER_RATES})
 
     @property
     def was_busy(self) -> bool:
@@ -79,7 +85,7 @@ def this_machine(*, integers: bool = False) -> Measurement:
     Parameters
     ----------
     integers
-        Measure the rate of int8 products too, by the operator of an int8 bundle.
+        Measure the rates of int8 too, by the operators of its bundles.
 
     Returns
     -------
@@ -91,7 +97,7 @@ def this_machine(*, integers: bool = False) -> Measurement:
     name = f"{_processor()}, {threads} threads"
     path = cache_file()
     known = _read(path)
-    if name not in known or not known[name].is_valid() or (integers and not known[name].integer_rate):
+    if name not in known or not known[name].is_valid() or (integers and not known[name].latent_rate):
         known[name] = _measure(threads, integers)
         _write(path, known)
     return known[name]
@@ -99,19 +105,19 @@ def this_machine(*, integers: bool = False) -> Measurement:
 
 def _measure(threads: int, integers: bool) -> Measurement:
     """Measure this machine."""
-    product = None
+    operators: dict[str, tuple[float, Callable[[], object]]] = {}
     if integers:  # imported here, since a short process needs no runtime
-        from tightbeam.export.auto.integer_products import integer_product
+        from tightbeam.export.auto.integer_operators import integer_operators
 
-        product = integer_product(WIDTH, threads)
+        operators = integer_operators(WIDTH, threads)
     rows, vector = np.ones((READ_BYTES // 4 // WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     one, other = np.random.default_rng(0).random((2, WIDTH, WIDTH), np.float32)
     wall_s, used_s = time.perf_counter(), time.process_time()
     bandwidth = rows.nbytes / _best_seconds(lambda: rows @ vector)
     rate = 2.0 * WIDTH**3 / _best_seconds(lambda: one @ other)
-    integer_rate = 2.0 * WIDTH**3 / _best_seconds(product) if product else 0.0
+    rates = {name: operations / _best_seconds(work) for name, (operations, work) in operators.items()}
     wall_s, used_s = time.perf_counter() - wall_s, time.process_time() - used_s
-    return Measurement(bandwidth, rate, time.time(), min(1.0, used_s / wall_s / threads), integer_rate)
+    return Measurement(bandwidth, rate, time.time(), min(1.0, used_s / wall_s / threads), **rates)
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
@@ -147,7 +153,8 @@ def _read(path: Path) -> dict[str, Measurement]:
         known = json.loads(path.read_text("utf-8"))
         return {
             str(name): Measurement(
-                **{field: float(entry[field]) for field in fields}, integer_rate=float(entry.get("integer_rate", 0))
+                **{field: float(entry[field]) for field in fields},
+                **{field: float(entry.get(field, 0)) for field in INTEGER_RATES},
             )
             for name, entry in known.items()
             if all(float(entry[field]) > 0 for field in fields)

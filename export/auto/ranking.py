@@ -16,6 +16,7 @@ from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
     PROMPT,
+    QUANTIZED_KINDS,
     SOURCE,
     ModelGraphs,
     PassError,
@@ -89,15 +90,19 @@ def rank(
     return ranked
 
 
-def refusals_by_sizes(sizes: Sizes) -> dict[str, str]:
-    """Presets that no model of these sizes can have, each with the reason."""
+def refusals_by_sizes(sizes: Sizes, *, quantized_source: bool = False) -> dict[str, str]:
+    """Presets that no model of these sizes can have, each with the reason; ``quantized_source``: in int8."""
     reasons = {name: why_not(preset, sizes) for name, preset in PRESETS.items()}
+    if quantized_source:
+        for name, preset in PRESETS.items():
+            if name != "baseline" and preset.source not in QUANTIZED_KINDS:
+                reasons[name] = reasons[name] or "has a kind of source cache that cannot be in int8"
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def refusals_by_graphs(canonical: ModelGraphs) -> dict[str, str]:
+def refusals_by_graphs(canonical: ModelGraphs, *, quantized_source: bool = False) -> dict[str, str]:
     """Presets that a traced model cannot have, each with the reason; its graphs may refuse more than its sizes."""
-    found = refusals_by_sizes(canonical.sizes)
+    found = refusals_by_sizes(canonical.sizes, quantized_source=quantized_source)
     folded = canonical.copy()
     fold_biases(folded)
     for name in PRESETS.keys() - found.keys() - {"baseline"}:
@@ -136,6 +141,9 @@ def ranking_table(
     ``origin``: where the machine's numbers come from.
     """
     integers = f", {machine.integer_rate / 1e9:,.0f} GOP/s in int8" if run.int8 else ""
+    if run.quantized_source:
+        rates = f"{machine.source_rate / 1e9:,.0f} and {machine.latent_rate / 1e9:,.0f}"
+        integers += f",\n{rates} GOP/s of attention over keys and values, and over states, in int8"
     title = (
         f"Predicted for {describe_run(run)},\n"
         f"at {machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s{integers} ({origin})"

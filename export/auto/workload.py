@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -114,7 +114,7 @@ class Workload:
         Parameters
         ----------
         integers
-            With the rate of int8 products, which is measured on this machine.
+            With the rates of int8, which are measured on this machine.
 
         Returns
         -------
@@ -128,7 +128,7 @@ class Workload:
         here = this_machine(integers=integers)
         bandwidth = here.machine.bandwidth if self.bandwidth_gb_s is None else self.bandwidth_gb_s * 1e9
         rate = here.machine.rate if self.gflop_s is None else self.gflop_s * 1e9
-        return Machine(bandwidth, rate, here.integer_rate), here.origin()
+        return replace(here.machine, bandwidth=bandwidth, rate=rate), here.origin()
 
 
 def parse_bytes(text: str) -> int:

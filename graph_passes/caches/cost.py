@@ -1,9 +1,10 @@
-"""The cost model: bytes and operations of a variant, and its time on a machine of two numbers, of three for int8.
+"""The cost model: bytes and operations of a variant, and its time on a machine of two numbers, of five for int8.
 
 Every matrix product or attention takes the longer of two times: its bytes at the machine's memory bandwidth, and its
 operations at its matrix rate (the roofline of Williams et al. 2009). In int8, products with the weights have a rate of
-their own and a byte a number; attention, with the matrices by head of some caches, is float32. Times add up. Not
-modelled: activations, element-wise operators, launches, and that small products reach neither number.
+their own and a byte a number; attention is float32. A source cache in int8 has a byte a number and a scale a row, and
+each of the two operators that read it a rate. Times add up. Not modelled: activations, element-wise operators,
+launches, and that small products reach neither number.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Machine:
     """operations a second of large matrix products"""
     integer_rate: float = 0.0
     """the same in int8; 0 where it is not known"""
+    source_rate: float = 0.0
+    """operations a second of attention over keys and values in int8; 0 where it is not known"""
+    latent_rate: float = 0.0
+    """the same over states"""
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,12 @@ class Work:
     """bytes read and written"""
     operations: int
     """multiplications and additions, each counted"""
-    integers: bool = False
-    """a product in int8"""
+    rate: str = "rate"
+    """the machine's number for such operations"""
 
     def seconds(self, machine: Machine) -> float:
         """Time on a machine."""
-        rate = machine.integer_rate if self.integers else machine.rate
-        return max(self.bytes / machine.bandwidth, self.operations / rate)
+        return max(self.bytes / machine.bandwidth, self.operations / float(getattr(machine, self.rate)))
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def predict(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: Weig
     weights
         From ``count_weights``.
     machine
-        Bandwidth and matrix rate; for an int8 run with the rate of integers.
+        Bandwidth and matrix rate; for an int8 run with the rate of integers, for an int8 source cache with those of
+        attention over it.
 
     Returns
     -------
@@ -140,26 +145,32 @@ def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: We
     for layer in plan:
         is_first = layer.source == "first-k" and first
         first = first and not is_first
-        works.append(_source_attention("k" if is_first else layer.source, sizes, run))
-        works.append(_generated_attention(layer.generated, sizes, run))
+        works += _source_attention("k" if is_first else layer.source, sizes, run)
+        works += _generated_attention(layer.generated, sizes, run)
     return works
 
 
 def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
     """Products of so many rows with so many weights."""
-    return Work(name, numbers * (1 if run.int8 else run.itemsize), 2 * rows * numbers, run.int8)
+    itemsize, rate = (1, "integer_rate") if run.int8 else (run.itemsize, "rate")
+    return Work(name, numbers * itemsize, 2 * rows * numbers, rate)
 
 
-def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
+def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
     """Attention over the source, with the products by head that its kind needs."""
     K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
     read = {"kv-per-beam": run.M * (GK + GV), "kv": GK + GV, "k": GK, "states": D, "first-k": GK}[kind]
     by_score = {"k": K + GK, "states": 2 * D, "first-k": 2 * GK}.get(kind, K + V)
     by_row = {"k": GK * V, "states": D * (K + V), "first-k": GK * (K + V)}.get(kind, 0)
-    return _attention("source attention", run, sizes, run.B * run.N * read, run.N, by_score, by_row)
+    works = _attention("source attention", run, sizes, run.B * run.N * read, run.N, by_score, by_row)
+    if run.quantized_source and kind != "kv-per-beam":
+        scales = 2 * sizes.G if kind == "kv" else 1
+        rate = "source_rate" if kind == "kv" else "latent_rate"
+        works[0] = replace(works[0], bytes=run.B * run.N * (read + 4 * scales), rate=rate)
+    return works
 
 
-def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
+def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
     """Attention over the generated part, with the products by head that its kind needs.
 
     The beams of a sample share all but their newest tokens, so a cache read through ancestry is read about once a
@@ -173,7 +184,10 @@ def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> Work:
     return _attention("generated attention", run, sizes, run.B * run.T * read, run.T, by_score, by_row)
 
 
-def _attention(name: str, run: RunSize, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int) -> Work:
-    numbers += sizes.H * by_row
-    operations = 2 * sizes.streams * run.R * sizes.H * (positions * by_score + by_row)
-    return Work(name, numbers * run.itemsize, operations)
+def _attention(
+    name: str, run: RunSize, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int
+) -> list[Work]:
+    """Attention over so many cached numbers, and the products of each head, by_row numbers, that go with it."""
+    queries = sizes.streams * run.R
+    attention = Work(name, numbers * run.itemsize, 2 * queries * sizes.H * positions * by_score)
+    return [attention, *([_product("products by head", sizes.H * by_row, queries, run)] if by_row else [])]

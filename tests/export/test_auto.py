@@ -85,12 +85,31 @@ def test_integers_have_a_rate_and_bytes_of_their_own() -> None:
     low = replace(exact, int8=True)
     for works in (encoder_work, step_work):
         for one, other in zip(works(plan, LARGE, exact, counts), works(plan, LARGE, low, counts), strict=True):
-            assert other.integers == ("attention" not in one.name)
-            assert other.bytes * (4 if other.integers else 1) == one.bytes and other.operations == one.operations
-            if other.integers:
+            integers = other.rate == "integer_rate"
+            assert integers == ("attention" not in one.name)
+            assert other.bytes * (4 if integers else 1) == one.bytes and other.operations == one.operations
+            if integers:
                 assert other.seconds(machine) == pytest.approx(one.seconds(machine) / 4)
             else:
                 assert other.seconds(machine) == one.seconds(machine)
+
+
+@pytest.mark.parametrize(
+    ("variant", "rate", "width", "scales"),
+    [("dedup", "source_rate", 2 * LARGE.D, 2 * LARGE.G), ("xcache", "latent_rate", LARGE.D, 1)],
+)
+def test_an_int8_source_cache_has_bytes_and_a_rate_of_its_own(variant: str, rate: str, width: int, scales: int) -> None:
+    counts, machine = count_weights_of_large(), Machine(1e18, 1e9, 0.0, 2e9, 8e9)
+    plan = same_for_all(PRESETS[variant], LARGE.L, "")
+    exact = RunSize(B=2, M=4, N=512, T=64)
+    low = replace(exact, quantized_source=True)
+    for one, other in zip(step_work(plan, LARGE, exact, counts), step_work(plan, LARGE, low, counts), strict=True):
+        if one.name != "source attention":
+            assert one == other
+            continue
+        assert (other.rate, other.operations) == (rate, one.operations)
+        assert other.bytes == 2 * 512 * (width + 4 * scales) and one.bytes == 2 * 512 * 4 * width
+        assert one.seconds(machine) / other.seconds(machine) == pytest.approx(getattr(machine, rate) / 1e9)
 
 
 def test_predictions_grow_with_every_size() -> None:
