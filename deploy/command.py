@@ -19,6 +19,9 @@ from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles, json_objects
+from tightbeam.deploy.ray.partition import FieldNames
+from tightbeam.deploy.ray.rows import RowSettings
+from tightbeam.deploy.ray.run import RayRun, run_on_ray
 from tightbeam.deploy.resume import WrittenResults, read_written
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.runner import Runner
@@ -175,6 +178,27 @@ def run_model(
             help="JSON file with settings of model.generate by name; options given on the command line override it."
         ),
     ] = None,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Run on the Ray cluster at RAY_ADDRESS, else on one that is started here. FILE may then be a folder "
+            "of .txt, .jsonl and .parquet files, and --output is a folder, where a second run does what is missing.",
+        ),
+    ] = False,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Field of JSON lines, or column of Parquet, with the text: text; with --ray."
+        ),
+    ] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Field or column that is copied to the results as key; with --ray."),
+    ] = None,
+    partition_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows that one actor runs and writes at a time: 256; with --ray.")
+    ] = None,
     version: Version = False,
 ) -> None:
     """Generate from every line of the files with a bundle, and write one line for each.
@@ -216,6 +240,32 @@ def run_model(
             if resume == STDOUT:
                 raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
             output = resume
+        if ray:
+            if resume is not None or force or document:
+                raise InputError("--resume, --force and --document are not for --ray; leave them out")
+            if json_input is not None and text_field is not None:
+                raise InputError("--json-input and --text-field both name the field of the text; leave one out")
+            if output == STDOUT:
+                _check_output(output, force, names, option="--output")
+            settings, notes = remove_settings_without_effect(settings, speech=False)
+            for note in () if quiet else notes:
+                say(f"note: {note}")
+            run = RayRun(
+                bundle=bundle,
+                sources=sources or [STDIN],
+                output=None if output == STDOUT else output,
+                rows=RowSettings(settings, ids, truncate, batch_size or 8, max_rows),
+                fields=FieldNames(json_input or text_field or "text", key_field, json_input is not None),
+                rows_each=partition_rows or 256,
+                json_lines=json_lines,
+                quiet=quiet,
+                engine=engine,
+                device=device,
+                threads=threads,
+            )
+            raise typer.Exit(run_on_ray(run))
+        if (text_field, key_field, partition_rows) != (None, None, None):
+            raise InputError("--text-field, --key-field and --partition-rows are for --ray; leave them out, or add it")
         _check_output(output, force, names, option="--output" if resume is None else "--resume")
         waits = STDIN in names and sys.stdin is not None and sys.stdin.isatty() and not quiet
         if waits and document:  # it is read whole before the model is loaded

@@ -54,15 +54,16 @@ class RunSummary:
         seconds = self.seconds
         return f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
 
+    def counts(self) -> str:
+        """Inputs, tokens and seconds, up to the present moment."""
+        counted_inputs, tokens = counted(self.inputs, self.unit), counted(self.tokens, "token")
+        return f"{counted_inputs}, {tokens} in {_number(self.seconds)} s: {self.rates()}"
+
     def text(self) -> str:
         """One line, up to the present moment."""
-        seconds = self.seconds
         peak = peak_memory_bytes()
         memory = f"; {peak / 1e6:,.0f} MB at most" if peak else ""
-        return (
-            f"{counted(self.inputs, self.unit)}, {counted(self.tokens, 'token')} in {_number(seconds)} s: "
-            f"{self.rates()}{memory}; model loaded in {_number(self.load_seconds)} s"
-        )
+        return f"{self.counts()}{memory}; model loaded in {_number(self.load_seconds)} s"
 
 
 def peak_memory_bytes() -> int:

@@ -17,7 +17,10 @@ SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 """Command -> its module and function."""
 BUILD_ONLY = ("torch", "transformers", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxscript", "safetensors")
 """Packages that a serving machine does not have."""
-OPTIONAL = ("scipy", "soundfile", "tensorrt", "tensorrt_rtx", "cuda", "tritonclient", "triton_python_backend_utils")
+OPTIONAL = (
+    *("scipy", "soundfile", "tensorrt", "tensorrt_rtx", "cuda", "tritonclient", "triton_python_backend_utils"),
+    *("ray", "pyarrow", "pandas"),
+)
 """Packages of extras, and Triton's own."""
 
 BLOCK = """

@@ -115,6 +115,10 @@ NOT_SETTINGS = {
     "engine",
     "device",
     "threads",
+    "ray",
+    "text_field",
+    "key_field",
+    "partition_rows",
 }
 FOR_SPEECH = {"language", "task"}
 

@@ -1,0 +1,118 @@
+"""The Ray cluster: the one at RAY_ADDRESS, or one on this machine, which ends with the run."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+from tightbeam.deploy.cores import allowed_cores
+from tightbeam.deploy.errors import RuntimeSetupError, first_line
+from tightbeam.deploy.ray.library import optional_library
+from tightbeam.deploy.ray.sizing import Machine
+
+__all__ = ["connected", "machines"]
+
+ADDRESS = "RAY_ADDRESS"
+CONNECT_SECONDS = 10
+"""Time for a cluster to answer."""
+ENVIRONMENT = {
+    "RAY_NUM_REDIS_GET_RETRIES": "1",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_DATA_LOG_LEVEL": "CRITICAL",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Settings of Ray: attempts to reach a cluster, a minute each, 20 by default; and messages, which stay in its own log
+files, since what has to be said is said here."""
+OBJECT_STORE_BYTES = 256 << 20
+"""Shared memory of a cluster that is started here: rows are read by the actors, so that little passes through it."""
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """Connect to the cluster, or start one, and leave or stop it at the end. Yields the library ray.
+
+    Raises
+    ------
+    RuntimeSetupError
+        Ray is missing, the cluster cannot be reached, or it runs other versions.
+    """
+    address = os.environ.get(ADDRESS)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if address:
+        _check_reachable(address)
+    else:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = optional_library("ray")
+    optional_library("ray.data")
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # Ray prints its messages to standard output
+        warnings.simplefilter("ignore")
+        try:
+            _connect(ray, address)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def machines(ray: Any) -> list[Machine]:
+    """The living machines of the cluster."""
+    found = []
+    for node in ray.nodes():
+        resources = node["Resources"] if node["Alive"] else {}
+        cores, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+        if cores or gpus:
+            found.append(Machine(cores, int(resources.get("memory", 0)), gpus))
+    return found
+
+
+def _check_reachable(address: str) -> None:
+    """Raise RuntimeSetupError where nothing answers at HOST:PORT. Ray itself would try for a minute."""
+    host, _, port = address.rpartition("//")[2].partition("/")[0].rpartition(":")
+    try:
+        if host and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _unusable(address, error) from None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Standard error leads nowhere meanwhile: Ray's native part writes there that it was told to be silent."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    if not address:
+        own = {"num_cpus": allowed_cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        try:
+            with _silent():
+                ray.init("local", **own, **quiet)
+        except Exception as error:
+            raise RuntimeSetupError(f"Ray cannot start on this machine ({first_line(error)}); see /tmp/ray") from None
+        return
+    try:
+        with _silent():
+            ray.init(address, **quiet)
+    except Exception as error:  # of many classes: no connection, another version of Ray or Python
+        raise _unusable(address, error) from None
+
+
+def _unusable(address: str, error: Exception) -> RuntimeSetupError:
+    return RuntimeSetupError(
+        f"the Ray cluster at {ADDRESS}={address} cannot be used ({first_line(error)}); start it with ray start, "
+        f"or unset {ADDRESS} to start one here"
+    )

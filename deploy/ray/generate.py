@@ -1,0 +1,146 @@
+"""The class for ``Dataset.map_batches`` of Ray Data: an actor reads the bundle once, and appends columns to tables."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from typing import Any
+
+from tightbeam.deploy.errors import InputError, NoEffectWarning
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.ray.library import optional_library
+from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
+from tightbeam.deploy.ray.table import with_results
+from tightbeam.deploy.runner import Runner
+
+__all__ = ["Generate", "assigned_cores", "load_text_runner"]
+
+
+class Generate:
+    """Generate for a column of a Ray dataset, in ``Dataset.map_batches(Generate, batch_format="pyarrow", ...)``.
+
+    Each actor loads the bundle once, and has ``num_cpus`` cores for itself. Leave a core of the cluster to the steps
+    that read and write the dataset: where actors have them all, these wait for ever. Rows join the running batch one by
+    one, and it is empty between two batches of the dataset: 256 rows a batch keep it full.
+
+    Parameters
+    ----------
+    bundle : str or path
+        The bundle folder, by a path that every machine has.
+    column : str
+        The column of the texts.
+    prefix : str
+        Beginning of the names of the new columns.
+    ids : bool
+        The column holds lists of token ids, in place of texts.
+    truncate : bool
+        Cut texts that are longer than the model's positions, which is an error of the row otherwise.
+    batch_size : int
+        Rows in the running batch, at most.
+    engine, device : str
+        Those of `Runner.load`.
+    threads : int, optional
+        Threads of one operator; by default ``num_cpus`` of the actor.
+    **settings
+        Arguments of ``model.generate``, by the same names.
+
+    Raises
+    ------
+    BundleError
+        The bundle cannot be read, or cannot be run on this machine.
+    GenerationError
+        A setting is unknown, not supported or impossible.
+    InputError
+        The model is no text model, or an argument is out of range.
+
+    Examples
+    --------
+    >>> generate = Generate("demo-dedup", column="report", num_beams=4)
+    >>> generate(pyarrow.table({"report": reports})).column_names
+    ['report', 'generated_text', 'generated_score', 'generated_tokens', 'generated_error', 'generated_truncated']
+    """
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str],
+        column: str = "text",
+        *,
+        prefix: str = "generated_",
+        ids: bool = False,
+        truncate: bool = False,
+        batch_size: int = 8,
+        engine: str = "onnxruntime",
+        device: str = "cpu",
+        threads: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size={batch_size!r} is not a number of rows; pass 1 or more")
+        on_cpu = device == "cpu" and engine == "onnxruntime"
+        if threads is None and on_cpu:
+            threads = assigned_cores()
+        effective, notes = remove_settings_without_effect(settings, speech=False)
+        for note in notes:
+            warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=2)
+        self._settings = RowSettings(effective, ids, truncate, batch_size)
+        self._runner = load_text_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
+        self._column, self._prefix = column, prefix
+
+    def __call__(self, table: Any) -> Any:
+        """Generate for each row.
+
+        Parameters
+        ----------
+        table : pyarrow.Table
+            The rows; all columns are kept, among them those that identify a row.
+
+        Returns
+        -------
+        pyarrow.Table
+            With ``text``, ``score``, ``tokens``, ``error`` and ``truncated`` under the prefix. A row that could not be
+            run has the reason as ``error``, which is null elsewhere.
+
+        Raises
+        ------
+        InputError
+            The table is not an Arrow table, or lacks the column.
+        BundleError
+            The runtime failed for a reason that is no row's.
+        """
+        if not isinstance(table, optional_library("pyarrow").Table):
+            raise InputError(f"the rows are {type(table).__name__}; pass batch_format='pyarrow' to map_batches")
+        names = table.column_names
+        if self._column not in names:
+            raise InputError(f"the dataset has no column {self._column!r}, its columns are {', '.join(names)}")
+        lines = lines_of_values(table.column(self._column).to_pylist(), self._column)
+        results = run_rows(self._runner, lines, self._settings, name=self._column)
+        return with_results(table, results, self._prefix)
+
+
+def load_text_runner(
+    bundle: str | os.PathLike[str], settings: RowSettings, *, engine: str, device: str, threads: int | None
+) -> Runner:
+    """Load a bundle, and check that it can run rows with these settings.
+
+    Raises
+    ------
+    BundleError, GenerationError, InputError
+        Those of `Generate`.
+    """
+    runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
+    if runner.is_speech:
+        raise InputError("this is a speech model, and rows are texts; use run-model without --ray for audio")
+    runner.options(**settings.generation)
+    if not settings.ids:
+        runner.require_tokenizer()
+    return runner
+
+
+def assigned_cores() -> int | None:
+    """The cores that Ray gives the present actor, at least one; None outside of one."""
+    ray = optional_library("ray")
+    if not ray.is_initialized():
+        return None
+    cores: float = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+    return max(1, math.ceil(cores))

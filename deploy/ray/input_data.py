@@ -1,0 +1,145 @@
+"""Input of `run-model --ray`: files and folders of text, JSON lines and Parquet, cut into partitions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.input_files import IDS, STDIN, InputFiles, InputKind
+from tightbeam.deploy.input_files import TEXT as TEXT_LINES
+from tightbeam.deploy.ray.lines import LineScan, scan_lines
+from tightbeam.deploy.ray.parquet import scan_parquet
+from tightbeam.deploy.ray.partition import JSON_LINES, PARQUET, TEXT, FieldNames, Partition
+from tightbeam.deploy.text.json_line import read_json_line
+
+__all__ = ["InputFile", "cut", "find_files"]
+
+SUFFIXES = {
+    ".txt": TEXT,
+    ".text": TEXT,
+    ".jsonl": JSON_LINES,
+    ".ndjson": JSON_LINES,
+    ".parquet": PARQUET,
+    ".pq": PARQUET,
+}
+"""Kind of file by the end of its name."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file whose rows were counted.
+
+    Attributes
+    ----------
+    name : str
+        The file's path inside the folder that was named, or its own name; with forward slashes.
+    path : Path
+    kind : str
+    nbytes, rows : int
+    digest : str
+        What identifies the content.
+    scan : LineScan or None
+        Where its partitions begin; None for Parquet.
+    """
+
+    name: str
+    path: Path
+    kind: str
+    nbytes: int
+    rows: int
+    digest: str
+    scan: LineScan | None = None
+
+
+def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_each: int) -> list[InputFile]:
+    """Find the files, check their kinds, and count their rows.
+
+    Parameters
+    ----------
+    sources : sequence of str
+        Files and folders. Of a folder all files are taken, at any depth and in the order of their names; those whose
+        name begins with a dot or an underscore are left out.
+    fields
+    ids : bool
+        Rows are lists of token ids.
+    rows_each : int
+        Rows of a partition.
+
+    Raises
+    ------
+    InputError
+        A file or folder is missing, empty, of an unknown kind, unreadable, or named like another one.
+    """
+    files: list[InputFile] = []
+    paths: dict[str, Path] = {}
+    for name, path in (found for source in sources for found in _named(source)):
+        if paths.setdefault(name, path) != path:
+            raise InputError(f"{paths[name]} and {path} would both be called {name}; rename one, or run them apart")
+        kind = SUFFIXES.get(path.suffix.lower())
+        if kind is None:
+            raise InputError(
+                f"{path} is of an unknown kind; expected {', '.join(SUFFIXES)}; rename it, or move it away"
+            )
+        try:
+            files.append(_scan(name, path, kind, fields, ids, rows_each))
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {(error.strerror or '').lower()}; check it") from None
+    if not any(file.rows for file in files):
+        raise InputError(f"{', '.join(sources)} has no rows; expected {', '.join(SUFFIXES)} with at least one")
+    return files
+
+
+def cut(files: Sequence[InputFile], rows_each: int) -> list[Partition]:
+    """The partitions of files that were scanned with the same ``rows_each``."""
+    made: list[Partition] = []
+    for file in files:
+        bounds = list(pairwise(file.scan.bounds)) if file.scan else [(0, 0)] * -(-file.rows // rows_each)
+        for number, (start, stop) in enumerate(bounds):
+            first = number * rows_each + 1
+            rows = min(rows_each, file.rows - first + 1)
+            place = (file.name, str(file.path), file.kind, first, rows)
+            made.append(Partition(len(made), *place, offset=start, nbytes=stop - start))
+    return made
+
+
+def _named(source: str) -> Iterator[tuple[str, Path]]:
+    """Names and absolute paths of the files of one source."""
+    if source == STDIN:
+        raise InputError("--ray reads no standard input, which other machines cannot; write it to a file")
+    path = Path(os.path.abspath(source))
+    try:
+        if path.is_file():
+            yield path.name, path
+            return
+        if not path.is_dir():
+            raise InputError(f"there is no file or folder {source}; pass one with {', '.join(SUFFIXES)}")
+        found = sorted(inside for inside in path.rglob("*") if inside.is_file())
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {(error.strerror or '').lower()}; pass a file or a folder") from None
+    shown = [file for file in found if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+    if not shown:
+        raise InputError(f"folder {source} has no files; expected some with {', '.join(SUFFIXES)}")
+    for file in shown:
+        yield file.relative_to(path).as_posix(), file
+
+
+def _scan(name: str, path: Path, kind: str, fields: FieldNames, ids: bool, rows_each: int) -> InputFile:
+    nbytes = path.stat().st_size
+    if kind == PARQUET:
+        if fields.settings:
+            raise InputError(f"{name} is Parquet, and --json-input is for JSON lines; pass --text-field")
+        table = scan_parquet(path, name, fields.text, fields.key, ids)
+        return InputFile(name, path, kind, nbytes, table.rows, table.digest)
+    objects = InputKind(
+        f"a JSON object with the field {fields.text!r}",
+        "an object",
+        "name the field with --text-field",
+        lambda text: read_json_line(text, fields.text),
+    )
+    InputFiles([str(path)]).check(objects if kind == JSON_LINES else IDS if ids else TEXT_LINES)
+    lines = scan_lines(path, rows_each)
+    return InputFile(name, path, kind, nbytes, lines.rows, lines.digest, lines)

@@ -1,0 +1,75 @@
+"""Partitions of the input: rows of one file, which one actor runs and whose results are one file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+__all__ = ["JSON_LINES", "PARQUET", "TEXT", "FieldNames", "Partition"]
+
+TEXT, JSON_LINES, PARQUET = "text", "json-lines", "parquet"
+"""Kinds of files: a text in each line; an object in each line; a table."""
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """Fields of JSON lines, or columns of Parquet.
+
+    Attributes
+    ----------
+    text : str
+        That of the text, or of the token ids.
+    key : str or None
+        That of the key, which is copied to the results.
+    settings : bool
+        The others are settings of the row alone.
+    """
+
+    text: str = "text"
+    key: str | None = None
+    settings: bool = False
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Rows of a file.
+
+    Attributes
+    ----------
+    index : int
+        Number of the partition among all, from 0.
+    file : str
+        Name of the file, as results have it.
+    path : str
+        Its absolute path.
+    kind : str
+        TEXT, JSON_LINES or PARQUET.
+    first : int
+        Number of the first row in the file, from 1.
+    rows : int
+    offset, nbytes : int
+        The rows' bytes in the file; 0 for Parquet.
+    """
+
+    index: int
+    file: str
+    path: str
+    kind: str
+    first: int
+    rows: int
+    offset: int = 0
+    nbytes: int = 0
+
+    @property
+    def place(self) -> str:
+        """The rows, as errors name them."""
+        return f"{self.file}, rows {self.first} to {self.first + self.rows - 1}"
+
+    def to_json(self) -> str:
+        """One line, for an actor."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Partition:
+        """The partition that ``to_json`` wrote."""
+        return cls(**json.loads(text))

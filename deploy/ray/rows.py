@@ -1,0 +1,77 @@
+"""Generation for rows of a table: a row that cannot be run gets an error, and costs no other row its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.text_input import LineFormat, run_text_input
+
+__all__ = ["RowSettings", "lines_of_values", "run_rows"]
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Settings that all rows share.
+
+    Attributes
+    ----------
+    generation : mapping
+        Arguments of ``model.generate``.
+    ids : bool
+        Rows are lists of token ids, in place of texts.
+    truncate : bool
+        Cut texts that are longer than the model's positions.
+    batch_size : int
+        Rows of a table that run together, at most.
+    max_rows : int or None
+        Rows of the decoder (rows of a table x beams) that run together, in place of ``batch_size``.
+    """
+
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    ids: bool = False
+    truncate: bool = False
+    batch_size: int = 8
+    max_rows: int | None = None
+
+
+def lines_of_values(values: Sequence[object], name: str) -> list[bytes]:
+    """Rows as lines for `run_rows`: JSON objects that have the value in the field ``name``."""
+    return [json.dumps({name: value}).encode() for value in values]
+
+
+def run_rows(
+    model: LoadedModel, lines: Sequence[bytes], settings: RowSettings, *, name: str | None, first: int = 1
+) -> list[InputResult]:
+    """Generate for every row.
+
+    Parameters
+    ----------
+    model
+        The runner.
+    lines
+        Texts, or lists of token ids as JSON; or JSON objects that have one of these in the field ``name``, and settings
+        of the row alone in others.
+    settings
+    name
+        None for lines that are no objects.
+    first
+        Number of the first row in its file.
+
+    Returns
+    -------
+    list of InputResult
+        One for each row, in their order.
+
+    Raises
+    ------
+    BundleError
+        The GPU failed, and would for the other rows.
+    """
+    how: dict[str, Any] = {"batch_size": settings.batch_size, "max_rows": settings.max_rows, "first": first}
+    lines_are = LineFormat(settings.ids, name, settings.truncate)
+    return list(run_text_input(model, lines, lines_are, **how, **settings.generation))

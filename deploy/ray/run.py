@@ -1,0 +1,219 @@
+"""`run-model --ray`: from the command line to results in a folder, or on standard output in the order of the input."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import tightbeam
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.console import counted, say
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.ray.cluster import connected, machines
+from tightbeam.deploy.ray.input_data import cut, find_files
+from tightbeam.deploy.ray.job import ClusterRun
+from tightbeam.deploy.ray.partition import FieldNames, Partition
+from tightbeam.deploy.ray.results import bundle_digest, open_results, result_path
+from tightbeam.deploy.ray.rows import RowSettings
+from tightbeam.deploy.ray.sizing import memory_of_actor, plan_actors
+from tightbeam.deploy.ray.worker import Job, PartitionReport
+from tightbeam.deploy.run_summary import RunSummary
+from tightbeam.deploy.text.input_result import InputResult
+
+__all__ = ["RayRun", "run_on_ray"]
+
+MOST_SAID = 20
+"""Errors of rows that are printed where the results, which have all of them, are in a folder."""
+
+
+@dataclass(frozen=True)
+class RayRun:
+    """What the command line asks for.
+
+    Attributes
+    ----------
+    bundle : Path
+    sources : sequence of str
+        Files and folders.
+    output : str or None
+        Folder of the results; None for standard output.
+    rows : RowSettings
+    fields : FieldNames
+    rows_each : int
+        Rows of a partition.
+    json_lines : bool
+        JSON on standard output, in place of text.
+    quiet : bool
+        Errors only.
+    engine, device, threads
+        Arguments of `Runner.load`.
+    """
+
+    bundle: Path
+    sources: Sequence[str]
+    output: str | None
+    rows: RowSettings
+    fields: FieldNames
+    rows_each: int
+    json_lines: bool
+    quiet: bool
+    engine: str
+    device: str
+    threads: int | None
+
+
+def run_on_ray(run: RayRun) -> int:
+    """Run all rows that have no result yet.
+
+    Returns
+    -------
+    int
+        The exit code: 0, or 1 where a row or a partition could not be run; each is named.
+
+    Raises
+    ------
+    BundleError, GenerationError, InputError
+        Nothing can be run, or Ray failed.
+    """
+    bundle = Bundle.load(run.bundle, verify=False)  # each actor compares the files with their checksums
+    options = _options(bundle, run.rows)
+    files = find_files(run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each)
+    partitions = cut(files, run.rows_each)
+    missing = partitions
+    if run.output is not None:
+        folder = Path(run.output)
+        open_results(folder, _depends_on(run, bundle, options), files)
+        missing = [part for part in partitions if not result_path(folder, part, run.rows_each).exists()]
+        if len(missing) < len(partitions) and not run.quiet:
+            there = len(partitions) - len(missing)
+            say(f"note: {folder} has the results of {there} of {counted(len(partitions), 'partition')}")
+    if not missing:
+        return 0
+    together = run.rows.batch_size if run.rows.max_rows is None else max(1, run.rows.max_rows // options.num_beams)
+    actor_bytes = memory_of_actor(bundle.manifest, options, together)
+    return _Progress(run, missing, options.num_return_sequences, sys.stdout).run(actor_bytes)
+
+
+class _Progress:
+    """A run under way: what to print for each report, and the sums."""
+
+    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int, output: TextIO) -> None:
+        self._run, self._partitions, self._returned, self._output = run, partitions, returned, output
+        self._summary = RunSummary("row", 0)
+        self._said = 0
+        self._lost: list[str] = []
+
+    def run(self, actor_bytes: int) -> int:
+        """Run the partitions, and return the exit code."""
+        run = self._run
+        begun = time.time()
+        gpu = run.device != "cpu" or run.engine != "onnxruntime"
+        if gpu and run.threads is not None:
+            raise InputError("--threads is for the CPU; leave it out with --device and --engine")
+        with connected() as ray:
+            actors = plan_actors(machines(ray), actor_bytes, threads=run.threads, gpu=gpu)
+            threads = None if gpu else actors.cores
+            cluster = ClusterRun(ray, _job(run, threads), actors, ordered=run.output is None)
+            if not run.quiet:
+                rows = counted(sum(part.rows for part in self._partitions), "row")
+                say(f"note: {rows} in {counted(len(self._partitions), 'partition')}, {actors.text}")
+            by_index = {part.index: part for part in self._partitions}
+            for report in cluster.reports(self._partitions):
+                if report.fatal:
+                    raise InputError(report.failure or "an actor failed")
+                self._show(by_index.pop(report.index), report)
+            started = cluster.started() or begun
+        for part in by_index.values():
+            self._lost.append(f"{part.place}: no actor reported it")
+        return self._end(time.time() - started, started - begun)
+
+    def _show(self, part: Partition, report: PartitionReport) -> None:
+        """Print the results of a partition, and its errors."""
+        if report.failure is not None:
+            self._lost.append(f"{part.place}: {report.failure}")
+            if self._run.output is None:  # a line of the output for each line of the input
+                report.lines = _without_results(part, report.failure, self._run.json_lines, self._returned)
+        for line in report.lines:
+            self._output.write(f"{line}\n")
+        self._output.flush()
+        for number, error in report.errors:
+            if self._said < MOST_SAID:
+                say(f"error: {part.file}, row {number}: {error}")
+            self._said += 1
+        self._summary.inputs += report.rows - report.failed
+        self._summary.failed += report.failed
+        self._summary.tokens += report.tokens
+
+    def _end(self, seconds: float, start_seconds: float) -> int:
+        """Print what became of the run, and return the exit code."""
+        summary = self._summary
+        summary.started = time.perf_counter() - seconds
+        if not self._run.quiet:
+            say(f"{summary.counts()}; actors started in {start_seconds:.0f} s")
+        for lost in self._lost[:MOST_SAID]:
+            say(f"error: {lost}")
+        if self._lost:
+            again = "" if self._run.output is None else "; the same command again runs them"
+            say(f"error: {counted(len(self._lost), 'partition')} could not be run{again}")
+        if summary.failed:
+            where = "is named above" if summary.failed <= self._said <= MOST_SAID else 'has its "error" in the results'
+            say(f"error: {summary.failed} of the rows could not be run; each {where}")
+        return 1 if self._lost or summary.failed else 0
+
+
+def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
+    """The resolved settings. Raises for those that no row can be run with."""
+    manifest = bundle.manifest
+    if manifest.speech:
+        raise InputError("--ray is for texts, and this is a speech model; leave --ray out")
+    if manifest.tokenizer is None and not rows.ids:
+        raise InputError(f"bundle {bundle.path} has no tokenizer, since its checkpoint has none; pass --ids")
+    return options_for(manifest.generation, rows.generation, manifest.sizes, speech=False)
+
+
+def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapping[str, Any]:
+    """What results depend on, in JSON's types."""
+    return {
+        "bundle": bundle_digest(bundle.path),
+        "model": bundle.manifest.model,
+        "engine": run.engine,
+        "ids": run.rows.ids,
+        "truncate": run.rows.truncate,
+        "text-field": run.fields.text,
+        "key-field": run.fields.key,
+        "row-settings": run.fields.settings,
+        "partition-rows": run.rows_each,
+        **{name.replace("_", "-"): value for name, value in asdict(options).items()},
+    }
+
+
+def _job(run: RayRun, threads: int | None) -> Job:
+    """The work, with paths that other machines can use."""
+    bundle = Path(os.path.abspath(run.bundle))
+    return Job(
+        bundle=str(bundle),
+        digest=bundle_digest(bundle),
+        version=tightbeam.__version__,
+        rows=run.rows,
+        fields=run.fields,
+        rows_each=run.rows_each,
+        output=None if run.output is None else os.path.abspath(run.output),
+        json_lines=run.json_lines,
+        engine=run.engine,
+        device=run.device,
+        threads=threads,
+    )
+
+
+def _without_results(part: Partition, error: str, json_lines: bool, returned: int) -> list[str]:
+    """Lines of standard output for the rows of a partition that could not be run."""
+    numbers = range(part.first, part.first + part.rows)
+    results = [InputResult(number, returned, error=error, file=part.file) for number in numbers]
+    return [result.as_json() if json_lines else result.as_text() for result in results]

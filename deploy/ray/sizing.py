@@ -1,0 +1,108 @@
+"""Cores of an actor, and the number of actors, from the machines of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
+from tightbeam.deploy.errors import DeviceError, InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+
+__all__ = ["Actors", "Machine", "memory_of_actor", "plan_actors"]
+
+PROCESS_BYTES = 400_000_000
+"""Memory of an actor beside weights and caches: Python, Ray, ONNX Runtime and activations."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine gives to Ray.
+
+    Attributes
+    ----------
+    cores, gpus : int
+    memory_bytes : int
+    """
+
+    cores: int
+    memory_bytes: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Actors:
+    """Actors of a run.
+
+    Attributes
+    ----------
+    count : int
+    cores : int
+        Cores of each.
+    gpus : int
+        GPUs of each, 0 or 1.
+    """
+
+    count: int
+    cores: int
+    gpus: int = 0
+
+    @property
+    def text(self) -> str:
+        """The actors in words."""
+        each = "a GPU" if self.gpus else f"{self.cores} core{'' if self.cores == 1 else 's'}"
+        return f"{self.count} actor{'' if self.count == 1 else 's'} of {each}"
+
+
+def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> int:
+    """Upper estimate of the bytes that an actor takes: a loaded model, and the caches of a batch of longest sources."""
+    new_tokens = options.max_length - options.beginning
+    workload = workload_of(manifest, batch_size=batch_size, num_beams=options.num_beams, new_tokens=new_tokens)
+    return round(1.2 * manifest.weights.bytes) + sum(cache_bytes(manifest, workload)) + PROCESS_BYTES
+
+
+def plan_actors(machines: Sequence[Machine], actor_bytes: int, *, threads: int | None, gpu: bool) -> Actors:
+    """Choose the actors.
+
+    An actor has a GPU, or ``threads`` cores. By default it has one core, the least work for a token, or as few as the
+    actors of every machine need to fit into its memory.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+    actor_bytes : int
+        Memory of one actor.
+    threads : int or None
+        Cores of an actor.
+    gpu : bool
+        The actors run on GPUs.
+
+    Returns
+    -------
+    Actors
+        As many as the cluster has room for.
+
+    Raises
+    ------
+    DeviceError
+        The cluster has no GPU.
+    InputError
+        No machine has so many cores.
+    """
+    if gpu:
+        count = sum(machine.gpus for machine in machines)
+        if not count:
+            raise DeviceError("no machine of the cluster has a GPU; leave --device and --engine out")
+        return Actors(count, 1, 1)
+    most = max((machine.cores for machine in machines), default=0)
+    if not most or (threads or 1) > most:
+        raise InputError(f"no machine of the cluster has {threads or 1} cores, {most} at most; pass fewer --threads")
+    cores = threads or next((each for each in range(1, most) if _fit(machines, each, actor_bytes)), most)
+    if threads is None:  # no core is left over on the machines that have fewest
+        cores = min(machine.cores // (machine.cores // cores) for machine in machines if machine.cores >= cores)
+    return Actors(sum(machine.cores // cores for machine in machines), cores)
+
+
+def _fit(machines: Sequence[Machine], cores: int, actor_bytes: int) -> bool:
+    return all(machine.cores // cores * actor_bytes <= machine.memory_bytes for machine in machines)

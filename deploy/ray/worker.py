@@ -1,0 +1,211 @@
+"""The actor of `run-model --ray`: reads a partition, runs its rows, and writes their results or returns them."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tightbeam
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.ray.generate import load_text_runner
+from tightbeam.deploy.ray.library import optional_library
+from tightbeam.deploy.ray.lines import read_lines
+from tightbeam.deploy.ray.parquet import read_table
+from tightbeam.deploy.ray.partition import PARQUET, TEXT, FieldNames, Partition
+from tightbeam.deploy.ray.results import bundle_digest, result_path, write_whole
+from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
+from tightbeam.deploy.ray.table import with_results
+from tightbeam.deploy.text.input_result import InputResult
+
+__all__ = ["Job", "PartitionReport", "PartitionWorker"]
+
+MOST_STARTS = 4
+"""Times that a partition is begun. A row that ends its process (memory) would otherwise end all actors, one by one."""
+MOST_ERRORS = 20
+"""Errors of rows that a report names."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work of all actors of a run.
+
+    Attributes
+    ----------
+    bundle : str
+        Absolute path of the bundle.
+    digest : str
+        SHA-256 of its bundle.json, which has those of all files.
+    version : str
+        Version of Tightbeam.
+    rows : RowSettings
+    fields : FieldNames
+    rows_each : int
+        Rows of a partition.
+    output : str or None
+        Absolute path of the folder of results; None for results that are returned.
+    json_lines : bool
+        Results that are returned are JSON, in place of text.
+    engine, device, threads
+        Arguments of `Runner.load`.
+    """
+
+    bundle: str
+    digest: str
+    version: str
+    rows: RowSettings
+    fields: FieldNames
+    rows_each: int
+    output: str | None
+    json_lines: bool
+    engine: str
+    device: str
+    threads: int | None
+
+
+@dataclass
+class PartitionReport:
+    """What became of a partition.
+
+    Attributes
+    ----------
+    index : int
+        The partition's.
+    rows, failed, tokens : int
+        Rows run, those with an error among them, and tokens generated.
+    errors : list of (int, str)
+        Rows with an error, by number, and the errors; the first ones.
+    lines : list of str
+        Results, where they are returned.
+    failure : str or None
+        Why none of the rows was run.
+    fatal : bool
+        True where the others would fail likewise.
+    """
+
+    index: int
+    rows: int = 0
+    failed: int = 0
+    tokens: int = 0
+    errors: list[tuple[int, str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    failure: str | None = None
+    fatal: bool = False
+
+
+class PartitionWorker:
+    """Callable of Ray Data: a row with a partition as JSON in, one with its report as JSON out.
+
+    Expected errors are in the report, since an exception would end the whole run with a traceback.
+
+    Parameters
+    ----------
+    job : Job
+    starts : actor handle of StartCounter
+    """
+
+    def __init__(self, job: Job, starts: Any) -> None:
+        self._job, self._starts = job, starts
+        self._failure: str | None = None
+        try:
+            self._check()
+            how = {"engine": job.engine, "device": job.device, "threads": job.threads}
+            self._runner = load_text_runner(job.bundle, job.rows, **how)  # type: ignore[arg-type]
+        except (BundleError, GenerationError, InputError) as error:
+            self._failure = f"machine {platform.node()}: {error}"
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Run one partition."""
+        ray = optional_library("ray")
+        partition = Partition.from_json(str(batch["partition"][0]))
+        report = PartitionReport(partition.index)
+        started = ray.get(self._starts.start.remote(partition.index))
+        if self._failure is not None:
+            report.failure, report.fatal = self._failure, True
+        elif started > MOST_STARTS:
+            report.failure = f"its process ended {MOST_STARTS} times before the rows were through; see the memory"
+        else:
+            self._run(partition, report)
+        return {"report": [json.dumps(asdict(report))]}
+
+    def _check(self) -> None:
+        """Raise BundleError where this machine would give other results than the one that started the run."""
+        if tightbeam.__version__ != self._job.version:
+            raise BundleError(
+                f"Tightbeam {tightbeam.__version__} is installed, and {self._job.version} started the run; "
+                "install one version on all machines"
+            )
+        if bundle_digest(Path(self._job.bundle)) != self._job.digest:
+            raise BundleError(f"{self._job.bundle} differs from the bundle that the run was started with; copy it")
+
+    def _run(self, partition: Partition, report: PartitionReport) -> None:
+        job = self._job
+        target = None if job.output is None else result_path(Path(job.output), partition, job.rows_each)
+        if target is not None and target.exists():  # its actor was lost after it had written them
+            report.rows = partition.rows
+            return
+        try:
+            lines, keys = self._read(partition)
+            name = None if partition.kind == TEXT else job.fields.text
+            results = run_rows(self._runner, lines, job.rows, name=name, first=partition.first)
+            for result in results:
+                result.file = partition.file
+            if target is None:
+                report.lines = self._lines(results, keys)
+            elif partition.kind == PARQUET:
+                write_whole(target, self._parquet(partition, results))
+            else:
+                write_whole(target, "".join(f"{line}\n" for line in json_lines(results, keys, job.fields)).encode())
+        except (InputError, OSError) as error:
+            report.failure = f"machine {platform.node()}: {error}"
+        except BundleError as error:
+            report.failure, report.fatal = f"machine {platform.node()}: {error}", True
+        else:
+            _count(report, results)
+
+    def _read(self, partition: Partition) -> tuple[list[bytes], list[Any]]:
+        fields = self._job.fields
+        if partition.kind != PARQUET:
+            return read_lines(partition, fields)
+        table = read_table(partition, [fields.text, *([fields.key] if fields.key else [])])
+        keys = table.column(fields.key).to_pylist() if fields.key else [None] * table.num_rows
+        return lines_of_values(table.column(fields.text).to_pylist(), fields.text), keys
+
+    def _lines(self, results: list[InputResult], keys: list[Any]) -> list[str]:
+        if self._job.json_lines:
+            return json_lines(results, keys, self._job.fields)
+        return [result.as_text() for result in results]
+
+    def _parquet(self, partition: Partition, results: list[InputResult]) -> bytes:
+        """A Parquet file with the rows' places, their keys and their results."""
+        arrow, parquet = optional_library("pyarrow"), optional_library("pyarrow.parquet")
+        columns = {
+            "file": arrow.array([result.file for result in results], arrow.string()),
+            "line": arrow.array([result.number for result in results], arrow.int64()),
+        }
+        if self._job.fields.key is not None:
+            columns["key"] = read_table(partition, [self._job.fields.key]).column(0)
+        stream = arrow.BufferOutputStream()
+        parquet.write_table(with_results(arrow.table(columns), results), stream)
+        return bytes(stream.getvalue())
+
+
+def json_lines(results: list[InputResult], keys: list[Any], fields: FieldNames) -> list[str]:
+    """The results as JSON objects, as `run-model --json` writes them, with the rows' keys."""
+    lines = [result.as_json() for result in results]
+    if fields.key is None:
+        return lines
+    return [
+        json.dumps({"key": key, **json.loads(line)}, ensure_ascii=False, default=str)
+        for key, line in zip(keys, lines, strict=True)
+    ]
+
+
+def _count(report: PartitionReport, results: list[InputResult]) -> None:
+    report.rows = len(results)
+    report.tokens = sum(result.new_tokens for result in results)
+    errors = [(result.number, result.error) for result in results if result.error is not None]
+    report.failed, report.errors = len(errors), errors[:MOST_ERRORS]

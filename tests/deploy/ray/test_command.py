@@ -1,0 +1,67 @@
+"""`run-model --ray`: errors that need no cluster."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.commands import Command, caller
+
+BUNDLE = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return caller(monkeypatch, capsys)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "a.txt"
+    file.write_text("a small town\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--ray", "--resume", "x"], ["--resume, --force and --document are not for --ray"]),
+        (["--ray", "--document"], ["not for --ray"]),
+        (["--text-field", "body"], ["are for --ray; leave them out, or add it"]),
+        (["--partition-rows", "9"], ["are for --ray"]),
+        (["--ray", "--max-new-tokens", "100000"], ["max_new_tokens=100000", "pass max_new_tokens="]),
+        (["--ray", "--device", "cuda", "--threads", "2"], ["--threads is for the CPU"]),
+    ],
+)
+def test_options(command: Command, text: Path, arguments: list[str], parts: list[str]) -> None:
+    command(BUNDLE, text, *arguments).failed(*parts)
+
+
+def test_missing_parts(command: Command, text: Path, tmp_path: Path) -> None:
+    command(tmp_path / "none", text, "--ray").failed("none is no folder; expected a bundle")
+    command(BUNDLE, tmp_path / "none", "--ray").failed("there is no file or folder")
+    command(BUNDLE, "--ray").failed("--ray reads no standard input")
+    command(BUNDLE, text, "--ray", "--output", text).failed("is a file; --ray writes a folder")
+    command(BUNDLE, text, "--ray", "--output", tmp_path).failed("is not empty, and holds no results of --ray")
+
+
+@pytest.mark.parametrize("missing", ["ray", "ray.data"])
+def test_without_ray(command: Command, text: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def without(name: str) -> Any:
+        if name == missing:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return json
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    command(BUNDLE, text, "--ray").failed("needs the package ray", "pip install 'tightbeam[ray]'")
+
+
+def test_a_cluster_that_does_not_answer(command: Command, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(importlib, "import_module", lambda name: json)
+    command(BUNDLE, text, "--ray").failed("the Ray cluster at RAY_ADDRESS=127.0.0.1:9 cannot be used", "ray start")

@@ -1,0 +1,68 @@
+"""The folder of results: what it must agree with, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightbeam.deploy import InputError
+from tightbeam.deploy.ray.input_data import InputFile
+from tightbeam.deploy.ray.results import open_results, write_whole
+
+RUN: dict[str, Any] = {"bundle": "abc", "num-beams": 4, "eos": (2, 3)}
+FILES = [InputFile("a.txt", Path("/a.txt"), "text", 10, 2, "d1")]
+
+
+def test_the_same_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "results"
+    for _ in range(2):
+        open_results(folder, RUN, FILES)
+    open_results(folder, RUN, [InputFile("b.txt", Path("/b.txt"), "text", 1, 1, "d2")])
+    open_results(folder, RUN, FILES)
+    assert [file.name for file in folder.iterdir()] == ["_run.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bundle": "x", "num-beams": 1}, "holds results of another bundle"),
+        ({"num-beams": 1}, r"other settings \(num-beams is 4 there, 1 here\)"),
+        ({"new": True}, r"\(new is null there, true here\)"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    open_results(tmp_path, RUN, FILES)
+    with pytest.raises(InputError, match=message):
+        open_results(tmp_path, {**RUN, **change}, FILES)
+
+
+def test_changed_input_is_refused(tmp_path: Path) -> None:
+    open_results(tmp_path, RUN, FILES)
+    with pytest.raises(InputError, match=r"a\.txt has changed since"):
+        open_results(tmp_path, RUN, [InputFile("a.txt", Path("/a.txt"), "text", 10, 2, "other")])
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"run": 1, "files": {}}', b"\xff"])
+def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "_run.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"_run\.json is damaged"):
+        open_results(tmp_path, RUN, FILES)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    with pytest.raises(InputError, match="is not empty, and holds no results"):
+        open_results(tmp_path, RUN, FILES)
+    with pytest.raises(InputError, match="is a file; --ray writes a folder"):
+        open_results(tmp_path / "notes", RUN, FILES)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole(tmp_path / "inside" / "a", b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(OSError, match="no space"):
+        write_whole(tmp_path / "inside" / "a", b"new")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "inside").iterdir()} == {"a": b"old"}

@@ -1,0 +1,195 @@
+"""Rows, `Generate` and the actor of the command, without a cluster."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tightbeam
+from tightbeam.deploy import InputError, NoEffectWarning, Runner
+from tightbeam.deploy.errors import DeviceError, ExecutionError
+from tightbeam.deploy.ray import Generate, worker
+from tightbeam.deploy.ray.input_data import cut, find_files
+from tightbeam.deploy.ray.job import StartCounter
+from tightbeam.deploy.ray.partition import FieldNames
+from tightbeam.deploy.ray.results import bundle_digest
+from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
+from tightbeam.deploy.ray.worker import MOST_STARTS, Job, PartitionWorker
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.text.input_result import InputResult
+
+BUNDLE = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
+SETTINGS = RowSettings({"num_beams": 2, "max_new_tokens": 6})
+TEXTS = ["a small town", "the river has a boat", "two boats", "hills"]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return Runner.load(BUNDLE, threads=1)
+
+
+def rows_of(runner: Runner, sources: list[object], settings: RowSettings = SETTINGS) -> list[InputResult]:
+    return run_rows(runner, lines_of_values(sources, "text"), settings, name="text")
+
+
+def test_rows_that_cannot_be_run_cost_no_other_row_its_result(runner: Runner) -> None:
+    hostile: list[object] = [None, 7, " ", "\ud800", "word " * 3000, {}]
+    results = rows_of(runner, [*TEXTS[:2], *hostile, *TEXTS[2:]])
+    assert [result.number for result in results] == list(range(1, 11))
+    assert [result.error is None for result in results] == [True] * 2 + [False] * 6 + [True] * 2
+    alone = runner.generate_text(TEXTS, num_beams=2, max_new_tokens=6)
+    assert [result.texts[0] for result in results if result.texts] == alone
+
+
+def test_ids(runner: Runner) -> None:
+    ids = [runner.encode(text)[0] for text in TEXTS]
+    by_text = rows_of(runner, list(TEXTS))
+    by_ids = rows_of(runner, [*ids, ["a"], [], [10**6], "text"], replace(SETTINGS, ids=True))
+    assert [result.sequences for result in by_ids[:4]] == [result.sequences for result in by_text]
+    assert all(result.error for result in by_ids[4:])
+
+
+@pytest.mark.parametrize("error", [ExecutionError("out of memory"), DeviceError("the GPU is lost")])
+def test_a_runtime_that_fails(runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A row that makes it fail has the error alone; a lost device ends the actor's work."""
+    tokens = [set(runner.encode(text)[0]) for text in TEXTS]
+    token = (tokens[1] - tokens[0] - tokens[2] - tokens[3]).pop()
+    encode = OnnxRuntimeCpu._encode
+
+    def fails(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
+        if (source == token).any():
+            raise error
+        return encode(self, source, *args)
+
+    expected = rows_of(runner, list(TEXTS))
+    monkeypatch.setattr(OnnxRuntimeCpu, "_encode", fails)
+    if isinstance(error, DeviceError):
+        with pytest.raises(DeviceError, match="lost"):
+            rows_of(runner, list(TEXTS))
+        return
+    results = rows_of(runner, list(TEXTS))
+    assert [result.error for result in results] == [None, "out of memory", None, None]
+    assert [result.sequences for result in results if not result.error] == [
+        result.sequences for result, found in zip(expected, results, strict=True) if not found.error
+    ]
+
+
+def test_generate_appends_columns(runner: Runner) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    with pytest.warns(NoEffectWarning, match="output_scores"):
+        generate = Generate(BUNDLE, "body", threads=1, num_beams=2, max_new_tokens=6, output_scores=True)
+    table = generate(arrow.table({"key": list("abcde"), "body": [*TEXTS, None]}))
+    assert table.column_names[:3] == ["key", "body", "generated_text"]
+    assert table.column("generated_text").to_pylist()[:4] == runner.generate_text(TEXTS, num_beams=2, max_new_tokens=6)
+    assert table.column("generated_error").to_pylist() == [None] * 4 + [
+        "body is NoneType, expected a text; pass it in quotes"
+    ]
+    with pytest.raises(InputError, match="has no column 'body', its columns are x"):
+        generate(arrow.table({"x": [1]}))
+    with pytest.raises(InputError, match="pass batch_format='pyarrow'"):
+        generate({"body": np.array(TEXTS)})
+    with pytest.raises(InputError, match="batch_size=0"):
+        Generate(BUNDLE, batch_size=0)
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The actor that counts starts, called at once in place of through Ray."""
+    starts = StartCounter()
+    ray = SimpleNamespace(get=lambda value: value)
+    real = importlib.import_module
+    monkeypatch.setattr(worker, "optional_library", lambda name: ray if name == "ray" else real(name))
+    return SimpleNamespace(start=SimpleNamespace(remote=starts.start))
+
+
+def job(**changes: Any) -> Job:
+    made = Job(
+        bundle=str(BUNDLE),
+        digest=bundle_digest(BUNDLE),
+        version=tightbeam.__version__,
+        rows=SETTINGS,
+        fields=FieldNames("text", "id"),
+        rows_each=3,
+        output=None,
+        json_lines=True,
+        engine="onnxruntime",
+        device="cpu",
+        threads=1,
+    )
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[dict[str, list[str]]]:
+    """Batches of Ray Data, a partition each."""
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"id": [index], "text": text}) + "\n" for index, text in enumerate(TEXTS)))
+    made = cut(find_files([str(file)], FieldNames(), ids=False, rows_each=3), 3)
+    return [{"partition": [partition.to_json()]} for partition in made]
+
+
+def report(actor: PartitionWorker, batch: dict[str, list[str]]) -> dict[str, Any]:
+    (text,) = actor(batch)["report"]
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_results_are_returned_or_written_once(counter: Any, rows: list[dict[str, list[str]]], tmp_path: Path) -> None:
+    returned = report(PartitionWorker(job(), counter), rows[1])
+    assert (returned["index"], returned["rows"], returned["failed"], returned["failure"]) == (1, 1, 0, None)
+    (record,) = map(json.loads, returned["lines"])
+    assert (record["key"], record["file"], record["line"]) == ([3], "a.jsonl", 4)
+    actor = PartitionWorker(job(output=str(tmp_path / "out")), counter)
+    assert report(actor, rows[1])["lines"] == []
+    target = tmp_path / "out" / "a.jsonl-00001.jsonl"
+    assert json.loads(target.read_text()) == record
+    before = target.stat().st_mtime_ns
+    assert report(actor, rows[1])["tokens"] == 0
+    assert target.stat().st_mtime_ns == before
+
+
+def test_settings_of_a_row(counter: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"id": 1, "text": "two boats", "num_return_sequences": 2}\n{"text": "hills", "color": 7}\n')
+    (part,) = cut(find_files([str(file)], FieldNames(), ids=False, rows_each=9), 9)
+    actor = PartitionWorker(job(fields=FieldNames("text", "id", settings=True)), counter)
+    first, second = map(json.loads, report(actor, {"partition": [part.to_json()]})["lines"])
+    assert first["key"] == 1 and len(first["sequences"]) == 2
+    assert "color" in second["error"]
+
+
+def test_a_partition_is_begun_a_few_times_only(counter: Any, rows: list[dict[str, list[str]]]) -> None:
+    actor = PartitionWorker(job(), counter)
+    for _ in range(MOST_STARTS):
+        assert report(actor, rows[0])["rows"] == 3
+    assert "its process ended 4 times" in report(actor, rows[0])["failure"]
+    assert report(actor, rows[1])["failure"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": "0.0.7"}, "0.0.7 started the run; install one version"),
+        ({"digest": "other"}, "differs from the bundle that the run was started with"),
+        ({"bundle": "/nowhere"}, "/nowhere/bundle.json cannot be read (no such file or directory)"),
+        ({"engine": "mxnet"}, "engine='mxnet' is not known"),
+    ],
+)
+def test_a_machine_that_cannot_do_the_work(
+    counter: Any, rows: list[dict[str, list[str]]], changes: dict[str, Any], message: str
+) -> None:
+    found = report(PartitionWorker(job(**changes), counter), rows[0])
+    assert found["fatal"] and found["failure"].startswith("machine ") and message in found["failure"]
+
+
+def test_files_that_another_machine_lacks(counter: Any, rows: list[dict[str, list[str]]], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").unlink()
+    found = report(PartitionWorker(job(), counter), rows[0])
+    assert not found["fatal"] and "No such file" in found["failure"] and "a.jsonl" in found["failure"]
