@@ -16,7 +16,7 @@ from support.checkpoints import CheckpointCache
 from support.traces import traced
 from tightbeam.export import pipeline as exporter
 
-FIRST = ("end_to_end", "export")
+FIRST = ("end_to_end", "export", "tools")
 """Folders of the longest files, which a parallel run has to begin with."""
 
 
