@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -282,6 +282,10 @@ def run_model(
             raise InputError(f"{files.audio} is an audio file, and this is a text model; pass a text file")
         settings, notes = remove_settings_without_effect(settings, speech=runner.is_speech)
         options = runner.options(**settings)
+        if max_rows is not None and max_rows < options.num_beams:
+            raise InputError(
+                f"--max-rows {max_rows} is less than the {options.num_beams} beams of one input; pass more"
+            )
         if not runner.is_speech and not ids:
             runner.require_tokenizer()
         kind = AUDIO_NAMES if runner.is_speech else IDS if ids else TEXT
@@ -306,18 +310,20 @@ def run_model(
                 say(f"note: {output} has the results of {counted(written.count, unit)}, which are kept")
         summary = RunSummary(unit, load_seconds)
         hidden = quiet or (output == STDOUT and sys.stdout.isatty())
-        with _opened(output, written if resume is not None else None) as sink, _progress(hidden) as progress:
+        together = batch_size or (8 if max_rows is None else max_rows // options.num_beams)
+        typed = STDIN in names and not document
+        if runner.is_speech:
+            done = transcribe_files(runner, named_files(lines), batch_size=together, typed=typed, **settings)
+            results = (each.result for each in done)
+        else:
+            lines_are = LineFormat(ids=ids, field=json_input, truncate=truncate)
+            how: dict[str, Any] = {"batch_size": together, "max_rows": max_rows}
+            how |= {"typed": typed, "first": written.count + 1}
+            results = run_text_input(runner, lines, lines_are, **how, **settings)
+        # Results are closed at once where writing fails: Python must not end while a thread runs the model.
+        opened = _opened(output, written if resume is not None else None)
+        with opened as sink, _progress(hidden) as progress, closing(results):
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
-            together = batch_size or (8 if max_rows is None else max(1, max_rows // options.num_beams))
-            typed = STDIN in names and not document
-            if runner.is_speech:
-                files_done = transcribe_files(runner, named_files(lines), batch_size=together, typed=typed, **settings)
-                results: Iterator[InputResult] = (done.result for done in files_done)
-            else:
-                lines_are = LineFormat(ids=ids, field=json_input, truncate=truncate)
-                how: dict[str, Any] = {"batch_size": together, "max_rows": max_rows}
-                how |= {"typed": typed, "first": written.count + 1}
-                results = run_text_input(runner, lines, lines_are, **how, **settings)
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(names) > 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ def run_text_input(
     typed: bool = False,
     first: int = 1,
     **settings: Any,
-) -> Iterator[InputResult]:
+) -> Generator[InputResult, None, None]:
     """Generate for every line. Reading and tokenising, generating, and what the caller does with results overlap.
 
     Parameters

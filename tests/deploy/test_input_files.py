@@ -372,6 +372,7 @@ def test_json_lines_in_and_out(tmp_path: Path, call: Command, runner: Runner) ->
 def test_options_that_exclude_json_input(tmp_path: Path, call: Command, bundle: Path, texts: tuple[Path, Path]) -> None:
     call(bundle, texts[0], "--json-input", "text", "--resume", tmp_path / "out").failed("needs --json")
     call(bundle, texts[0], "--max-rows", 4, "--batch-size", 2).failed("bound the same")
+    call(bundle, texts[0], "--max-rows", 2, "--num-beams", 3).failed("less than the 3 beams")
     long = tmp_path / "long.txt"
     long.write_text("a town\n" * 10)
     call(bundle, long, "--json-input", "text").failed(
