@@ -114,7 +114,9 @@ class Joining:
     """Requests that join the running batch; counts the steps that one waited for no reason."""
 
     def __init__(self, runner: Runner, replay: Replay, max_rows: int, asked: Callable[[int], dict[str, Any]]) -> None:
-        self._runner, self._replay, self._asked, self._max_rows = runner, replay, asked, max_rows
+        self._runner, self._replay, self._asked = runner, replay, asked
+        self._places = max_rows // runner.options(**asked(1)).num_beams
+        self._started = 0
         self._scheduler = runner.group_scheduler(max_rows, self)
         self._waiting: dict[int, int] = {}
         self.most_steps = 0
@@ -126,20 +128,19 @@ class Joining:
                 self._waiting[request.number] = 0
                 settings = self._asked(request.new_tokens)
                 self._scheduler.add(self._runner.sample(request.number, request.source, settings))
-            before, room = self._scheduler.work.prefills, self._has_room()
+            before, room = self._scheduler.work.prefills, self._started < self._places
             for ended in self._scheduler.turn():
                 if isinstance(ended, FailedSample):
                     raise ended.error
                 self._replay.answer(ended.number)
+                self._started -= 1
             if room and self._scheduler.work.prefills == before:
                 self._waiting = {number: steps + 1 for number, steps in self._waiting.items()}
         self._scheduler.close()
 
-    def _has_room(self) -> bool:
-        return self._scheduler.rows + self._runner.options(**self._asked(1)).num_beams <= self._max_rows
-
     def on_started(self, samples: Iterable[int]) -> None:
         for number in samples:
+            self._started += 1
             self.most_steps = max(self.most_steps, self._waiting.pop(number))
 
     def on_tokens(self, samples: Ints, tokens: Ints) -> None: ...

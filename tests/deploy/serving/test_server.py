@@ -363,6 +363,40 @@ def test_cancellation_leaves_the_other_request_of_its_batch(world: SimpleNamespa
     assert response.texts == [served.expected(world.runners["slow"], SENTENCES[1], **settings)[1]]
 
 
+@pytest.mark.parametrize("model", ["slow", "slowlive"])
+def test_requests_join_one_that_runs(world: SimpleNamespace, model: str) -> None:
+    """Of its group and of another, streaming or not: they are answered while it goes on."""
+    with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
+        long_inputs = served.inputs_of(grpc_blocking, {"TEXT": texts(SENTENCES[0])})
+        done: list[Any] = []
+        if model == "slow":
+            client.async_infer(model, long_inputs, lambda result, error: done.append((result, error)), parameters=LONG)
+        else:
+            client.start_stream(lambda result, error: done.append((result, error)))
+            client.async_stream_infer(model, long_inputs, parameters=LONG)
+        time.sleep(0.3)
+        for beams in (4, 1):
+            wanted = served.expected(world.runners["slow"], SENTENCES[1], num_beams=beams, max_new_tokens=5)
+            if model == "slow":
+                arrays = {"TEXT": texts(SENTENCES[1])}
+                send = {"num_beams": beams, "max_new_tokens": 5}
+                response = served.run(world.server, lambda http, grpc, s=send, a=arrays: http("slow", a, **s))
+            else:
+                response = stream(world, model, {"TEXT": texts(SENTENCES[1])}, num_beams=beams, max_new_tokens=5)[-1]
+            assert (response.ids[0], response.texts[0]) == wanted
+            assert not done, "expected it to be answered before the request that it joined"
+        if model == "slow":
+            until(lambda: done)
+            result, error = done[0]
+            assert error is None
+            assert Response.of(result, served.OUTPUTS).texts == [
+                served.expected(world.runners["slow"], SENTENCES[0], **LONG)[1]
+            ]
+        else:
+            client.stop_stream(cancel_requests=True)
+            until(lambda: metrics(world.server, model).get("tightbeam_cancelled_total") == 1, 5)
+
+
 def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **settings: Any) -> list[Response]:
     """All responses to one request of a model that streams."""
     got: list[tuple[Any, Any]] = []
@@ -429,7 +463,8 @@ def test_server_sent_events(world: SimpleNamespace) -> None:
 
 
 def test_closed_stream_stops_early(world: SimpleNamespace) -> None:
-    before = metrics(world.server, "slowlive").get("tightbeam_steps_total", 0)
+    found = metrics(world.server, "slowlive")
+    before, cancelled = (found.get(f"tightbeam_{name}_total", 0) for name in ("steps", "cancelled"))
     got: list[Any] = []
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         client.start_stream(lambda result, error: got.append(result))
@@ -437,7 +472,7 @@ def test_closed_stream_stops_early(world: SimpleNamespace) -> None:
         client.async_stream_infer("slowlive", inputs, parameters={**LONG, "num_beams": 1})
         until(lambda: len(got) > 20)
         client.stop_stream(cancel_requests=True)
-    until(lambda: metrics(world.server, "slowlive").get("tightbeam_cancelled_total") == 1, 5)
+    until(lambda: metrics(world.server, "slowlive").get("tightbeam_cancelled_total") == cancelled + 1, 5)
     assert metrics(world.server, "slowlive")["tightbeam_steps_total"] - before < 2000
 
 
