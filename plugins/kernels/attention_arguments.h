@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "kernels/operator.h"
 
@@ -24,6 +25,34 @@ inline float weight_threshold(const Call& call) {
   if (!(threshold >= 0 && threshold < 1))
     call.fail("attribute weight_threshold is " + std::to_string(threshold) + ", expected 0 or more, and less than 1");
   return threshold;
+}
+
+// Sizes, scale, threshold, query, mask and outputs of the attentions over a source.
+template <class Arguments>
+void fill_source(const Call& call, Arguments& arguments) {
+  using Float = std::remove_const_t<std::remove_pointer_t<decltype(arguments.query)>>;
+  arguments.B = call.size("B");
+  arguments.M = call.size("M");
+  arguments.H = call.size("H");
+  arguments.G = call.size("G");
+  arguments.K = call.size("K");
+  arguments.N = call.size("N");
+  check_heads(call, arguments.H, arguments.G);
+  arguments.scale = call.float_attribute("scale");
+  arguments.weight_threshold = weight_threshold(call);
+  arguments.query = call.input<Float>("query");
+  arguments.mask = call.input<bool>("mask");
+  arguments.output = call.output<Float>("output");
+  arguments.lse = call.output<float>("lse");
+}
+
+// Sums over a row of the keys, and over positions, are those of products of bytes, 127 x 128 at most, in 32 bits.
+inline void check_sums_of_bytes(const Call& call) {
+  constexpr int MOST = 1 << 17;
+  for (const char* letter : {"N", "K"})
+    if (call.size(letter) > MOST)
+      call.fail(std::string("has ") + letter + " = " + std::to_string(call.size(letter)) + ", expected at most " +
+                std::to_string(MOST) + ": sums of integers would not fit 32 bits; take a float source cache");
 }
 
 // Numbers of a key head, K wide, that are rotated: 0 without a rotation.

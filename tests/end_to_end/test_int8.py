@@ -8,15 +8,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from rich.console import Console, RenderableType
 from safetensors.numpy import load_file, save_file
 
+from support.batch_independence import check_samples_alone
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
-from support.generate_runs import batch
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.command import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of
@@ -72,15 +71,7 @@ def test_products_are_integers_and_close(bundles: BundleCache, family: str, vari
 @pytest.mark.parametrize("family", ["bart", pytest.param("t5", marks=pytest.mark.slow)])
 def test_samples_do_not_depend_on_their_batch(bundles: BundleCache, family: str) -> None:
     runner = Runner.load(bundles("dedup", family, precision="int8"), threads=1)
-    lengths = (5, 11, 11, 23, 7, 11)
-    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, lengths)
-    settings = {"num_beams": 3, "max_new_tokens": 12}
-    together = runner.generate(ids, mask, **settings)
-    for sample, length in enumerate(lengths):
-        alone = runner.generate(ids[sample : sample + 1, :length], mask[sample : sample + 1, :length], **settings)
-        width = alone.sequences.shape[1]
-        np.testing.assert_array_equal(alone.sequences[0], together.sequences[sample, :width])
-        np.testing.assert_allclose(alone.scores[0], together.scores[sample], rtol=1e-5)
+    check_samples_alone(runner)
 
 
 def test_the_guard_finds_outliers(checkpoints: CheckpointCache, bundles: BundleCache, tmp_path: Path) -> None:
@@ -163,17 +154,20 @@ def test_memory_limit_counts_the_bytes_of_the_weights(checkpoints: CheckpointCac
     assert needed == bundle.manifest.weights.bytes - header + caches > least
 
 
+@pytest.mark.parametrize("inexact", [{"precision": "int8"}, {"cache_precision": "int8"}])
 @pytest.mark.parametrize("arguments", [("--device", "cuda"), ("--engine", "tensorrt")])
 def test_gpus_refuse_it_in_one_line(
     bundles: BundleCache,
+    inexact: dict[str, str],
     arguments: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = bundles("dedup", precision="int8")
+    folder = bundles("dedup", **inexact)
+    capsys.readouterr()  # of what made the bundle
     monkeypatch.setattr(sys, "argv", ["run-model", str(folder), "--ids", *arguments])
     with pytest.raises(SystemExit) as exit_:
         run_model()
     assert exit_.value.code
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "int8" in said[0]
+    assert len(said) == 1 and ("int8" in said[0] or ("cache_precision" in inexact and "engine" in said[0]))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
+from support.batch_independence import check_samples_alone
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
-from support.generate_runs import batch
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle_facts import cache_bytes, report_of, workload_of
-from tightbeam.deploy.command import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
@@ -67,15 +64,7 @@ def test_close_and_a_quarter_of_the_bytes(bundles: BundleCache, family: str, var
 @pytest.mark.parametrize(("variant", "precision"), [("dedup", "int8"), ("el", "fp32")])
 def test_samples_do_not_depend_on_their_batch(bundles: BundleCache, variant: str, precision: str) -> None:
     runner = Runner.load(bundles(variant, precision=precision, cache_precision="int8"), threads=1)
-    lengths = (5, 11, 11, 23, 7, 11)
-    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 3, lengths)
-    settings = {"num_beams": 3, "max_new_tokens": 12}
-    together = runner.generate(ids, mask, **settings)
-    for sample, length in enumerate(lengths):
-        alone = runner.generate(ids[sample : sample + 1, :length], mask[sample : sample + 1, :length], **settings)
-        width = alone.sequences.shape[1]
-        np.testing.assert_array_equal(alone.sequences[0], together.sequences[sample, :width])
-        np.testing.assert_allclose(alone.scores[0], together.scores[sample], rtol=1e-5)
+    check_samples_alone(runner)
 
 
 def test_an_export_measures_its_error(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -132,22 +121,6 @@ def test_memory_limit_counts_it(checkpoints: CheckpointCache, tmp_path: Path) ->
 
     whole, small = needed(), needed(cache_precision="int8")
     assert small < whole
-
-
-@pytest.mark.parametrize("arguments", [("--device", "cuda"), ("--engine", "tensorrt")])
-def test_gpus_refuse_it_in_one_line(
-    bundles: BundleCache,
-    arguments: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = bundles("dedup", cache_precision="int8")
-    monkeypatch.setattr(sys, "argv", ["run-model", str(folder), "--ids", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        run_model()
-    assert exit_.value.code
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and ("int8" in said[0] or "engine" in said[0])
 
 
 def test_no_engine_is_built(bundles: BundleCache) -> None:

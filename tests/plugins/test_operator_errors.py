@@ -75,6 +75,17 @@ def drop(*tensors: str) -> Spoil:
     return spoil
 
 
+def longer(N: int, *tensors: str) -> Spoil:
+    """A change to the inputs: a source of N positions."""
+
+    def spoil(inputs: dict[str, Any]) -> None:
+        for tensor in tensors:
+            axis = 2 if tensor.startswith(("key", "value")) else 1
+            inputs[tensor] = np.take(inputs[tensor], np.zeros(N, np.int64), axis=axis)
+
+    return spoil
+
+
 def row_bias(*shape: int, beside: bool = False) -> Spoil:
     """A change to the inputs: a bias of each row, in place of the bias that all rows share or beside it."""
 
@@ -170,6 +181,13 @@ VALUES: list[tuple[str, Spoil, str]] = [
         "QuantizedMatMul",
         swap("weights", np.ones((2, 6, 16, 3))),
         r"QuantizedMatMul: weights is \[2, 6, 16, 3\], expected",
+    ),
+    *(
+        (name, longer(2**17 + 1, *tensors), rf"{name}: has N = 131073, expected at most 131072: sums of integers ")
+        for name, tensors in (
+            ("QuantizedSourceAttention", ("key_bytes", "key_scale", "value_bytes", "value_scale", "mask")),
+            ("QuantizedLatentAttention", ("states_bytes", "states_scale", "mask")),
+        )
     ),
     ("LatentAttention", drop("sines"), r"LatentAttention: has one of cosines and sines"),
     ("LatentAttention", swap("cosines", np.zeros((7, 3))), r"LatentAttention: (cosines|sines) "),

@@ -82,20 +82,23 @@ def test_beam_top_k(library: Path | None, seed: int, C: int, extra: int, **sizes
     check("BeamTopK", case, run("BeamTopK", case, library), LUCK)
 
 
+SOURCE = {
+    "B": st.integers(1, 3),
+    "M": st.integers(1, 5),
+    "G": st.integers(1, 3),
+    "shared": st.integers(1, 3),
+    "K": st.integers(1, 40),
+    "N": st.integers(1, 80),
+    "spread": st.sampled_from([1.0, 10.0]),
+    "seed": SEEDS,
+}
+"""Sizes of attention over a source; ``shared``: heads that share a key head."""
+
+
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["SourceAttention", "QuantizedSourceAttention"])
 @settings(max_examples=40, deadline=None)
-@given(
-    B=st.integers(1, 3),
-    M=st.integers(1, 5),
-    G=st.integers(1, 3),
-    shared=st.integers(1, 3),
-    K=st.integers(1, 40),
-    V=st.integers(1, 40),
-    N=st.integers(1, 80),
-    spread=st.sampled_from([1.0, 10.0]),
-    seed=SEEDS,
-)
+@given(**SOURCE, V=st.integers(1, 40))
 def test_source_attention(library: Path | None, name: str, seed: int, G: int, shared: int, **sizes: Any) -> None:
     case = MODULES[name].random_case(seed, G=G, H=G * shared, **sizes)
     key = case.inputs["key" if name == "SourceAttention" else "key_scale"]
@@ -105,16 +108,7 @@ def test_source_attention(library: Path | None, name: str, seed: int, G: int, sh
 
 @pytest.mark.parametrize("library", WAYS)
 @settings(max_examples=40, deadline=None)
-@given(
-    B=st.integers(1, 3),
-    M=st.integers(1, 5),
-    G=st.integers(1, 3),
-    shared=st.integers(1, 9),
-    K=st.integers(1, 150),
-    N=st.integers(1, 80),
-    spread=st.sampled_from([1.0, 10.0]),
-    seed=SEEDS,
-)
+@given(**{**SOURCE, "shared": st.integers(1, 9), "K": st.integers(1, 150)})
 def test_quantized_latent_attention(library: Path | None, seed: int, G: int, shared: int, **sizes: Any) -> None:
     case = MODULES["QuantizedLatentAttention"].random_case(seed, G=G, H=G * shared, **sizes)
     check("QuantizedLatentAttention", case, run("QuantizedLatentAttention", case, library), LUCK)
@@ -161,18 +155,7 @@ def test_small_weights_over_bytes_are_left_out(name: str, threshold: float) -> N
 
 @pytest.mark.parametrize("library", WAYS)
 @settings(max_examples=40, deadline=None)
-@given(
-    B=st.integers(1, 3),
-    M=st.integers(1, 5),
-    G=st.integers(1, 3),
-    shared=st.integers(1, 3),
-    K=st.integers(1, 40),
-    N=st.integers(1, 80),
-    spread=st.sampled_from([1.0, 10.0]),
-    rotated=st.sampled_from([0.0, 0.5, 1.0]),
-    scaled=st.booleans(),
-    seed=SEEDS,
-)
+@given(**SOURCE, rotated=st.sampled_from([0.0, 0.5, 1.0]), scaled=st.booleans())
 def test_latent_attention(
     library: Path | None, seed: int, G: int, shared: int, K: int, rotated: float, **sizes: Any
 ) -> None:

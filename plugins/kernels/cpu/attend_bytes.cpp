@@ -15,28 +15,16 @@
 #include "kernels/cpu/counted_positions.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/quantized.h"
+#include "kernels/cpu/shared_queries.h"
 
 namespace tightbeam {
 namespace {
 
 constexpr size_t ITEMS = 16;   // enough to keep threads busy; neighbours in one item fetch each other's rows
 constexpr long STRETCH = 128;  // groups whose tiles stay in the first cache
-constexpr unsigned INFINITE = 0x7F800000;
-constexpr float SMALLEST = 1e-30f;  // of the largest magnitudes: FINEST over it is no infinity
-
-// Few samples and key heads would leave threads idle: then a key head's queries are shared out too, in so many parts.
-int query_parts(int items, int queries) {
-  constexpr int ENOUGH_ITEMS = 4, FEWEST_QUERIES = 16;
-  return std::clamp(ENOUGH_ITEMS / items, 1, std::max(1, queries / FEWEST_QUERIES));
-}
+constexpr int ENOUGH_ITEMS = 4, FEWEST_QUERIES = 16;
 
 constexpr long up(long count, long step) { return (count + step - 1) / step * step; }
-
-float float_of(unsigned bits) {
-  float number;
-  std::memcpy(&number, &bits, sizeof number);
-  return number;
-}
 
 // Memory of a thread, which grows to what its largest item needs.
 class Scratch {
@@ -99,11 +87,9 @@ class SplitRows {
     signed char* const low = row(part, this->count(part) + i);
     std::memset(high, 0, width_);
     std::memset(low, 0, width_);
-    const unsigned largest = kernels_.largest(numbers, count);
-    if (largest >= INFINITE) return __builtin_nanf("");
-    const float bounded = std::max(float_of(largest), SMALLEST);
-    byte_rows().split(numbers, count, FINEST / bounded, high, low);
-    return bounded / FINEST;
+    const float largest = largest_of(kernels_.largest(numbers, count));
+    if (largest == largest) byte_rows().split(numbers, count, FINEST / largest, high, low);
+    return largest / FINEST;
   }
 
   void pack() {
@@ -306,10 +292,7 @@ class Item {
   }
 
   // Index of a query in [R, H].
-  size_t place(int q) const {
-    const int heads = s_.H / s_.G;  // that share a key head
-    return (b_ * s_.M + (first_ + q) / heads) * s_.H + g_ * heads + (first_ + q) % heads;
-  }
+  size_t place(int q) const { return query_place(s_, b_, g_, first_ + q); }
 
   // From position `start` of those that count.
   PlacedRows rows(const ByteSourceRows& all, int start) const {
@@ -358,7 +341,7 @@ class Item {
 
 void attend_bytes(const ByteSource& s, const Parallel& parallel) {
   const int queries = s.M * (s.H / s.G);  // of one sample and key head
-  const int parts = query_parts(s.B * s.G, queries);
+  const int parts = query_parts(s.B * s.G, queries, ENOUGH_ITEMS, FEWEST_QUERIES);
   const size_t all = static_cast<size_t>(s.B) * s.G * parts, each = std::max<size_t>(1, all / ITEMS);
   const std::vector<std::vector<int>> counted = counted_positions(s.mask, s.B, s.N);
   parallel.for_each((all - 1) / each + 1, [&](size_t item) {

@@ -8,17 +8,13 @@
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/counted_positions.h"
+#include "kernels/cpu/shared_queries.h"
 
 namespace tightbeam {
 namespace {
 
 constexpr int TILE = Attention::TILE;
-
-// Few samples and key heads would leave threads idle: then a key head's queries are shared out too, in so many parts.
-int query_parts(int items, int queries) {
-  constexpr int ENOUGH_ITEMS = 8, FEWEST_QUERIES = 4;
-  return std::clamp(ENOUGH_ITEMS / items, 1, std::max(1, queries / FEWEST_QUERIES));
-}
+constexpr int ENOUGH_ITEMS = 8, FEWEST_QUERIES = 4;
 
 // Some queries of sample b that share key head g, over the positions that count.
 class Item {
@@ -110,10 +106,7 @@ class Item {
   }
 
   // Index of a query in [R, H].
-  size_t place(int q) const {
-    const int heads = s_.H / s_.G;  // that share a key head
-    return (b_ * s_.M + (first_ + q) / heads) * s_.H + g_ * heads + (first_ + q) % heads;
-  }
+  size_t place(int q) const { return query_place(s_, b_, g_, first_ + q); }
 
   std::vector<const float*> rows(const SourceRows& all) const {
     std::vector<const float*> rows(positions_);
@@ -156,7 +149,7 @@ class Item {
 
 void attend_source(const Source& s, const Parallel& parallel) {
   const int queries = s.M * (s.H / s.G);  // of one sample and key head
-  const int parts = query_parts(s.B * s.G, queries);
+  const int parts = query_parts(s.B * s.G, queries, ENOUGH_ITEMS, FEWEST_QUERIES);
   const std::vector<std::vector<int>> counted = counted_positions(s.mask, s.B, s.N);
   parallel.for_each(static_cast<size_t>(s.B) * s.G * parts, [&](size_t item) {
     const size_t b = item / parts / s.G, g = item / parts % s.G, part = item % parts;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace tightbeam {
 
@@ -16,6 +17,16 @@ constexpr int TILE_STEP = TILE_COLUMNS * GROUP;
 
 // Sums of 255 x 127 stay below 2^31.
 constexpr int MAX_GROUPS = 16384;
+
+// The largest magnitude of a row out of its bits, to divide by: NaN of a row that has NaN or an infinity, and no less
+// than a number whose inverse is finite.
+inline float largest_of(unsigned bits) {
+  constexpr unsigned INFINITE = 0x7F800000;
+  constexpr float SMALLEST = 1e-30f;
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return bits >= INFINITE ? __builtin_nanf("") : number < SMALLEST ? SMALLEST : number;
+}
 
 // Packed rows times tiles of weights.
 struct Multiplication {

@@ -35,28 +35,16 @@ class Parallel;
 template <class Float>
 LatentAttentionArguments<Float> latent_attention_arguments(const Call& call) {
   LatentAttentionArguments<Float> arguments{};
-  arguments.B = call.size("B");
-  arguments.M = call.size("M");
-  arguments.H = call.size("H");
-  arguments.G = call.size("G");
-  arguments.K = call.size("K");
-  arguments.N = call.size("N");
-  check_heads(call, arguments.H, arguments.G);
+  fill_source(call, arguments);
   check_pair(call, "cosines", "sines");
   arguments.rotary = rotated_numbers(call, arguments.K);
   if (call.has("cosines") && call.size("P") < arguments.N)
     call.fail("cosines has " + std::to_string(call.size("P")) + " rows, expected one for each of the " +
               std::to_string(arguments.N) + " positions of states");
-  arguments.scale = call.float_attribute("scale");
-  arguments.weight_threshold = weight_threshold(call);
-  arguments.query = call.input<Float>("query");
   arguments.states = call.input<Float>("states");
-  arguments.mask = call.input<bool>("mask");
   arguments.cosines = call.input<float>("cosines");
   arguments.sines = call.input<float>("sines");
   arguments.key_scales = call.input<float>("key_scales");
-  arguments.output = call.output<Float>("output");
-  arguments.lse = call.output<float>("lse");
   return arguments;
 }
 

@@ -8,15 +8,7 @@
 namespace tightbeam {
 namespace {
 
-constexpr unsigned INFINITE = 0x7F800000;
-constexpr float SMALLEST = 1e-30f;  // of the largest magnitudes: 127 over it is no infinity
-constexpr int NUMBERS = 1 << 15;    // of an item: about ten microseconds
-
-float float_of(unsigned bits) {
-  float number;
-  std::memcpy(&number, &bits, sizeof number);
-  return number;
-}
+constexpr int NUMBERS = 1 << 15;  // of an item: about ten microseconds
 
 }  // namespace
 
@@ -28,15 +20,14 @@ void quantize_rows(const QuantizeRowsArguments<float>& a, const Parallel& parall
     for (long row = begin; row < end; ++row) {
       const float* numbers = a.rows + row * a.X;
       signed char* quantized = a.quantized + row * a.X;
-      const unsigned largest = kernels.largest(numbers, a.X);
-      if (largest >= INFINITE) {
+      const float largest = largest_of(kernels.largest(numbers, a.X));
+      if (largest != largest) {
         std::memset(quantized, 0, a.X);
-        a.scale[row] = __builtin_nanf("");
+        a.scale[row] = largest;
         continue;
       }
-      const float bounded = std::max(float_of(largest), SMALLEST);
-      kernels.round(numbers, a.X, 127 / bounded, quantized);
-      a.scale[row] = bounded / 127;
+      kernels.round(numbers, a.X, 127 / largest, quantized);
+      a.scale[row] = largest / 127;
     }
   });
 }

@@ -8,18 +8,11 @@ the rows' worth; the kernel splits queries and weights as QuantizedSourceAttenti
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._byte_rows import worth_of
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.schema import FLOAT, Input, Operator
 
 __all__ = ["QUANTIZED_LATENT_ATTENTION"]
-
-WORTH = """
-    last = Constant <value = int64[1] {-1}> ()
-    numbers = Cast <to = 1> (states_bytes)
-    scales = Unsqueeze (states_scale, last)
-    states32 = Mul (numbers, scales)
-    states = CastLike (states32, query)
-"""
 
 QUANTIZED_LATENT_ATTENTION = Operator(
     "QuantizedLatentAttention",
@@ -31,7 +24,7 @@ QUANTIZED_LATENT_ATTENTION = Operator(
         Input("mask", "bool", "B, N", "True where a position counts"),
     ),
     LATENT_ATTENTION.outputs,
-    lambda present: WORTH + LATENT_ATTENTION.body(present),
+    lambda present: worth_of("states") + LATENT_ATTENTION.body(present),
     LATENT_ATTENTION.attributes,
     gpu=False,
 )

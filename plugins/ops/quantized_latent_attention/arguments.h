@@ -28,21 +28,10 @@ class Parallel;
 template <class Float>
 QuantizedLatentAttentionArguments<Float> quantized_latent_attention_arguments(const Call& call) {
   QuantizedLatentAttentionArguments<Float> arguments{};
-  arguments.B = call.size("B");
-  arguments.M = call.size("M");
-  arguments.H = call.size("H");
-  arguments.G = call.size("G");
-  arguments.K = call.size("K");
-  arguments.N = call.size("N");
-  check_heads(call, arguments.H, arguments.G);
-  arguments.scale = call.float_attribute("scale");
-  arguments.weight_threshold = weight_threshold(call);
-  arguments.query = call.input<Float>("query");
+  fill_source(call, arguments);
+  check_sums_of_bytes(call);
   arguments.states = call.input<signed char>("states_bytes");
   arguments.states_scale = call.input<float>("states_scale");
-  arguments.mask = call.input<bool>("mask");
-  arguments.output = call.output<Float>("output");
-  arguments.lse = call.output<float>("lse");
   return arguments;
 }
 

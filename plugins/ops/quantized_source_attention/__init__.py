@@ -9,22 +9,11 @@ rows of 8 bits, and likewise each query's weights, 15 and 14 bits of the largest
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._byte_rows import worth_of
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.schema import FLOAT, Input, Operator
 
 __all__ = ["QUANTIZED_SOURCE_ATTENTION"]
-
-WORTH = """
-    last = Constant <value = int64[1] {-1}> ()
-    key_numbers = Cast <to = 1> (key_bytes)
-    key_scales = Unsqueeze (key_scale, last)
-    key32 = Mul (key_numbers, key_scales)
-    key = CastLike (key32, query)
-    value_numbers = Cast <to = 1> (value_bytes)
-    value_scales = Unsqueeze (value_scale, last)
-    value32 = Mul (value_numbers, value_scales)
-    value = CastLike (value32, query)
-"""
 
 QUANTIZED_SOURCE_ATTENTION = Operator(
     "QuantizedSourceAttention",
@@ -38,7 +27,7 @@ QUANTIZED_SOURCE_ATTENTION = Operator(
         Input("mask", "bool", "B, N", "True where a position counts: one at least, unless there is lse"),
     ),
     SOURCE_ATTENTION.outputs,
-    lambda present: WORTH + SOURCE_ATTENTION.body(present),
+    lambda present: worth_of("key", "value") + SOURCE_ATTENTION.body(present),
     SOURCE_ATTENTION.attributes,
     gpu=False,
 )

@@ -28,24 +28,13 @@ class Parallel;
 template <class Float>
 QuantizedSourceAttentionArguments<Float> quantized_source_attention_arguments(const Call& call) {
   QuantizedSourceAttentionArguments<Float> arguments{};
-  arguments.B = call.size("B");
-  arguments.M = call.size("M");
-  arguments.H = call.size("H");
-  arguments.G = call.size("G");
-  arguments.K = call.size("K");
+  fill_source(call, arguments);
+  check_sums_of_bytes(call);
   arguments.V = call.size("V");
-  arguments.N = call.size("N");
-  check_heads(call, arguments.H, arguments.G);
-  arguments.scale = call.float_attribute("scale");
-  arguments.weight_threshold = weight_threshold(call);
-  arguments.query = call.input<Float>("query");
   arguments.key = call.input<signed char>("key_bytes");
   arguments.key_scale = call.input<float>("key_scale");
   arguments.value = call.input<signed char>("value_bytes");
   arguments.value_scale = call.input<float>("value_scale");
-  arguments.mask = call.input<bool>("mask");
-  arguments.output = call.output<Float>("output");
-  arguments.lse = call.output<float>("lse");
   return arguments;
 }
 

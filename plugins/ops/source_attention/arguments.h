@@ -30,22 +30,10 @@ class Parallel;
 template <class Float>
 SourceAttentionArguments<Float> source_attention_arguments(const Call& call) {
   SourceAttentionArguments<Float> arguments{};
-  arguments.B = call.size("B");
-  arguments.M = call.size("M");
-  arguments.H = call.size("H");
-  arguments.G = call.size("G");
-  arguments.K = call.size("K");
+  fill_source(call, arguments);
   arguments.V = call.size("V");
-  arguments.N = call.size("N");
-  check_heads(call, arguments.H, arguments.G);
-  arguments.scale = call.float_attribute("scale");
-  arguments.weight_threshold = weight_threshold(call);
-  arguments.query = call.input<Float>("query");
   arguments.key = call.input<Float>("key");
   arguments.value = call.input<Float>("value");
-  arguments.mask = call.input<bool>("mask");
-  arguments.output = call.output<Float>("output");
-  arguments.lse = call.output<float>("lse");
   return arguments;
 }
 

@@ -1,0 +1,19 @@
+"""Rows of 8 bits with a scale each, as text of a function body."""
+
+from __future__ import annotations
+
+__all__ = ["worth_of"]
+
+LAST = "    last = Constant <value = int64[1] {-1}> ()\n"
+
+
+def worth_of(*names: str) -> str:
+    """Statements that make rows ``<name>``, in the type of ``query``, of ``<name>_bytes`` and ``<name>_scale``."""
+    return LAST + "".join(
+        f"""    {name}_numbers = Cast <to = 1> ({name}_bytes)
+    {name}_scales = Unsqueeze ({name}_scale, last)
+    {name}32 = Mul ({name}_numbers, {name}_scales)
+    {name} = CastLike ({name}32, query)
+"""
+        for name in names
+    )
