@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import socket
 import warnings
 from collections.abc import Iterator
@@ -54,7 +55,10 @@ def connected() -> Iterator[Any]:
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # Ray prints its messages to standard output
         warnings.simplefilter("ignore")
         try:
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             _connect(ray, address)
+            for number, handler in handlers.items():  # Ray's own print addresses of native code
+                signal.signal(number, handler)
             yield ray
         finally:
             ray.shutdown()

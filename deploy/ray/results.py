@@ -21,9 +21,11 @@ from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.ray.input_data import InputFile
 from tightbeam.deploy.ray.partition import PARQUET, Partition
 
-__all__ = ["bundle_digest", "open_results", "result_path", "write_whole"]
+__all__ = ["bundle_digest", "open_results", "remove_partial", "result_path", "write_whole"]
 
 RECORD = "_run.json"
+PARTIAL = ".partial-"
+"""In the names of files that are being written."""
 
 
 def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile]) -> None:
@@ -71,7 +73,7 @@ def result_path(folder: Path, partition: Partition, rows_each: int) -> Path:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that appears when it is complete, in the place of an older one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
@@ -83,6 +85,13 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(partial)
         raise
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what an actor that was killed had begun to write. Nothing else may write into the folder."""
+    for path in folder.rglob(f".*{PARTIAL}*"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
 from tightbeam.deploy.ray.partition import FieldNames, Partition
-from tightbeam.deploy.ray.results import bundle_digest, open_results, result_path
+from tightbeam.deploy.ray.results import bundle_digest, open_results, remove_partial, result_path
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
@@ -96,6 +96,14 @@ def run_on_ray(run: RayRun) -> int:
             say(f"note: {folder} has the results of {there} of {counted(len(partitions), 'partition')}")
     if not missing:
         return 0
+    try:
+        return _run_missing(run, missing, bundle, options)
+    finally:
+        if run.output is not None:
+            remove_partial(Path(run.output))
+
+
+def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions) -> int:
     together = run.rows.batch_size if run.rows.max_rows is None else max(1, run.rows.max_rows // options.num_beams)
     actor_bytes = memory_of_actor(bundle.manifest, options, together)
     return _Progress(run, missing, options.num_return_sequences, sys.stdout).run(actor_bytes)

@@ -10,7 +10,7 @@ import pytest
 
 from tightbeam.deploy import InputError
 from tightbeam.deploy.ray.input_data import InputFile
-from tightbeam.deploy.ray.results import open_results, write_whole
+from tightbeam.deploy.ray.results import open_results, remove_partial, write_whole
 
 RUN: dict[str, Any] = {"bundle": "abc", "num-beams": 4, "eos": (2, 3)}
 FILES = [InputFile("a.txt", Path("/a.txt"), "text", 10, 2, "d1")]
@@ -58,6 +58,15 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         open_results(tmp_path, RUN, FILES)
     with pytest.raises(InputError, match="is a file; --ray writes a folder"):
         open_results(tmp_path / "notes", RUN, FILES)
+
+
+def test_half_written_files_are_removed(tmp_path: Path) -> None:
+    for name in ("a/.b.jsonl-00001.jsonl.partial-x1", ".c.partial-2", "a/b.jsonl-00000.jsonl", "_run.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    remove_partial(tmp_path)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"a/b.jsonl-00000.jsonl", "_run.json"}
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
