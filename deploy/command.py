@@ -263,7 +263,8 @@ def run_model(
                 device=device,
                 threads=threads,
             )
-            raise typer.Exit(run_on_ray(run))
+            hidden = quiet or (output == STDOUT and sys.stdout.isatty())
+            raise typer.Exit(run_on_ray(run, _progress(hidden)))
         if (text_field, key_field, partition_rows) != (None, None, None):
             raise InputError("--text-field, --key-field and --partition-rows are for --ray; leave them out, or add it")
         _check_output(output, force, names, option="--output" if resume is None else "--resume")

@@ -8,7 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from rich.progress import Progress
 
 import tightbeam
 from tightbeam.deploy.bundle.reader import Bundle
@@ -69,8 +71,14 @@ class RayRun:
     threads: int | None
 
 
-def run_on_ray(run: RayRun) -> int:
+def run_on_ray(run: RayRun, progress: Progress) -> int:
     """Run all rows that have no result yet.
+
+    Parameters
+    ----------
+    run : RayRun
+    progress : rich.progress.Progress
+        Shows the rows that are done, with a field ``rates``.
 
     Returns
     -------
@@ -97,28 +105,32 @@ def run_on_ray(run: RayRun) -> int:
     if not missing:
         return 0
     try:
-        return _run_missing(run, missing, bundle, options)
+        return _run_missing(run, missing, bundle, options, progress)
     finally:
         if run.output is not None:
             remove_partial(Path(run.output))
 
 
-def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions) -> int:
+def _run_missing(
+    run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions, progress: Progress
+) -> int:
     together = run.rows.batch_size if run.rows.max_rows is None else max(1, run.rows.max_rows // options.num_beams)
     actor_bytes = memory_of_actor(bundle.manifest, options, together)
-    return _Progress(run, missing, options.num_return_sequences, sys.stdout).run(actor_bytes)
+    return _Run(run, missing, options.num_return_sequences, progress).go(actor_bytes)
 
 
-class _Progress:
+class _Run:
     """A run under way: what to print for each report, and the sums."""
 
-    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int, output: TextIO) -> None:
-        self._run, self._partitions, self._returned, self._output = run, partitions, returned, output
+    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int, progress: Progress) -> None:
+        self._run, self._partitions, self._returned, self._progress = run, partitions, returned, progress
+        self._output = sys.stdout
+        self._bar = progress.add_task("generating", total=sum(part.rows for part in partitions), rates="")
         self._summary = RunSummary("row", 0)
         self._said = 0
         self._lost: list[str] = []
 
-    def run(self, actor_bytes: int) -> int:
+    def go(self, actor_bytes: int) -> int:
         """Run the partitions, and return the exit code."""
         run = self._run
         begun = time.time()
@@ -133,10 +145,11 @@ class _Progress:
                 rows = counted(sum(part.rows for part in self._partitions), "row")
                 say(f"note: {rows} in {counted(len(self._partitions), 'partition')}, {actors.text}")
             by_index = {part.index: part for part in self._partitions}
-            for report in cluster.reports(self._partitions):
-                if report.fatal:
-                    raise InputError(report.failure or "an actor failed")
-                self._show(by_index.pop(report.index), report)
+            with self._progress:
+                for report in cluster.reports(self._partitions):
+                    if report.fatal:
+                        raise InputError(report.failure or "an actor failed")
+                    self._show(by_index.pop(report.index), report)
             started = cluster.started() or begun
         for part in by_index.values():
             self._lost.append(f"{part.place}: no actor reported it")
@@ -158,6 +171,7 @@ class _Progress:
         self._summary.inputs += report.rows - report.failed
         self._summary.failed += report.failed
         self._summary.tokens += report.tokens
+        self._progress.update(self._bar, advance=part.rows, rates=self._summary.rates())
 
     def _end(self, seconds: float, start_seconds: float) -> int:
         """Print what became of the run, and return the exit code."""
