@@ -69,7 +69,6 @@ class ClusterRun:
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_options.preserve_order = self._ordered
         rows = [{"partition": partition.to_json()} for partition in partitions]
-        most = min(self._actors.count, len(rows))
         dataset = data.from_items(rows, override_num_blocks=min(len(rows), MOST_TASKS)).map_batches(
             PartitionWorker,
             fn_constructor_args=[self._job, self._starts],
@@ -78,7 +77,10 @@ class ClusterRun:
             num_gpus=self._actors.gpus or None,
             # Actors that are out of work leave, so that one that has lost its machine finds another.
             compute=data.ActorPoolStrategy(
-                min_size=1, max_size=most, initial_size=most, max_tasks_in_flight_per_actor=1
+                min_size=1,
+                max_size=self._actors.count,
+                initial_size=self._actors.count,
+                max_tasks_in_flight_per_actor=1,
             ),
             udf_modifying_row_count=False,
         )

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,7 @@ class _Run:
             raise InputError("--threads is for the CPU; leave it out with --device and --engine")
         with connected() as ray:
             actors = plan_actors(machines(ray), actor_bytes, threads=run.threads, gpu=gpu)
+            actors = replace(actors, count=min(actors.count, len(self._partitions)))
             threads = None if gpu else actors.cores
             cluster = ClusterRun(ray, _job(run, threads), actors, ordered=run.output is None)
             if not run.quiet:
