@@ -190,8 +190,9 @@ def main(
 
     first = trace(seed, vocabulary, longest=longest, new_tokens=(least_new, most_new))
     check(runner, [next(first) for _ in range(CHECKED)], asked)
-    old, new = replay(), replay()
+    old = replay()
     in_batches(runner, old, batch_size, asked)
+    new = replay()  # its clock starts now
     joining = Joining(runner, new, batch_size * beams, asked)
     joining.run()
     _print(old.figures(clients), new.figures(clients), joining.most_steps)
