@@ -6,9 +6,11 @@ bad_words_ids, suppress_tokens, begin_suppress_tokens, forced_bos_token_id and f
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from tightbeam.deploy.arrays import Floats, Ints
+from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.step import Candidates, best
 
@@ -27,11 +29,15 @@ class Bans:
         longer = sorted({len(word) for word in options.bad_words_ids if len(word) > 1})
         self.words = [np.array([word for word in options.bad_words_ids if len(word) == n], np.int64) for n in longer]
 
+    def fixed(self, length: int) -> Ints:
+        """Return the tokens int64 [P] that must not follow any ``length`` tokens."""
+        fixed = self.while_short if self.min_length > length else self.always
+        return np.union1d(fixed, self.first) if self.begin == length and len(self.first) else fixed
+
     def banned(self, history: Ints) -> Ints:
         """Return the tokens int64 [B, M, P] that must not follow ``history`` int64 [B, M, T]; -1 is an unused entry."""
         B, M, T = history.shape
-        fixed = self.while_short if self.min_length > T else self.always
-        fixed = np.union1d(fixed, self.first) if self.begin == T else fixed
+        fixed = self.fixed(T)
         parts = [np.empty((B, M, len(fixed)), np.int64)]
         parts[0][:] = fixed
         for words in self.words:  # [W, n], all words of one length
@@ -41,6 +47,10 @@ class Bans:
                 seen = matches.any(axis=(0, 1))
                 parts.append(np.where(matches[:, :, seen], words[seen, -1], -1))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+    def of_sample(self, history: Ints) -> Ints:
+        """Return the tokens for one sample with ``history`` int64 [M, T]: int64 [M, P], or [P] for all rows."""
+        return self.banned(history[None])[0] if self.words else self.fixed(history.shape[1])
 
 
 def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
@@ -64,10 +74,16 @@ def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_
     """
     M = options.num_beams
     C, vocabulary = options.candidates, options.vocab_size
-    forced = {beam * vocabulary + token for beam in range(M) for token in tokens}
-    places = sorted(forced.union(range(C)))  # X positions in the M x vocabulary scores of a sample
-    pool, may_follow = np.array(places), np.array([place in forced for place in places])  # [X]
+    pool, may_follow = _forced_pool(M, C, vocabulary, tokens)
     scores = np.where(may_follow, beam_scores[:, pool // vocabulary], np.float32(-np.inf))  # [B, X]
     chosen = best(scores, C)  # [B, C]
     flat = pool[chosen]
     return Candidates(np.take_along_axis(scores, chosen, axis=1), flat // vocabulary, flat % vocabulary)
+
+
+@lru_cache(maxsize=64)
+def _forced_pool(M: int, C: int, vocabulary: int, tokens: tuple[int, ...]) -> tuple[Ints, Bools]:
+    """Positions int64 [X] in the M x vocabulary scores of a sample, ascending, and which of them may follow."""
+    forced = {beam * vocabulary + token for beam in range(M) for token in tokens}
+    places = sorted(forced.union(range(C)))
+    return np.array(places), np.array([place in forced for place in places])

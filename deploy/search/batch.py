@@ -169,7 +169,7 @@ class BatchSearch:
         ):
             return first.bans.banned(history)
         parts = [
-            _choices(place, length) if feeding else place.bans.banned(history[index : index + 1, :, :length])[0]
+            _choices(place, length) if feeding else place.bans.of_sample(history[index, :, :length])
             for index, (place, length, feeding) in enumerate(zip(self.places, lengths, prompted.tolist(), strict=True))
         ]
         widest = max(part.shape[-1] for part in parts)
