@@ -10,14 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
-
 import tightbeam
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.output_file import STDOUT, check_output
+from tightbeam.deploy.progress import progress_bar
 from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
@@ -71,14 +72,8 @@ class RayRun:
     threads: int | None
 
 
-def run_on_ray(run: RayRun, progress: Progress) -> int:
+def run_on_ray(run: RayRun) -> int:
     """Run all rows that have no result yet.
-
-    Parameters
-    ----------
-    run : RayRun
-    progress : rich.progress.Progress
-        Shows the rows that are done, with a field ``rates``.
 
     Returns
     -------
@@ -90,6 +85,12 @@ def run_on_ray(run: RayRun, progress: Progress) -> int:
     BundleError, GenerationError, InputError
         Nothing can be run, or Ray failed.
     """
+    if run.output is None:
+        check_output(STDOUT, False, run.sources, option="--output")
+    settings, notes = remove_settings_without_effect(dict(run.rows.generation), speech=False)
+    run = replace(run, rows=replace(run.rows, generation=settings))
+    for note in () if run.quiet else notes:
+        say(f"note: {note}")
     bundle = Bundle.load(run.bundle, verify=False)  # each actor compares the files with their checksums
     options = _options(bundle, run.rows)
     files = find_files(run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each)
@@ -105,27 +106,26 @@ def run_on_ray(run: RayRun, progress: Progress) -> int:
     if not missing:
         return 0
     try:
-        return _run_missing(run, missing, bundle, options, progress)
+        return _run_missing(run, missing, bundle, options)
     finally:
         if run.output is not None:
             remove_partial(Path(run.output))
 
 
-def _run_missing(
-    run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions, progress: Progress
-) -> int:
+def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions) -> int:
     together = run.rows.batch_size if run.rows.max_rows is None else max(1, run.rows.max_rows // options.num_beams)
     actor_bytes = memory_of_actor(bundle.manifest, options, together)
-    return _Run(run, missing, options.num_return_sequences, progress).go(actor_bytes)
+    return _Run(run, missing, options.num_return_sequences).go(actor_bytes)
 
 
 class _Run:
     """A run under way: what to print for each report, and the sums."""
 
-    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int, progress: Progress) -> None:
-        self._run, self._partitions, self._returned, self._progress = run, partitions, returned, progress
+    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int) -> None:
+        self._run, self._partitions, self._returned = run, partitions, returned
         self._output = sys.stdout
-        self._bar = progress.add_task("generating", total=sum(part.rows for part in partitions), rates="")
+        self._progress = progress_bar(run.quiet or (run.output is None and sys.stdout.isatty()))
+        self._bar = self._progress.add_task("generating", total=sum(part.rows for part in partitions), rates="")
         self._summary = RunSummary("row", 0)
         self._said = 0
         self._lost: list[str] = []

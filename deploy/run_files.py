@@ -1,0 +1,227 @@
+"""`run-model` on this machine: from the command line to a result for each line, file or document."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightbeam.deploy.audio.transcribe import named_files, transcribe_files
+from tightbeam.deploy.console import counted, say
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles, json_objects
+from tightbeam.deploy.output_file import STDOUT, check_output, open_output
+from tightbeam.deploy.progress import progress_bar
+from tightbeam.deploy.resume import WrittenResults, read_written
+from tightbeam.deploy.run_summary import RunSummary
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.text_input import LineFormat, run_text_input
+
+__all__ = ["FileRun", "run_files"]
+
+
+@dataclass(frozen=True)
+class FileRun:
+    """A run that the command line asks for.
+
+    Attributes
+    ----------
+    bundle : Path
+    sources : sequence of str
+        Files; "-" is standard input.
+    output : str
+        File of the results; "-" is standard output.
+    resume : str or None
+        File with the results of a run that was cut, in place of ``output``.
+    force : bool
+        Replace what ``output`` holds.
+    lines_are : LineFormat
+    document : bool
+        Each file is one input, in place of each line.
+    settings : mapping
+        Settings of ``model.generate``.
+    batch_size, max_rows : int or None
+        The most inputs, or rows, that run together.
+    json_lines : bool
+        Results as JSON, in place of text.
+    quiet : bool
+        Errors only.
+    engine, device, threads
+        Arguments of `Runner.load`.
+    """
+
+    bundle: Path
+    sources: Sequence[str]
+    output: str
+    resume: str | None
+    force: bool
+    lines_are: LineFormat
+    document: bool
+    settings: Mapping[str, Any]
+    batch_size: int | None
+    max_rows: int | None
+    json_lines: bool
+    quiet: bool
+    engine: str
+    device: str
+    threads: int | None
+
+    @property
+    def target(self) -> str:
+        """The file that results are written to."""
+        return self.output if self.resume is None else self.resume
+
+    @property
+    def option(self) -> str:
+        """The option that names it."""
+        return "--output" if self.resume is None else "--resume"
+
+
+def run_files(run: FileRun) -> int:
+    """Run all inputs, and write the results as they come.
+
+    Returns
+    -------
+    int
+        The exit code: 0, or 1 where an input could not be run; each is named.
+
+    Raises
+    ------
+    BundleError, GenerationError, InputError
+        Nothing can be run, or the model failed.
+    OSError
+        An input cannot be read, or a result cannot be written.
+    """
+    _check(run)
+    if _is_typed(run) and run.document:  # it is read whole before the model is loaded
+        say("note: reading one text from standard input; end with Ctrl-D")
+    files = InputFiles(list(run.sources), document=run.document)
+    start = time.perf_counter()
+    runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
+    load_seconds = time.perf_counter() - start
+    return _Run(run, files, runner).go(load_seconds)
+
+
+def _check(run: FileRun) -> None:
+    """Raise InputError for options that do not go together, and for an output that cannot be used."""
+    if run.resume is not None:
+        if run.output != STDOUT or run.force:
+            raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
+        if run.resume == STDOUT:
+            raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
+    check_output(run.target, run.force, run.sources, option=run.option)
+
+
+def _is_typed(run: FileRun) -> bool:
+    """True where somebody types the input, and wants to know that it is read."""
+    return STDIN in run.sources and sys.stdin is not None and sys.stdin.isatty() and not run.quiet
+
+
+class _Run:
+    """A run whose model is loaded. Raises InputError where the options are not for it."""
+
+    def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
+        self._run, self._files, self._runner = run, files, runner
+        self._check_kind()
+        self._settings, notes = remove_settings_without_effect(dict(run.settings), speech=runner.is_speech)
+        self._options: GenerationOptions = runner.options(**self._settings)
+        self._check_rows()
+        if not runner.is_speech and not run.lines_are.ids:
+            runner.require_tokenizer()
+        kind = AUDIO_NAMES if runner.is_speech else IDS if run.lines_are.ids else TEXT
+        if run.lines_are.field is not None:
+            kind = json_objects(run.lines_are.field)
+        files.check(kind)
+        if _is_typed(run) and not run.document:
+            notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
+        self._note(*notes)
+        self._unit = "file" if runner.is_speech else "document" if run.document else "line"
+
+    def go(self, load_seconds: float) -> int:
+        """Run the inputs without a result, and return the exit code."""
+        run, files = self._run, self._files
+        written, lines = self._skip_written()
+        summary = RunSummary(self._unit, load_seconds)
+        hidden = run.quiet or (run.target == STDOUT and sys.stdout.isatty())
+        results = self._results(lines, first=written.count + 1)
+        opened = open_output(run.target, None if run.resume is None else written)
+        # Results are closed at once where writing fails: Python must not end while a thread runs the model.
+        with opened as sink, progress_bar(hidden) as progress, closing(results):
+            bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
+            for result in results:
+                place = files.next_place()
+                result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
+                line = result.as_json() if run.json_lines else result.as_text()
+                sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
+                sink.flush()
+                self._report(result, place.prefix)
+                summary.add(result)
+                progress.update(bar, advance=1, rates=summary.rates())
+        if not run.quiet:
+            say(summary.text())
+        if summary.failed:
+            say(f"error: {summary.failed} of the {self._unit}s could not be run; each is named above")
+        return 1 if summary.failed else 0
+
+    def _check_kind(self) -> None:
+        """Raise InputError for options, or files, of another kind of model."""
+        lines_are = self._run.lines_are
+        text_only = lines_are.ids or lines_are.truncate or self._run.document or lines_are.field is not None
+        if self._runner.is_speech and text_only:
+            raise InputError(
+                "--ids, --truncate, --document and --json-input are for text, this is a speech model; leave them out"
+            )
+        if not self._runner.is_speech and self._files.audio is not None:
+            raise InputError(f"{self._files.audio} is an audio file, and this is a text model; pass a text file")
+
+    def _check_rows(self) -> None:
+        most, beams = self._run.max_rows, self._options.num_beams
+        if most is not None and most < beams:
+            raise InputError(f"--max-rows {most} is less than the {beams} beams of one input; pass more")
+
+    def _skip_written(self) -> tuple[WrittenResults, Iterable[bytes]]:
+        """The results that the output holds, and the inputs behind them."""
+        run, written = self._run, WrittenResults()
+        if run.resume is not None:
+            if run.lines_are.field is not None and not run.json_lines:
+                raise InputError("--resume with --json-input needs --json: lines may have several texts each")
+            one_line = run.json_lines or self._runner.is_speech
+            written = read_written(run.resume, 1 if one_line else self._options.num_return_sequences)
+        lines, last = self._files.skip(written.count)
+        if last is not None:
+            file = last.file if len(run.sources) > 1 else None
+            written.check(run.target, json_lines=run.json_lines, number=last.number, file=file)
+            self._note(f"{run.target} has the results of {counted(written.count, self._unit)}, which are kept")
+        return written, lines
+
+    def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult]:
+        """The results of the inputs, in order."""
+        run, runner = self._run, self._runner
+        together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
+        typed = STDIN in run.sources and not run.document
+        if runner.is_speech:
+            done = transcribe_files(runner, named_files(lines), batch_size=together, typed=typed, **self._settings)
+            return (each.result for each in done)
+        how: dict[str, Any] = {"batch_size": together, "max_rows": run.max_rows, "typed": typed, "first": first}
+        return run_text_input(runner, lines, run.lines_are, **how, **self._settings)
+
+    def _report(self, result: InputResult, place: str) -> None:
+        """Print the error of a result, or its notes."""
+        if result.error is not None:
+            say(f"error: {place}{result.error}")
+        self._note(*(f"{place}{note}" for note in result.notes))
+        if result.error is None and result.cut:
+            whole = result.source_tokens + result.cut
+            kept = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"
+            self._note(f"{place}{kept}")
+
+    def _note(self, *notes: str) -> None:
+        for note in () if self._run.quiet else notes:
+            say(f"note: {note}")
