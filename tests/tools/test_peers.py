@@ -188,6 +188,14 @@ def test_wrong_tokens_in_float32_end_the_run_and_are_not_recorded(tmp_path: Path
     ]
 
 
+def test_sequence_of_the_reference_at_any_batch_size_is_equal(tmp_path: Path) -> None:
+    """A tie of scores may fall otherwise in a larger batch."""
+    _measure(tmp_path / "r", {REFERENCE: _Fixed(TOKENS)}, 1, (2,))
+    other = [[5, 6, 1], [8, 9, 10], [1, 2, 3]]
+    results = _measure(tmp_path / "r", {REFERENCE: _Fixed(other), EXACT: _Fixed([*TOKENS, [1, 2, 3]])}, 1, (2, 3))
+    assert [results.figures(group)[1].equal for group in results.groups()] == [2, 3]
+
+
 def _of(path: Path) -> list[Group]:
     return Results(path).groups()
 

@@ -133,13 +133,19 @@ class Results:
         return sorted({cell.group for cell in self._records})
 
     def equal(self, group: Group, tokens: list[list[int]]) -> tuple[int, int]:
-        """Count sequences that are the reference's, and those that it has, at this or any other batch size."""
-        expected: list[list[int]] = []
+        """Count sequences that are the reference's, and those that it has, at this or any other batch size.
+
+        Of a sample it may have several, since a tie of scores may fall otherwise in a batch of another size.
+        """
+        expected: list[list[list[int]]] = []
         for cell, records in self._records.items():
             if cell.engine == REFERENCE and cell.group._replace(batch=0) == group._replace(batch=0):
-                expected = max(expected, records[0].tokens, key=len)
+                given = records[0].tokens
+                expected += [[] for _ in range(len(given) - len(expected))]
+                for sequences, sequence in zip(expected, given, strict=False):
+                    sequences.append(sequence)
         pairs = list(zip(tokens, expected, strict=False))
-        return sum(mine == theirs for mine, theirs in pairs), len(pairs)
+        return sum(mine in theirs for mine, theirs in pairs), len(pairs)
 
     def figures(self, group: Group) -> list[Figures]:
         """The figures of a group, in the order of `CONTENDERS`."""
