@@ -38,7 +38,7 @@ MOST_SAID = 20
 
 @dataclass(frozen=True)
 class RayRun:
-    """What the command line asks for.
+    """A run on Ray that the command line asks for.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
 
 
 def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapping[str, Any]:
-    """What results depend on, in JSON's types."""
+    """Everything that results depend on, in JSON's types."""
     return {
         "bundle": bundle_digest(bundle.path),
         "model": bundle.manifest.model,

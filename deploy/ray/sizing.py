@@ -18,7 +18,7 @@ PROCESS_BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine gives to Ray.
+    """The resources that a machine gives to Ray.
 
     Attributes
     ----------

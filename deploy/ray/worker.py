@@ -68,7 +68,7 @@ class Job:
 
 @dataclass
 class PartitionReport:
-    """What became of a partition.
+    """The report of a partition that an actor has run, or could not run.
 
     Attributes
     ----------

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 import pytest
 
 from support.bundles import BundleCache
-from tightbeam.export.writing.graphs import write_graphs
+from support.pass_runs import encoder_run
 from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.model import Array
@@ -27,22 +26,7 @@ LENGTHS = (23, 9, 15)
 
 def outputs(graphs: ModelGraphs, folder: Path) -> dict[str, Array]:
     """The encoder's outputs on random sources of ``LENGTHS``, by the operators' functions."""
-    folder.mkdir()
-    write_graphs(graphs, folder)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(str(folder / "encoder.onnx"), options, providers=["CPUExecutionProvider"])
-    generator = np.random.default_rng(0)
-    feeds = {}
-    for tensor in session.get_inputs():
-        if tensor.name == "input_ids":
-            feeds[tensor.name] = generator.integers(5, 90, (3, max(LENGTHS)))
-        elif tensor.name == "attention_mask":
-            feeds[tensor.name] = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(np.int64)
-        else:
-            feeds[tensor.name] = generator.standard_normal((3, *tensor.shape[1:])).astype(np.float32)
-    found = dict(zip([tensor.name for tensor in session.get_outputs()], session.run(None, feeds), strict=True))
+    feeds, found = encoder_run(graphs, folder, LENGTHS)
     if "attention_mask" in feeds:  # [B, H, N, .] to the positions that count
         counted = feeds["attention_mask"].astype(np.bool_)
         return {name: array.swapaxes(1, 2)[counted] for name, array in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,24 @@ def sessions(graphs: ModelGraphs, folder: Path) -> tuple[ort.InferenceSession, o
     paths = [str(folder / f"{name}.onnx") for name in ("encoder", "decoder")]
     first, second = (ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in paths)
     return first, second
+
+
+def encoder_run(graphs: ModelGraphs, folder: Path, lengths: Sequence[int]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and outputs of the encoder by name, on random sources of these lengths, run by one thread."""
+    folder.mkdir()
+    session, _ = sessions(graphs, folder)
+    generator = np.random.default_rng(0)
+    B, N = len(lengths), max(lengths)
+    feeds = {}
+    for tensor in session.get_inputs():
+        if tensor.name == "input_ids":
+            feeds[tensor.name] = generator.integers(5, 90, (B, N))
+        elif tensor.name == "attention_mask":
+            feeds[tensor.name] = (np.arange(N) < np.array(lengths)[:, None]).astype(np.int64)
+        else:
+            feeds[tensor.name] = generator.standard_normal((B, *tensor.shape[1:])).astype(np.float32)
+    names = [tensor.name for tensor in session.get_outputs()]
+    return feeds, dict(zip(names, session.run(None, feeds), strict=True))
 
 
 def empty_caches(decoder: gs.Graph, R: int, T_max: int) -> dict[str, Array]:

@@ -234,7 +234,7 @@ def test_response_is_sent_while_others_run(scripted: Scene, triton: FakeTriton) 
 
 
 def test_request_that_ends_the_worker_twice_fails_alone(scripted: Scene, triton: FakeTriton) -> None:
-    """What ran when it first ended is sent again to run alone, what waited as it was."""
+    """Requests that ran when it first ended are sent again to run alone, those that waited as they were."""
     backend, worker = scripted
     guilty, neighbour, done, waiting = requests = [ids() for _ in range(4)]
     backend.execute(requests)

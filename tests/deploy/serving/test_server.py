@@ -365,7 +365,7 @@ def test_cancellation_leaves_the_other_request_of_its_batch(world: SimpleNamespa
 
 @pytest.mark.parametrize("model", ["slow", "slowlive"])
 def test_requests_join_one_that_runs(world: SimpleNamespace, model: str) -> None:
-    """Of its group and of another, streaming or not: they are answered while it goes on."""
+    """Requests of its group and of another, streaming or not, are answered while it goes on."""
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         long_inputs = served.inputs_of(grpc_blocking, {"TEXT": texts(SENTENCES[0])})
         done: list[Any] = []
