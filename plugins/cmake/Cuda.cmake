@@ -8,7 +8,7 @@ set(CMAKE_CUDA_ARCHITECTURES 80)  # for CMake's own checks of nvcc
 enable_language(CUDA)
 set(CMAKE_CUDA_ARCHITECTURES ${TIGHTBEAM_CUDA_ARCHITECTURES})
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8 AND CMAKE_CUDA_ARCHITECTURES MATCHES 120)
-  message(STATUS "tightbeam: nvcc ${CMAKE_CUDA_COMPILER_VERSION} has no sm_120 (12.8 has), so PTX of sm_90 is used in its place")
+  message(STATUS "tightbeam: nvcc ${CMAKE_CUDA_COMPILER_VERSION} has no sm_100 and sm_120 (12.8 has), so PTX of sm_90 is used in their place")
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90)
 endif()
 find_package(CUDAToolkit REQUIRED)

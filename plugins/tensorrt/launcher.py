@@ -52,13 +52,14 @@ class CudaLauncher:
         device = self._run(driver.cuCtxGetDevice)
         attribute = driver.CUdevice_attribute
         value = functools.partial(self._attribute, device)
+        major = value(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = value(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         self.gpu = Gpu(
             value(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
             value(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            10 * major + minor,
         )
-        major = value(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
-        minor = value(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-        self.capability = f"{major}{minor}"
+        self.capability = str(self.gpu.capability)
         self._functions: dict[str, Any] = {}
 
     def launch(self, folder: str, kernel: Kernel, stream: int) -> None:

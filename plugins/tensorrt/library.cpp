@@ -182,15 +182,15 @@ TIGHTBEAM_EXPORT const char* tightbeam_operators() { return tightbeam::OPERATORS
 // is wrong with the call.
 TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type, const TightbeamTensor* inputs,
                                             const TightbeamTensor* outputs, const double* attributes,
-                                            int32_t multiprocessors, uint32_t shared_bytes, void* workspace,
-                                            TightbeamPlan* plan, int32_t scalars_on_host) {
+                                            int32_t multiprocessors, uint32_t shared_bytes, int32_t capability,
+                                            void* workspace, TightbeamPlan* plan, int32_t scalars_on_host) {
   using namespace tightbeam;
   thread_local PlanMemory memory;
   thread_local std::string failure;
   try {
     const Entry& entry = find(name);
     const Call call = make_call(entry.table, float_type, inputs, outputs, attributes, scalars_on_host == 0);
-    *plan = store(memory, entry.plan[float_type](call, {multiprocessors, shared_bytes}, workspace));
+    *plan = store(memory, entry.plan[float_type](call, {multiprocessors, shared_bytes, capability}, workspace));
     return nullptr;
   } catch (const OperatorError& error) {
     failure = error.message;

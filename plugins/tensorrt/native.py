@@ -23,10 +23,21 @@ FLOAT_TYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that plans depend on; ``shared_bytes``: shared memory that one block may have."""
+    """The properties of a GPU that plans depend on.
+
+    Attributes
+    ----------
+    multiprocessors
+        Number of streaming multiprocessors.
+    shared_bytes
+        Shared memory that one block may have.
+    capability
+        Compute capability: 90 is 9.0.
+    """
 
     multiprocessors: int
     shared_bytes: int
+    capability: int = 90
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ def _library() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_double),
         ctypes.c_int32,
         ctypes.c_uint32,
+        ctypes.c_int32,
         ctypes.c_void_p,
         ctypes.POINTER(_Plan),
         ctypes.c_int32,
@@ -161,6 +173,7 @@ def plan(
         ),
         gpu.multiprocessors,
         gpu.shared_bytes,
+        gpu.capability,
         workspace,
         ctypes.byref(found),
         scalars_on_host,

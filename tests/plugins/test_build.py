@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,21 @@ def test_cuda_library_without_what_it_needs_is_an_error(tmp_path: Path) -> None:
     error = configure_error(tmp_path / "headers", asked, *no_headers)
     assert "TIGHTBEAM_CUDA=ON, but there are no headers of ONNX Runtime. Install libonnxruntime-dev" in error
     assert "expected ON or OFF" in configure_error(tmp_path / "value", "-DTIGHTBEAM_CUDA=AUTO")
+
+
+@pytest.mark.parametrize("capability", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+def test_cuda_library_has_code_for(capability: int) -> None:
+    """Machine code serves later GPUs of its own major number; PTX, which only a name without "-real" adds, all later
+    ones."""
+    text = (PLUGINS / "CMakeLists.txt").read_text(encoding="utf-8")
+    matched = re.search(r"TIGHTBEAM_CUDA_ARCHITECTURES ([^\"]+) CACHE", text)
+    assert matched is not None
+    served = [
+        int(name.removesuffix("-real")) <= capability
+        and (not name.endswith("-real") or int(name.removesuffix("-real")) // 10 == capability // 10)
+        for name in matched[1].split()
+    ]
+    assert any(served)
 
 
 # ---- ONNX Runtime's headers ----

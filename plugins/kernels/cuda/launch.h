@@ -18,10 +18,15 @@ struct Launch {
 #define __global__  // launch_plan.h of an operator declares its kernels, for hosts without CUDA too
 #endif
 
-// The GPU that a plan is for. The defaults are an H100's; `shared_bytes` is what one block may have.
+// The GPU that a plan is for. The defaults are an H100's; `shared_bytes` is what one block may have, `capability` the
+// compute capability: 90 is 9.0.
 struct Gpu {
   int multiprocessors = 132;
   unsigned shared_bytes = 227 * 1024;
+  int capability = 90;
+
+  // True where the instructions of the tensor core kernels exist: cp.async, and mma of 16x8x16 16-bit numbers.
+  bool runs_tensor_core_kernels() const { return capability >= 80; }
 };
 
 // A kernel as a type: `launcher(Kernel<...>, launch, arguments...)` may launch it by its address, or note its

@@ -24,13 +24,16 @@ struct LaunchOnStream {
 
 // The GPU of the calling thread.
 inline Gpu current_gpu() {
-  int device = 0, shared_bytes = 0;
-  Gpu gpu;
+  int device = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&gpu.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  gpu.shared_bytes = static_cast<unsigned>(shared_bytes);
-  return gpu;
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, which, device);
+    return value;
+  };
+  return {attribute(cudaDevAttrMultiProcessorCount),
+          static_cast<unsigned>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)),
+          10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor)};
 }
 
 }  // namespace tightbeam::device

@@ -26,7 +26,7 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   const int D = a.G * a.K;
   BeamLatentAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.cache) && aligned_16(a.row);
-  if (sizeof(Float) == 2 && rotates_fragments(a.K, a.rotary))
+  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && rotates_fragments(a.K, a.rotary))
     plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.

@@ -30,7 +30,8 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   const int D = a.G * a.K, queries = a.M * a.H;
   LatentAttentionPlan plan = {};
   plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.states);
-  if (sizeof(Float) == 2 && rotates_fragments(a.K, a.rotary)) plan.tensor_core = plan_tensor_core(D, queries, gpu);
+  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && rotates_fragments(a.K, a.rotary))
+    plan.tensor_core = plan_tensor_core(D, queries, gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   plan.queries = tensor_core ? 16 * plan.tensor_core.tiles : SIMT_QUERIES;
   const int blocks = ceil_div(queries, plan.queries), slices = tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS);
