@@ -9,7 +9,7 @@ import typer
 
 from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
-from tightbeam.deploy.generation.given import GENERATION_CONFIG, read_generation_config
+from tightbeam.deploy.generation.given import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.input_files import STDIN
 from tightbeam.deploy.output_file import STDOUT
 from tightbeam.deploy.ray.partition import FieldNames
@@ -291,8 +291,8 @@ def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
     if "early_stopping" in settings:
         settings["early_stopping"] = words.get(settings["early_stopping"].lower(), settings["early_stopping"])
     if file is not None:
-        settings[GENERATION_CONFIG] = read_generation_config(file)
-    return settings
+        settings[GENERATION_CONFIG] = file
+    return with_source(settings, COMMAND_LINE)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.given import CALL, Layer
+from tightbeam.deploy.generation.given import Layer
 
 __all__ = ["DORMANT", "INERT", "LIMITS", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
@@ -51,8 +51,8 @@ DORMANT: dict[str, tuple[object, ...]] = {
 }
 """Fields that transformers reads only while sampling or with an assistant model, and their neutral values.
 
-Both modes are unsupported. A checkpoint or ``generation_config`` may have any value (many do); in a call, any but a
-neutral one is an error.
+Both modes are unsupported. A checkpoint or ``generation_config`` may have any value (many do); where somebody asks for
+one by name, any but a neutral one is an error.
 """
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -118,7 +118,7 @@ class Fields:
     def __init__(self, layers: Sequence[Layer], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.values: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
+        self._layers: dict[str, Layer] = {}
         known = SUPPORTED | INERT | DORMANT.keys() | UNSUPPORTED.keys()
         for layer in layers:
             for name, value in layer.values.items():
@@ -136,7 +136,7 @@ class Fields:
                     self.values.pop(name, None)
                 elif value is not None:
                     self.values[name] = value
-                    self.sources[name] = layer.source
+                    self._layers[name] = layer
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -145,21 +145,22 @@ class Fields:
         return self.values.get(name, default)
 
     def error(self, name: str, problem: str, fix: object) -> GenerationError:
-        value, source = reprlib.repr(self.values.get(name)), self.sources.get(name, "transformers' default")
+        value = reprlib.repr(self.values.get(name))
+        source = self._layers[name].source if name in self._layers else "transformers' default"
         return GenerationError(f"{name}={value} (from {source}) {problem}; {fix}")
 
     def check_supported(self) -> None:
         """Raise GenerationError for a value of an unsupported field that is not neutral."""
         for name, value in self.values.items():
-            source = self.sources[name]
+            asked = self._layers[name].asked
             if name in UNSUPPORTED:
                 neutral = UNSUPPORTED[name]
-            elif name in DORMANT and source == CALL:
+            elif name in DORMANT and asked:
                 neutral = DORMANT[name]
             else:
                 continue
             if getattr(value, "ndim", 0) or value not in neutral:  # an array or a tensor is no choice
-                where = "leave it out" if source == CALL else "remove it there"
+                where = "leave it out" if asked else "remove it there"
                 fix = f"{where} or pass {name}={neutral[0]!r}" if neutral else where
                 raise self.error(name, "is not supported", fix)
 

@@ -1,32 +1,51 @@
-"""The settings that a caller gives: keyword arguments, and a ``generation_config`` below them."""
+"""The settings that a caller gives, in layers: a ``generation_config``, and what was asked for by name above it."""
 
 from __future__ import annotations
 
 import json
 import os
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
 
-__all__ = ["CALL", "CHECKPOINT", "GENERATION_CONFIG", "Layer", "layers", "merged", "read_generation_config"]
+__all__ = [
+    "CALL",
+    "CHECKPOINT",
+    "COMMAND_LINE",
+    "GENERATION_CONFIG",
+    "LINE",
+    "REQUEST",
+    "ROW",
+    "Layer",
+    "caller_layers",
+    "layers",
+    "merged",
+    "read_generation_config",
+    "settings_of",
+    "with_source",
+]
 
 GENERATION_CONFIG = "generation_config"
-"""Keyword whose value holds settings: a `Layer`, or what `read_generation_config` makes one of."""
+"""Keyword whose value holds settings: layers, or what `read_generation_config` makes one of."""
 CHECKPOINT = "the checkpoint's generation config"
-CALL = "the call"
+CALL, COMMAND_LINE, LINE, REQUEST, ROW = "the call", "the command line", "the line", "the request", "the row"
 EXAMPLE = '{"num_beams": 4}'
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings by transformers' field names, and their source as error messages name it. None is "not set"."""
+    """Settings by transformers' field names, and their source as error messages name it. None is "not set".
+
+    ``asked``: somebody asked for each of these. A config has fields that nobody thought of.
+    """
 
     source: str
     values: Mapping[str, Any]
+    asked: bool = False
 
 
 def read_generation_config(given: object) -> Layer:
@@ -65,15 +84,45 @@ def read_generation_config(given: object) -> Layer:
     return Layer(source, {name: value for name, value in values.items() if value is not None})
 
 
-def layers(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Layer]:
-    """The settings of the checkpoint, of ``generation_config`` where ``overrides`` has one, and of the call.
+def caller_layers(settings: Mapping[str, Any], source: str = CALL) -> tuple[Layer, ...]:
+    """Read what a caller gives as layers, each of which overrides the one before it.
 
-    A later layer overrides an earlier one. Raises GenerationError.
+    Parameters
+    ----------
+    settings : mapping
+        Settings by name. Their ``generation_config``, if any, is below them: layers, or an argument of
+        `read_generation_config`.
+    source : str
+        Source of those with a name.
+
+    Raises
+    ------
+    GenerationError
+        ``generation_config`` cannot be read.
     """
-    config = overrides.get(GENERATION_CONFIG)
-    call = {name: value for name, value in overrides.items() if name != GENERATION_CONFIG}
-    between = [] if config is None else [read_generation_config(config)]
-    return [Layer(CHECKPOINT, defaults), *between, Layer(CALL, call)]
+    config = settings.get(GENERATION_CONFIG)
+    own = {name: value for name, value in settings.items() if name != GENERATION_CONFIG}
+    below: tuple[Layer, ...] = ()
+    if isinstance(config, tuple) and config and all(isinstance(layer, Layer) for layer in config):
+        below = config
+    elif config is not None:
+        below = (read_generation_config(config),)
+    return (*below, Layer(source, own, asked=True)) if own else below
+
+
+def with_source(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The same settings as layers of a ``generation_config``, which remember the source. Raises GenerationError."""
+    return settings_of(caller_layers(settings, source))
+
+
+def settings_of(given: Sequence[Layer]) -> dict[str, Any]:
+    """The settings that layers are, as a caller gives them."""
+    return {GENERATION_CONFIG: tuple(given)} if given else {}
+
+
+def layers(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Layer]:
+    """The settings of the checkpoint, and above them those of the caller. Raises GenerationError."""
+    return [Layer(CHECKPOINT, defaults), *caller_layers(overrides)]
 
 
 def merged(given: list[Layer]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.given import Layer, layers, merged
+from tightbeam.deploy.generation.given import layers, merged
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_layers
 
 __all__ = ["last_text_token", "speech_options"]
@@ -50,17 +51,15 @@ def speech_options(
             raise GenerationError(f"{name}={reprlib.repr(given[name])} is not supported for speech; {fix}")
     after_start, choices = _prompt(given, merged(whole[1:]), vocab_size)
     own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys()
-    plain = [
-        (layer.source, {name: value for name, value in layer.values.items() if name not in own}) for layer in whole
-    ]
+    plain = [{name: value for name, value in layer.values.items() if name not in own} for layer in whole]
     length = given.get("max_length")
     if isinstance(length, int) and "max_new_tokens" not in given:
         # The prompt is added to max_length, limited by the positions.
         prompt = min(max_positions // 2 - 1, 1 + len(after_start))
-        values = next(values for _, values in reversed(plain) if values.get("max_length") is not None)
+        values = next(values for values in reversed(plain) if values.get("max_length") is not None)
         values["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
     return resolve_layers(
-        [Layer(source, values) for source, values in plain],
+        [replace(layer, values=values) for layer, values in zip(whole, plain, strict=True)],
         vocab_size=vocab_size,
         max_positions=max_positions,
         after_start=after_start,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.generation.fields import DORMANT, INERT
-from tightbeam.deploy.generation.given import CALL, GENERATION_CONFIG, Layer, read_generation_config
+from tightbeam.deploy.generation.given import CALL, Layer, caller_layers, settings_of
 
 __all__ = ["remove_settings_without_effect"]
 
@@ -17,7 +18,9 @@ SPEECH = frozenset({"return_segments", "return_token_timestamps", "compression_r
 """Fields of Whisper that are accepted and have no effect."""
 
 
-def remove_settings_without_effect(settings: Mapping[str, Any], *, speech: bool) -> tuple[dict[str, Any], list[str]]:
+def remove_settings_without_effect(
+    settings: Mapping[str, Any], *, speech: bool, source: str = CALL
+) -> tuple[dict[str, Any], list[str]]:
     """Take the settings that have no effect out of a caller's.
 
     These are `INERT` fields, such as ``output_scores``, and `DORMANT` ones, such as ``temperature``, in a
@@ -29,11 +32,13 @@ def remove_settings_without_effect(settings: Mapping[str, Any], *, speech: bool)
         Arguments of ``model.generate``, ``generation_config`` among them.
     speech : bool
         True for a speech model.
+    source : str
+        Source of the settings, as error messages name it.
 
     Returns
     -------
     settings : dict
-        The others; ``generation_config`` is a `Layer`.
+        The others, as layers of a ``generation_config``, which remember their sources.
     notes : list of str
         One line for each setting that asks for something.
 
@@ -43,14 +48,13 @@ def remove_settings_without_effect(settings: Mapping[str, Any], *, speech: bool)
         ``generation_config`` cannot be read.
     """
     inert = INERT | SPEECH if speech else INERT
-    call = {name: value for name, value in settings.items() if name != GENERATION_CONFIG}
-    kept, notes = _split(Layer(CALL, call), inert)
-    if settings.get(GENERATION_CONFIG) is not None:
-        config = read_generation_config(settings[GENERATION_CONFIG])
-        values, more = _split(config, inert | DORMANT.keys())
-        kept[GENERATION_CONFIG] = Layer(config.source, values)
-        notes = more + notes
-    return kept, notes
+    kept: list[Layer] = []
+    notes: list[str] = []
+    for layer in caller_layers(settings, source):
+        values, more = _split(layer, inert if layer.asked else inert | DORMANT.keys())
+        kept += [replace(layer, values=values)] if values else []
+        notes += more
+    return settings_of(kept), notes
 
 
 def _split(layer: Layer, ignored: frozenset[str]) -> tuple[dict[str, Any], list[str]]:

@@ -14,7 +14,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.files import audio_fault, windows
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.given import GENERATION_CONFIG
+from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runner import Runner
@@ -120,11 +120,12 @@ class RequestParser:
 
     def _resolve(self, parameters: str, prompt_length: int) -> tuple[dict[str, Any], bool, GenerationOptions]:
         """The settings of a request, whether to truncate its texts, and the options that they are."""
-        settings = _settings(parameters, speech=self._runner.is_speech)
-        truncate = settings.pop("truncate", False)
+        given = _settings(parameters)
+        truncate = given.pop("truncate", False)
         if not isinstance(truncate, bool):
             raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
-        options = self._runner.options_for(prompt_length, settings)  # not as keywords: a parameter may have any name
+        settings, _ = remove_settings_without_effect(given, speech=self._runner.is_speech, source=REQUEST)
+        options = self._runner.options_for(prompt_length, settings)
         return settings, truncate, options
 
 
@@ -137,11 +138,8 @@ def _source_name(runner: Runner, request: Request) -> str:
     return given[0]
 
 
-def _settings(parameters: str, *, speech: bool) -> dict[str, Any]:
-    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text.
-
-    Those that have no effect are left out.
-    """
+def _settings(parameters: str) -> dict[str, Any]:
+    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text."""
     if len(parameters) > MAX_PARAMETER_BYTES:
         raise InputError(
             f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most; leave some out"
@@ -158,7 +156,7 @@ def _settings(parameters: str, *, speech: bool) -> dict[str, Any]:
     config = settings.get(GENERATION_CONFIG)
     if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
         raise InputError(f"{GENERATION_CONFIG} is no JSON object; pass settings such as {{'num_beams': 4}}")
-    return remove_settings_without_effect(settings, speech=speech)[0]
+    return settings
 
 
 def _text(value: Array, positions: int) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.given import GENERATION_CONFIG
+from tightbeam.deploy.generation.given import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
 __all__ = ["read_json_line", "settings_of_line"]
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
-"""Settings that limit the same length. A line that has one of them overrides both."""
+"""Settings that limit the same length. A line that has one of them overrides both, wherever they are from."""
 
 
 def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
@@ -71,6 +72,7 @@ def settings_of_line(
     Returns
     -------
     settings : dict
+        Layers, which remember their sources.
     truncate : bool
     notes : list of str
         One for each setting of the line that has no effect.
@@ -86,10 +88,14 @@ def settings_of_line(
         raise InputError(f"truncate={reprlib.repr(truncate)} is neither true nor false; pass one of them")
     if GENERATION_CONFIG in own:
         raise GenerationError(f"{GENERATION_CONFIG} is not a field of a line; write its settings into the line")
-    own, notes = remove_settings_without_effect(own, speech=False)
+    effective, notes = remove_settings_without_effect(own, speech=False, source=LINE)
     overridden = {name for limits in ONE_LIMIT if own.keys() & set(limits) for name in limits}
-    kept = {name: value for name, value in common.items() if name not in overridden}
-    return {**kept, **own}, truncate, notes
+    below = [_without(layer, overridden) for layer in caller_layers(common)]
+    return settings_of([*below, *caller_layers(effective)]), truncate, notes
+
+
+def _without(layer: Layer, names: set[str]) -> Layer:
+    return replace(layer, values={name: value for name, value in layer.values.items() if name not in names})
 
 
 class _Pairs(list[tuple[str, Any]]):

@@ -328,7 +328,9 @@ def test_errors_of_a_config_name_the_file(bundle: Path, call: Command, tmp_path:
     config = tmp_path / "g1.json"
     config.write_text('{"num_beams": 0}')
     call(bundle, "--generation-config", config, stdin=b"a\n").failed(f"num_beams=0 (from {config})")
-    call(bundle, "--generation-config", config, "--num-beams", -1, stdin=b"a\n").failed("num_beams=-1 (from the call)")
+    call(bundle, "--generation-config", config, "--num-beams", -1, stdin=b"a\n").failed(
+        "num_beams=-1 (from the command line)"
+    )
 
 
 @pytest.mark.parametrize(

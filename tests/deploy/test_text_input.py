@@ -253,7 +253,7 @@ def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
         (b'{"text": "a town", "num_beems": 3}', "num_beems=3 .* is not a generation setting; did you mean num_beams"),
         (b'{"text": "a town", "self": 3}', "self=3 .* is not a generation setting"),
         (b'{"text": "a town", "ids": true}', "ids=True .* is not a generation setting"),
-        (b'{"text": "a town", "num_beams": 0}', "num_beams=0"),
+        (b'{"text": "a town", "num_beams": 0}', r"num_beams=0 \(from the line\) is not an integer"),
         (b'{"text": "a town", "num_beams": 9}', "num_beams=9 is more than the 8 rows .* a larger --max-rows"),
         (b'{"text": "a town", "num_beams": NaN}', "num_beams=nan"),
         (b'{"text": "a town", "num_beams": 2, "num_beams": 3}', "the field 'num_beams' stands twice"),
@@ -294,7 +294,34 @@ def test_objects_with_token_ids_truncation_and_settings_without_effect(runner: R
     )
     assert refused.error is not None and "longer than" in refused.error
     assert cut.error is None and cut.cut > 0
-    assert noted.error is None and len(noted.notes) == 1 and "output_scores=True" in noted.notes[0]
+    assert noted.error is None and len(noted.notes) == 1 and "output_scores=True (from the line)" in noted.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "error"),
+    [
+        ({"temperature": 0.5}, {}, "temperature=0.5 (from the line) is not supported; leave it out"),
+        ({"num_return_sequences": 3}, {"num_beams": 2}, "num_return_sequences=3 (from the line) is more than num_be"),
+        ({"num_beams": 1}, {"num_return_sequences": 2}, "num_return_sequences=2 (from the call) is more than num_bea"),
+        (
+            {"num_beams": 1},
+            {"generation_config": {"num_return_sequences": 2}},
+            "num_return_sequences=2 (from generation_config) is more than num_beams=1",
+        ),
+    ],
+)
+def test_an_error_names_the_source_of_its_setting(
+    runner: Runner, own: dict[str, Any], common: dict[str, Any], error: str
+) -> None:
+    lines = as_lines({"text": "a town", "num_beams": 4}, {"text": "a town", **own})
+    good, bad = run_text_input(runner, lines, OBJECTS, max_rows=8, max_new_tokens=3, **{"num_beams": 2, **common})
+    assert good.error is None and bad.error is not None and bad.error.startswith(error)
+
+
+def test_a_limit_of_a_line_overrides_that_of_a_config(runner: Runner) -> None:
+    lines = as_lines({"text": SENTENCES[0], "max_length": 4})
+    (result,) = run_text_input(runner, lines, OBJECTS, generation_config={"max_new_tokens": 6}, min_length=4)
+    assert result.texts == runner.generate_text(SENTENCES[:1], max_length=4, min_length=4)
 
 
 VALUES = st.recursive(

@@ -279,7 +279,10 @@ ERRORS: list[tuple[Request, str]] = [
     (text_request(1, "a", text="b"), "text='b' .* is not a generation setting"),
     (text_request(1, "a", num_beams=10**9), "num_beams=1000000000 needs .*; pass num_beams="),
     (text_request(1, "a", num_beams=41), "num_beams=41 is more than the 40 rows .* runs together; pass 40 or less"),
-    (text_request(1, "a", num_beams=0), "num_beams=0 .* is not an integer of at least 1; pass 1 or more"),
+    (
+        text_request(1, "a", num_beams=0),
+        "num_beams=0 .from the request. is not an integer of at least 1; pass 1 or more",
+    ),
     (text_request(1, "a", num_beams=4.0), "num_beams=4.0 .* is not an integer"),
     (text_request(1, "a", num_beams=True), "num_beams=True .* is not an integer"),
     (text_request(1, "a", num_beams="four"), "num_beams='four' .* is not an integer"),
