@@ -250,6 +250,14 @@ __device__ __forceinline__ unsigned pack_two(float low, float high) {
   return pack_two(from_float<Half>(low), from_float<Half>(high));
 }
 
+// Two neighbours of a row of `columns` numbers, zeros beyond them. `aligned`: as for load_pack, and `column` is even.
+template <class Half>
+__device__ __forceinline__ unsigned load_two(const Half* row, int column, int columns, bool aligned) {
+  if (aligned) return column < columns ? *reinterpret_cast<const unsigned*>(row + column) : 0;
+  const Half zero = from_float<Half>(0.0f);
+  return pack_two(column < columns ? row[column] : zero, column + 1 < columns ? row[column + 1] : zero);
+}
+
 // The low (0) or high (1) number of such a register.
 template <class Half>
 __device__ __forceinline__ float unpack(unsigned two, int which) {
@@ -260,21 +268,34 @@ __device__ __forceinline__ float unpack(unsigned two, int which) {
 }
 
 // Loads the b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
-// `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows.
-template <class Half>
-__device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
-  const int lane = threadIdx.x % WARP;
+// `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows. As values: rows
+// (positions) are b's rows, the 16 numbers from `corner` on b's columns.
+__device__ __forceinline__ int key_fragment_at(int lane, int stride) {
+  return (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
+}
+__device__ __forceinline__ int value_fragment_at(int lane, int stride) {
+  return (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 8;
+}
+// From this lane's own address: corner + key_fragment_at(lane, stride), or corner + value_fragment_at(lane, stride).
+template <class Address>
+__device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], Address address) {
   unsigned fragments[4];
-  load_matrices(fragments, corner + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+  load_matrices(fragments, address);
   b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
 }
-// As values: rows (positions) are b's rows, the 16 numbers from `corner` on b's columns.
+template <class Address>
+__device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], Address address) {
+  unsigned fragments[4];
+  load_matrices_transposed(fragments, address);
+  b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
+}
+template <class Half>
+__device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
+  load_key_fragments(b, corner + key_fragment_at(threadIdx.x % WARP, stride));
+}
 template <class Half>
 __device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
-  const int lane = threadIdx.x % WARP;
-  unsigned fragments[4];
-  load_matrices_transposed(fragments, corner + (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 8);
-  b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
+  load_value_fragments(b, corner + value_fragment_at(threadIdx.x % WARP, stride));
 }
 
 // 16 bytes of a row into shared memory, on their way until copy_async_wait where they can be; zeros beyond `columns`,

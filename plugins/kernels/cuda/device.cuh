@@ -66,10 +66,23 @@ __device__ __forceinline__ void store_16(Float* to, const Pack<Float>& pack) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&pack);
 }
 
+// An address in shared memory as a number, for loops that step it by constants.
+using SharedAddress = unsigned;
+__device__ __forceinline__ SharedAddress shared_address(const void* shared) {
+  SharedAddress address = static_cast<SharedAddress>(__cvta_generic_to_shared(shared));
+  asm volatile("" : "+r"(address));  // else it is computed again at each use
+  return address;
+}
+
 // 16 bytes from global to shared memory, visible to this thread after copy_async_wait, to others after a barrier too.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(global) : "memory");
+}
+// The same, but zeros where `copies` is false; `global` is then not read.
+__device__ __forceinline__ void copy_async_16_or_zeros(SharedAddress shared, const void* global, bool copies) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(copies ? 16 : 0)
+               : "memory");
 }
 // Ends a group of this thread's copies; an empty group counts too.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -105,20 +118,24 @@ __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], const 
 
 // Four 8x8 matrices of 16-bit numbers out of shared memory by a whole warp. Lane i gives the address of row i % 8 of
 // matrix i / 8, aligned to 16 bytes; fragments[j] gets row lane / 4, columns 2 (lane % 4) and the next, of matrix j.
-__device__ __forceinline__ void load_matrices(unsigned (&fragments)[4], const void* shared_row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared_row));
+__device__ __forceinline__ void load_matrices(unsigned (&fragments)[4], SharedAddress address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
                : "r"(address)
                : "memory");
 }
 // The same of the transposed matrices: fragments[j] gets rows 2 (lane % 4) and the next of column lane / 4.
-__device__ __forceinline__ void load_matrices_transposed(unsigned (&fragments)[4], const void* shared_row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared_row));
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&fragments)[4], SharedAddress address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
                : "r"(address)
                : "memory");
+}
+__device__ __forceinline__ void load_matrices(unsigned (&fragments)[4], const void* shared_row) {
+  load_matrices(fragments, static_cast<SharedAddress>(__cvta_generic_to_shared(shared_row)));
+}
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&fragments)[4], const void* shared_row) {
+  load_matrices_transposed(fragments, static_cast<SharedAddress>(__cvta_generic_to_shared(shared_row)));
 }
 
 #endif  // __CUDACC__

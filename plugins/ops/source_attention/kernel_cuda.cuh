@@ -106,44 +106,67 @@ template <class Half, int TILES, int WIDTH>
 __global__ void __launch_bounds__(128)
     source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
                                         SplitResult<Half> result) {
-  constexpr int STRIDE = WIDTH + 8, STEPS = WIDTH / 16, PACKS = WIDTH / 8, WARPS = 4;
+  constexpr int STRIDE = WIDTH + 8, STEPS = WIDTH / 16, WARPS = 4;
+  constexpr int PACKS = WIDTH / 8, ROWS = WARP / PACKS;  // of a row; that a warp copies at once
   const SourceBlock<Half> block(a, 16 * TILES, result.splits, positions);
   const int queries = min(16 * TILES, block.queries(a) - block.first_query);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   Half* stages = shared_memory<Half>() + warp * 4 * 16 * STRIDE;  // [2 stages, keys and values, 16, STRIDE]
+  constexpr unsigned ROW_BYTES = STRIDE * 2, VALUES_AT = 16 * ROW_BYTES, STAGE_BYTES = 2 * VALUES_AT;
 
   unsigned query[TILES][STEPS][4];
 #pragma unroll
-  for (int tile = 0; tile < TILES; ++tile)
+  for (int row = 0; row < 2 * TILES; ++row) {
+    const int q = row * 8 + lane / 4;
+    const Half* from = a.query + (q < queries ? block.place(a, block.first_query + q) * a.K : 0);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int q = tile * 16 + lane / 4 + r % 2 * 8, column = step * 16 + lane % 4 * 2 + r / 2 * 8;
-        const Half zero = from_float<Half>(0.0f);
-        const Half* row = a.query + (q < queries ? block.place(a, block.first_query + q) * a.K : 0);
-        query[tile][step][r] = pack_two(q < queries && column < a.K ? row[column] : zero,
-                                        q < queries && column + 1 < a.K ? row[column + 1] : zero);
-      }
+    for (int half = 0; half < 2 * STEPS; ++half) {
+      const int column = half * 8 + lane % 4 * 2;
+      query[row / 2][half / 2][row % 2 + half % 2 * 2] = load_two(from, column, q < queries ? a.K : 0, aligned);
+    }
+  }
 
-  const long long first_position = (static_cast<long long>(block.sample) * a.G + block.g) * a.N;
   const bool* mask = a.mask + static_cast<long long>(block.sample) * a.N;
-  // Starts a tile on its way; returns which of its positions count. One in which none does is not read.
-  const auto load = [&](int begin, int stage) {
-    const bool counts = lane < 16 && begin + lane < block.end && mask[begin + lane];
-    const unsigned votes = __ballot_sync(WHOLE_WARP, counts);
-    if (votes)
-      for (int i = lane; i < 2 * 16 * PACKS; i += WARP) {
-        const int row = i / PACKS % 16, column = i % PACKS * 8;
-        const bool is_value = i >= 16 * PACKS;
-        const int width = is_value ? a.V : a.K;
-        const Half* from = (is_value ? a.value : a.key) + (first_position + begin + row) * width;
-        copy_pack(stages + ((stage * 2 + is_value) * 16 + row) * STRIDE + column, votes >> row & 1 ? from : nullptr,
-                  column, width, aligned);
-      }
+  const auto counts_at = [&](int begin) { return lane < 16 && begin + lane < block.end && mask[begin + lane]; };
+  // A lane copies the same columns of every ROWS-th row of each tile.
+  const int first_row = lane / PACKS, column = lane % PACKS * 8;
+  const unsigned key_rows = column < a.K ? 0xffff : 0, value_rows = column < a.V ? 0xffff : 0;
+  const SharedAddress copied_at = shared_address(stages + first_row * STRIDE + column);
+  const auto copy_rows = [&](const Half* from, int width, SharedAddress to, unsigned rows) {
+#pragma unroll
+    for (int row = 0; row < 16; row += ROWS)
+      copy_async_16_or_zeros(to + row * ROW_BYTES, from + row * width, rows >> row & 1);
+  };
+  const auto store_rows = [&](const Half* from, int width, Half* to, unsigned rows) {
+#pragma unroll 1
+    for (int row = 0; row < 16; row += ROWS)
+      store_16(to + row * STRIDE, load_pack(from + row * width - column, column, rows >> row & 1 ? width : 0, false));
+  };
+  const long long first_position =
+      (static_cast<long long>(block.sample) * a.G + block.g) * a.N + block.begin + warp * 16;
+  const Half* key = a.key + (first_position + first_row) * a.K + column;
+  const Half* value = a.value + (first_position + first_row) * a.V + column;
+  bool next_mask = counts_at(block.begin + warp * 16);
+  // Starts the next tile, which ends before `end`, on its way; returns which of its positions count. One in which none
+  // does is not read.
+  const auto load = [&](int end, unsigned stage) {
+    const unsigned votes = __ballot_sync(WHOLE_WARP, next_mask), rows = votes >> first_row;
+    next_mask = counts_at(end);
+    if (votes && aligned) {
+      copy_rows(key, a.K, copied_at + stage, rows & key_rows);
+      copy_rows(value, a.V, copied_at + stage + VALUES_AT, rows & value_rows);
+    } else if (votes) {
+      Half* to = stages + stage / 2 + first_row * STRIDE + column;
+      store_rows(key, a.K, to, rows);
+      store_rows(value, a.V, to + 16 * STRIDE, rows);
+    }
+    key += WARPS * 16 * a.K;
+    value += WARPS * 16 * a.V;
     copy_async_commit();
     return votes;
   };
+  const SharedAddress keys_at = shared_address(stages + key_fragment_at(lane, STRIDE));
+  const SharedAddress values_at = shared_address(stages + 16 * STRIDE + value_fragment_at(lane, STRIDE));
 
   float row_max[TILES][2], row_sum[TILES][2], sums[TILES][WIDTH / 8][4] = {};
 #pragma unroll
@@ -152,21 +175,19 @@ __global__ void __launch_bounds__(128)
     row_sum[tile][0] = row_sum[tile][1] = 0.0f;
   }
 
-  unsigned next_counts = load(block.begin + warp * 16, 0);
-  int stage = 0;
-  for (int begin = block.begin + warp * 16; begin < block.end; begin += WARPS * 16, stage ^= 1) {
+  unsigned next_counts = load(block.begin + (warp + WARPS) * 16, 0), stage = 0;
+  for (int begin = block.begin + warp * 16; begin < block.end; begin += WARPS * 16, stage ^= STAGE_BYTES) {
     const unsigned counts = next_counts;
-    next_counts = load(begin + WARPS * 16, stage ^ 1);
+    next_counts = load(begin + 2 * WARPS * 16, stage ^ STAGE_BYTES);
     copy_async_wait<1>();
     __syncwarp();
     if (counts) {
-      const Half *keys = stages + stage * 2 * 16 * STRIDE, *values = keys + 16 * STRIDE;
       float scores[TILES][2][4] = {};
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         if (step * 16 >= a.K) continue;
         unsigned b[2][2];
-        load_key_fragments(b, keys + step * 16, STRIDE);
+        load_key_fragments(b, keys_at + stage + step * 32);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(scores[tile][0], query[tile][step], b[0]);
@@ -187,12 +208,13 @@ __global__ void __launch_bounds__(128)
           }
           top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 1));
           top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 2));
-          const float shrink = weight_below(row_max[tile][half], top);
+          const float base = top == -infinity() ? 0.0f : top;  // the weight of -inf is 0 then too
+          const float shrink = expf(row_max[tile][half] - base);
           row_max[tile][half] = top;
           row_sum[tile][half] *= shrink;
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            row[i] = weight_below(row[i], top);
+            row[i] = expf(row[i] - base);
             row_sum[tile][half] += row[i];
           }
           weights[tile][half] = pack_two<Half>(row[0], row[1]);
@@ -204,7 +226,7 @@ __global__ void __launch_bounds__(128)
       for (int step = 0; step < STEPS; ++step) {
         if (step * 16 >= a.V) continue;
         unsigned b[2][2];
-        load_value_fragments(b, values + step * 16, STRIDE);
+        load_value_fragments(b, values_at + stage + step * 32);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(sums[tile][step * 2], weights[tile], b[0]);
@@ -234,15 +256,16 @@ __global__ void __launch_bounds__(128)
         for (int i = 0; i < 2; ++i) all_sums[q * WIDTH + n * 8 + lane % 4 * 2 + i] = sums[tile][n][half * 2 + i];
     }
   __syncthreads();
-  for (int i = threadIdx.x; i < queries * a.V; i += blockDim.x) {
-    const int q = i / a.V, column = i % a.V;
+  for (int q = warp; q < queries; q += WARPS) {
     const long long row = block.place(a, block.first_query + q);
-    float lse;
-    const float value = join_parts(
-        WARPS, [&](int part) { return all_softmax[part * 16 * TILES + q]; },
-        [&](int part) { return all_sums[(part * 16 * TILES + q) * WIDTH + column]; }, &lse);
-    put(result, block.split, row, column, value);
-    if (column == 0) put_lse(result, block.split, row, lse);
+    for (int c = lane; c < a.V; c += WARP) {
+      float lse;
+      const float number = join_parts(
+          WARPS, [&](int part) { return all_softmax[part * 16 * TILES + q]; },
+          [&](int part) { return all_sums[(part * 16 * TILES + q) * WIDTH + c]; }, &lse);
+      put(result, block.split, row, c, number);
+      if (c == 0) put_lse(result, block.split, row, lse);
+    }
   }
 }
 

@@ -32,7 +32,8 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
   constexpr unsigned SHARED_BYTES = 48 * 1024;  // beyond it fewer warps a block
   const int queries = a.M * (a.H / a.G);
   SourceAttentionPlan plan = {};
-  plan.aligned = a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && aligned_16(a.key) && aligned_16(a.value);
+  plan.aligned =
+      a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && aligned_16(a.query) && aligned_16(a.key) && aligned_16(a.value);
   plan.tensor_core = sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && a.K <= 128 && a.V <= 128;
   int blocks, slices = 1;
   if (plan.tensor_core) {

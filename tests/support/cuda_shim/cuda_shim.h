@@ -299,6 +299,12 @@ inline void copy_async_16(void* shared, const void* global) {
   check_aligned(global, "copy_async_16");
   shim::block().copy_async(shared, global, 16);
 }
+using SharedAddress = uintptr_t;
+inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }
+inline void copy_async_16_or_zeros(SharedAddress shared, const void* global, bool copies) {
+  alignas(16) static const unsigned char zeros[16] = {};
+  copy_async_16(reinterpret_cast<void*>(shared), copies ? global : zeros);
+}
 inline void copy_async_commit() { shim::block().copy_async_commit(); }
 template <int pending>
 void copy_async_wait() {
@@ -358,6 +364,13 @@ inline void load_matrices(unsigned (&fragments)[4], const void* shared_row) {
 inline void load_matrices_transposed(unsigned (&fragments)[4], const void* shared_row) {
   check_aligned(shared_row, "load_matrices_transposed");
   shim::block().warp_operation(~0u, load_matrices_lanes<true>, "load_matrices_transposed", {shared_row, fragments, 0});
+}
+
+inline void load_matrices(unsigned (&fragments)[4], SharedAddress address) {
+  load_matrices(fragments, reinterpret_cast<const void*>(address));
+}
+inline void load_matrices_transposed(unsigned (&fragments)[4], SharedAddress address) {
+  load_matrices_transposed(fragments, reinterpret_cast<const void*>(address));
 }
 
 }  // namespace tightbeam::device
