@@ -1,0 +1,60 @@
+"""What the sources do not say about a call: loops whose bounds lie in data, lines that a call does not execute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+__all__ = ["COLD", "LOOPS", "names_of"]
+
+LOOPS = {
+    # Shares of a score: from the warps whose columns the query has.
+    r"for \(int w = from\[t\] / COLUMNS": "score_warps / TILES",
+    r"for \(int i = 0; i < parts; \+\+i": "joined_parts",
+    # Keys that reach the bound are about as many as are wanted; every thread's own key is compared for the bound.
+    r"rank \+= precedes.*rank_among\(mine, best, threads\)": "threads",
+    r"rank \+= precedes": "C",
+    r"for \(int i = thread; i < count": "1",
+    # The last tokens are compared from the newest back; it mostly ends after one.
+    r"for \(int back = 1; back < n": "1",
+}
+"""Pattern of a loop's source line -> its trips."""
+
+COLD: dict[str, Callable[[Mapping[str, float]], bool]] = {
+    r"turn_key_fragments\(b, corner": lambda names: not names.get("rotary"),
+    r"a\.key_scales\[": lambda names: not names.get("key_scales_given"),
+    r"not_a_number\(\)": lambda names: True,
+}
+"""Pattern of a source line, or of one that it is inlined at -> True for a call that does not execute it."""
+
+
+def names_of(kernel: str, given: Mapping[str, float]) -> dict[str, float]:
+    """Numbers that kernels derive from their parameters and the place of a block, for an ordinary block of a call of
+    full length. ``kernel``: its bare name; ``given``: parameters, template values, sizes and the launch."""
+    names = dict(given)
+    H, M, G, K = (names.get(name, 1) for name in ("H", "M", "G", "K"))
+    T = names.get("T", 0)
+    end = names.get("positions", T)
+    names.setdefault("begin", 0)
+    names.setdefault("end", end)
+    names |= {"newest": T - 1, "length": T, "threads": names["block"], "ngram_size": 0, "NUMBERS": 8}
+    names |= {"SIZE": 8, "has_rotation": names.get("ROTATED", 0), "first_column": 0, "first_task": 0}
+    names.setdefault("D", G * K)
+    names.setdefault("Q", H // G)
+    columns = names.get("COLUMNS", 64)
+    group_columns = names["D"] if G == 1 else K * max(1, 16 // max(1, H // G * (M if "TILES" in names else 1)))
+    names["score_warps"] = max(1, -(-group_columns // columns))
+    if "tiles" in names:
+        names.setdefault("TILES", names["tiles"])
+    if "TILES" in names:
+        names["queries"] = min(16 * names["TILES"], M * H)
+    if "QUERIES" in names:
+        names.setdefault("queries", names["QUERIES"])
+    if "parts" in names and "block" in names:
+        tasks = M * -(-(H // G) // names.get("QUERIES", 1))
+        names.setdefault("tasks", tasks)
+    names["joined_parts"] = names.get("prefix_lse_given", 0) + names.get("parts", 1)
+    if kernel.startswith("combine_splits"):
+        names["joined_parts"] = names["splits"]
+    if kernel == "ngram_block":  # one block's slice of a row, which mostly begins beside an aligned address
+        names |= {"count": names["vocabulary"] // names["grid_y"], "head": 1}
+    return names
