@@ -1,4 +1,7 @@
-"""Decoder-only models of odd shapes, and those whose values are recovered from rotated keys."""
+"""Decoder-only models of odd shapes, and those whose values are recovered from rotated keys.
+
+Each is a trace, which takes seconds; what differs from another one in numbers alone is run by ``make slow``.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +14,44 @@ import pytest
 from support.bundles import BundleCache
 from support.causal_runs import SETTINGS, prompts, runs
 from support.expected import expect_equal
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import LayerPlan, RunSize, plan_bytes, rewrite
 
-SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
+Shape = tuple[str, dict[str, Any]]
+SHAPES: tuple[Shape, ...] = (
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
-    ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
-    (
-        "falcon",  # as 11B
-        {
-            **{"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
-            "num_hidden_layers": 1,
-        },
-    ),
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
-    (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
-            "num_hidden_layers": 1,
-        },
-    ),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
     ("mistral", {"sliding_window": 2}),
-    ("mistral", {"sliding_window": None, "num_hidden_layers": 1}),
+)
+LLAMA_3 = {
+    **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 16},
+    **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+REPEATED: tuple[Shape, ...] = (
+    # Another scale, which is a number in the graph.
+    ("gpt2", {"scale_attn_weights": False, "n_embd": 24, "n_head": 4, "n_layer": 1}),
+    # As 11B: the projection of 40B, and the single norm of 7B.
+    (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1, "num_hidden_layers": 1},
+    ),
+    # Other angles, which are tables in the graph, as YaRN's are.
+    ("llama", {"rope_parameters": LLAMA_3, "num_hidden_layers": 1}),
     ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
+    # Without a window, which is Llama.
+    ("mistral", {"sliding_window": None, "num_hidden_layers": 1}),
 )
 
 
-@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=[f"{f}-{i}" for i, (f, _) in enumerate(SHAPES)])
+@pytest.mark.parametrize(("family", "shape"), slow_unless((*SHAPES, *REPEATED), lambda *case: case in SHAPES))
 def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
     model = bundles.trace(family, seed=9, **shape)[0].model
     for variant in ("el", "kcache") if family == "gpt2" else ("dedup",):
@@ -64,12 +63,12 @@ def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) ->
     ("family", "shape", "source", "generated"),
     [
         ("olmo", {}, "kv", "k"),
-        ("falcon", {"multi_query": False}, "k", "k"),
+        ("falcon", {"multi_query": False, "tokenizer": True, "vocab_size": 300}, "k", "k"),  # test_causal_text.py's
         ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
         ("mistral", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
         ("qwen2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
         ("olmo2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
-        ("qwen3", {"head_dim": 20, "num_hidden_layers": 1}, "k", "k"),
+        pytest.param("qwen3", {"head_dim": 20, "num_hidden_layers": 1}, "k", "k", marks=pytest.mark.slow),  # as OLMo 2
     ],
 )
 def test_values_are_recovered_from_rotated_keys(
