@@ -20,8 +20,9 @@
 namespace tightbeam {
 namespace {
 
-constexpr size_t ITEMS = 16;   // enough to keep threads busy; neighbours in one item fetch each other's rows
-constexpr long STRETCH = 128;  // groups whose tiles stay in the first cache
+constexpr size_t ITEMS = 16;        // enough to keep threads busy; neighbours in one item fetch each other's rows
+constexpr long STRETCH = 128;       // groups whose tiles stay in the first cache: of two tiles of keys,
+constexpr long VALUE_STRETCH = 32;  // and of four of values, beside those that come next
 constexpr int ENOUGH_ITEMS = 4, FEWEST_QUERIES = 16;
 
 constexpr long up(long count, long step) { return (count + step - 1) / step * step; }
@@ -70,15 +71,15 @@ class SplitRows {
       : kernels_(quantized()),
         rows_(rows),
         width_(up(width, GROUP)),
-        most_((kernels_.rows_of_two > 0 ? std::min(kernels_.rows_of_one, kernels_.rows_of_two) : kernels_.rows_of_one) /
-              2),
+        parts_((rows - 1) / most() + 1),
+        each_((rows - 1) / parts_ + 1),
         integers_(scratch.take<signed char>(static_cast<size_t>(rows) * 2 * width_)),
         packed_(scratch.take<unsigned char>(static_cast<size_t>(rows) * 2 * groups() * kernels_.group_bytes)),
         corrections_(scratch.take<int>(static_cast<size_t>(rows) * 2)) {}
 
   long groups() const { return width_ / GROUP; }
-  int parts() const { return (rows_ - 1) / most_ + 1; }
-  int first(int part) const { return static_cast<int>(static_cast<long>(rows_) * part / parts()); }
+  int parts() const { return parts_; }
+  int first(int part) const { return std::min(rows_, part * each_); }
   int count(int part) const { return first(part + 1) - first(part); }
 
   // Splits row i of a part; returns what one of its integers is worth, NaN of numbers that are not finite.
@@ -100,14 +101,21 @@ class SplitRows {
     }
   }
 
-  // Products of a part, [2 x count, 16 x tiles], by groups [from, from + count) of tiles.
-  void multiply(int part, const unsigned char* tiles, int count, long tile_bytes, long from, long groups,
-                int* products) const {
+  // Products of a part, [2 x count, 16 x tiles], by groups [from, from + count) of tiles. Meanwhile as many bytes as
+  // the tiles have are fetched from `next` on.
+  void multiply(int part, const unsigned char* tiles, int count, long tile_bytes, long from, long groups, int* products,
+                const signed char* next) const {
     kernels_.multiply({packed_ + offset(part, from), 2 * this->count(part), count, tiles, tile_bytes, groups,
-                       from == 0 ? corrections_ + 2 * first(part) : nullptr, products, tiles, 0});
+                       from == 0 ? corrections_ + 2 * first(part) : nullptr, products,
+                       reinterpret_cast<const unsigned char*>(next), TILE_STEP});
   }
 
  private:
+  // Rows that are multiplied together; each is two.
+  int most() const {
+    const int of_one = kernels_.rows_of_one, of_two = kernels_.rows_of_two;
+    return (of_two > 0 ? std::min(of_one, of_two) : of_one) / 2;
+  }
   signed char* row(int part, int i) const { return integers_ + (2L * first(part) + i) * width_; }
   long offset(int part, long group) const {
     return (2L * first(part) * groups() + group * 2 * count(part)) * kernels_.group_bytes;
@@ -116,7 +124,7 @@ class SplitRows {
   const Quantized& kernels_;
   int rows_;
   long width_;
-  int most_;
+  int parts_, each_;  // rows of a part, of which there may be fewer in the last one
   signed char* integers_;
   unsigned char* packed_;
   int* corrections_;
@@ -189,21 +197,19 @@ class Item {
       }
     queries.pack();
     const long groups = queries.groups();
+    const signed char* const values = s_.values.data == s_.keys.data ? nullptr : head(s_.values, g_);
     for (int start = 0; start < positions_; start += tiles_ * TILE_COLUMNS) {
       const int tiles = start + TILE_COLUMNS < positions_ ? tiles_ : 1, columns = tiles * TILE_COLUMNS;
+      const signed char* const next = row(s_.keys, start + tiles * TILE_COLUMNS);
       for (long from = 0; from < groups; from += STRETCH) {
         const long count = std::min(STRETCH, groups - from), tile_bytes = up(count * GROUP, CHUNK) * TILE_COLUMNS;
         for (int tile = 0; tile < tiles; ++tile) {
-          if (from == 0 && s_.values.data != s_.keys.data)
-            fetch(s_.values, g_, start + tile * TILE_COLUMNS, TILE_COLUMNS);
-          for (long byte = 0; byte < count * GROUP; byte += CHUNK)
-            bytes_.turn_keys(rows(s_.keys, start + tile * TILE_COLUMNS), from * GROUP + byte,
-                             std::min<long>(CHUNK, K_ - from * GROUP - byte),
-                             turned_ + tile * tile_bytes + byte * TILE_COLUMNS);
+          const PlacedRows keys = rows(s_.keys, start + tile * TILE_COLUMNS, values, s_.values);
+          bytes_.turn_keys(keys, from * GROUP, std::min(count * GROUP, K_ - from * GROUP), turned_ + tile * tile_bytes);
         }
         for (int part = 0; part < queries.parts(); ++part)
-          queries.multiply(part, turned_, tiles, tile_bytes, from, count,
-                           products_ + 2 * queries.first(part) * columns);
+          queries.multiply(part, turned_, tiles, tile_bytes, from, count, products_ + 2 * queries.first(part) * columns,
+                           next);
       }
       for (int part = 0; part < queries.parts(); ++part)
         for (int i = 0; i < queries.count(part); ++i) {
@@ -263,18 +269,24 @@ class Item {
         return products_ + static_cast<long>(tile) * 2 * Q_ * TILE_COLUMNS +
                2L * weights.first(part) * together * TILE_COLUMNS;
       };
-      for (long from = 0; from < groups; from += STRETCH) {
-        const long count = std::min(STRETCH, groups - from), tile_bytes = count * TILE_STEP;
-        for (long group = 0; group < count; ++group) {
-          if (column == 0 && has_next_) fetch(s_.keys, g_ + 1, static_cast<int>(from + group) * GROUP, GROUP);
-          bytes_.turn_values(rows(s_.values, static_cast<int>(from + group) * GROUP), column, columns,
-                             turned_ + group * TILE_STEP, tile_bytes);
-        }
+      for (long from = 0; from < groups; from += VALUE_STRETCH) {
+        const long count = std::min(VALUE_STRETCH, groups - from), tile_bytes = count * TILE_STEP;
+        const signed char* const next = row(s_.values, (from + count) * GROUP) + column;
+        bytes_.turn_values(rows(s_.values, from * GROUP, has_next_ ? head(s_.keys, g_ + 1) : nullptr, s_.keys), count,
+                           column, columns, turned_, tile_bytes);
         for (int tile = 0; tile < tiles; tile += tiles_)
           for (int part = 0; part < weights.parts(); ++part)
             weights.multiply(part, turned_ + tile * tile_bytes, std::min(tiles_, tiles - tile), tile_bytes, from, count,
-                             products(tile, part));
+                             products(tile, part), next + tile * tile_bytes);
       }
+      if (columns == CHUNK)
+        for (int part = 0; part < weights.parts(); ++part)
+          for (int row = 0; row < 2 * weights.count(part); ++row) {
+            int* sums[CHUNK / TILE_COLUMNS];
+            for (int tile = 0; tile < tiles; ++tile)
+              sums[tile] = products(tile / tiles_ * tiles_, part) + (row * tiles_ + tile % tiles_) * TILE_COLUMNS;
+            bytes_.sort_columns(sums);
+          }
       for (int tile = 0; tile < tiles; tile += tiles_)
         for (int part = 0; part < weights.parts(); ++part)
           for (int i = 0; i < weights.count(part); ++i) {
@@ -294,9 +306,18 @@ class Item {
   // Index of a query in [R, H].
   size_t place(int q) const { return query_place(s_, b_, g_, first_ + q); }
 
-  // From position `start` of those that count.
-  PlacedRows rows(const ByteSourceRows& all, int start) const {
-    return {all.data + b_ * all.sample + g_ * all.head, static_cast<long>(all.position), places_ + start};
+  // Row n of those that count; the last one where n is beyond it.
+  const signed char* row(const ByteSourceRows& all, long n) const {
+    return head(all, g_) + places_[std::min<long>(n, positions_ - 1)] * all.position;
+  }
+
+  const signed char* head(const ByteSourceRows& all, size_t g) const {
+    return all.data + b_ * all.sample + g * all.head;
+  }
+
+  // From position `start` of those that count; meanwhile rows of `other` are fetched, from `next` on.
+  PlacedRows rows(const ByteSourceRows& all, long start, const signed char* next, const ByteSourceRows& other) const {
+    return {head(all, g_), static_cast<long>(all.position), places_ + start, next, static_cast<long>(other.position)};
   }
 
   float* scales(const ByteSourceRows& all) const {
@@ -311,14 +332,6 @@ class Item {
 
   // True where no position that counts follows one that does not: what is behind them is padding.
   bool are_first() const { return counted_.back() == positions_ - 1; }
-
-  // The compiler takes a function that only fetches for one without effect, and leaves calls of it out.
-  [[gnu::always_inline]] void fetch(const ByteSourceRows& all, size_t head, int start, int count) const {
-    const signed char* const data = all.data + b_ * all.sample + head * all.head;
-    for (int n = start; n < start + count; ++n)
-      for (int byte = 0; byte < all.width; byte += LINE)
-        __builtin_prefetch(data + places_[n] * all.position + byte, 0, 2);
-  }
 
   const ByteSource& s_;
   const std::vector<int>& counted_;

@@ -30,21 +30,21 @@ void split(const float* numbers, long count, float factor, signed char* high, si
 
 constexpr int IN_ORDER[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-inline const signed char* at(PlacedRows rows, int row) { return rows.data + rows.place[row] * rows.step; }
+inline const signed char* at(const PlacedRows& rows, int row) { return rows.data + rows.place[row] * rows.step; }
 
 // The `count` bytes of each of ROWS rows that are there, then zeros.
 template <int ROWS>
 struct Padded {
   alignas(64) signed char bytes[ROWS][CHUNK];
 
-  Padded(PlacedRows given, long first, long count) {
+  Padded(const PlacedRows& given, long first, long count) {
     for (int row = 0; row < ROWS; ++row) {
       __builtin_memset(bytes[row], 0, CHUNK);
       __builtin_memcpy(bytes[row], at(given, row) + first, count);
     }
   }
 
-  PlacedRows rows() const { return {bytes[0], CHUNK, IN_ORDER}; }
+  PlacedRows rows() const { return {bytes[0], CHUNK, IN_ORDER, nullptr, 0}; }
 };
 
 #if TIGHTBEAM_LANES == 16
@@ -68,7 +68,7 @@ inline void turn_lanes(Longs* v) {
 inline Line biased(const signed char* from) { return load_as<Line>(from) ^ -128; }
 
 // 4 x 4 groups in each lane of 128 bits, turned.
-inline void turn_groups(PlacedRows rows, long first, Longs* v) {
+inline void turn_groups(const PlacedRows& rows, long first, Longs* v) {
   const Ints a = (Ints)biased(at(rows, 0) + first), b = (Ints)biased(at(rows, 1) + first),
              c = (Ints)biased(at(rows, 2) + first), d = (Ints)biased(at(rows, 3) + first);
   const Longs ab = (Longs)__builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
@@ -81,14 +81,11 @@ inline void turn_groups(PlacedRows rows, long first, Longs* v) {
   v[3] = __builtin_shufflevector(AB, CD, 1, 9, 3, 11, 5, 13, 7, 15);
 }
 
-void turn_keys(PlacedRows rows, long first, long count, unsigned char* tile) {
-  if (count < CHUNK) {
-    const Padded<16> padded(rows, first, count);
-    return turn_keys(padded.rows(), 0, CHUNK, tile);
-  }
+inline void turn_key_chunk(const PlacedRows& rows, long first, unsigned char* tile) {
   Longs turned[4][4];  // [four rows][group of a lane]
   TIGHTBEAM_UNROLL
-  for (int four = 0; four < 4; ++four) turn_groups({rows.data, rows.step, rows.place + 4 * four}, first, turned[four]);
+  for (int four = 0; four < 4; ++four)
+    turn_groups({rows.data, rows.step, rows.place + 4 * four, nullptr, 0}, first, turned[four]);
   TIGHTBEAM_UNROLL
   for (int group = 0; group < 4; ++group) {
     Longs lanes[4] = {turned[0][group], turned[1][group], turned[2][group], turned[3][group]};
@@ -102,11 +99,9 @@ void turn_keys(PlacedRows rows, long first, long count, unsigned char* tile) {
   i, i + 64, i + 1, i + 65, i + 2, i + 66, i + 3, i + 67, i + 4, i + 68, i + 5, i + 69, i + 6, i + 70, i + 7, i + 71
 #define TIGHTBEAM_LOW_PAIRS(i) i, i + 32, i + 1, i + 33, i + 2, i + 34, i + 3, i + 35
 
-void turn_values(PlacedRows rows, long first, long count, unsigned char* tiles, long tile_bytes) {
-  if (count < CHUNK) {
-    const Padded<4> padded(rows, first, count);
-    return turn_values(padded.rows(), 0, CHUNK, tiles, tile_bytes);
-  }
+// In each lane of 128 bits, the four rows of a column side by side; in the order of the columns after `turn_lanes`.
+template <bool SORTED>
+inline void turn_value_chunk(const PlacedRows& rows, long first, unsigned char* tiles, long tile_bytes) {
   const Line a = biased(at(rows, 0) + first), b = biased(at(rows, 1) + first), c = biased(at(rows, 2) + first),
              d = biased(at(rows, 3) + first);
   const Words ab = (Words)__builtin_shufflevector(a, b, TIGHTBEAM_LOW_BYTES(0), TIGHTBEAM_LOW_BYTES(16),
@@ -125,9 +120,18 @@ void turn_values(PlacedRows rows, long first, long count, unsigned char* tiles, 
                                                    TIGHTBEAM_LOW_PAIRS(16), TIGHTBEAM_LOW_PAIRS(24)),
                     (Longs)__builtin_shufflevector(AB, CD, TIGHTBEAM_LOW_PAIRS(4), TIGHTBEAM_LOW_PAIRS(12),
                                                    TIGHTBEAM_LOW_PAIRS(20), TIGHTBEAM_LOW_PAIRS(28))};
-  turn_lanes(lanes);
+  if constexpr (SORTED) turn_lanes(lanes);
   TIGHTBEAM_UNROLL
   for (int tile = 0; tile < 4; ++tile) store_as(tiles + tile * tile_bytes, lanes[tile]);
+}
+
+void sort_columns(int* const tiles[4]) {
+  Longs lanes[4];
+  TIGHTBEAM_UNROLL
+  for (int tile = 0; tile < 4; ++tile) lanes[tile] = load_as<Longs>(tiles[tile]);
+  turn_lanes(lanes);
+  TIGHTBEAM_UNROLL
+  for (int tile = 0; tile < 4; ++tile) store_as(tiles[tile], lanes[tile]);
 }
 #else
 typedef int Four __attribute__((vector_size(16)));
@@ -136,11 +140,7 @@ typedef short Eight __attribute__((vector_size(16)));
 
 inline Sixteen biased(const signed char* from) { return load_as<Sixteen>(from) ^ -128; }
 
-void turn_keys(PlacedRows rows, long first, long count, unsigned char* tile) {
-  if (count < CHUNK) {
-    const Padded<16> padded(rows, first, count);
-    return turn_keys(padded.rows(), 0, CHUNK, tile);
-  }
+inline void turn_key_chunk(const PlacedRows& rows, long first, unsigned char* tile) {
   for (int row = 0; row < 16; row += 4) {
     for (int byte = 0; byte < CHUNK; byte += 16) {  // 4 x 4 groups, turned
       const long from = first + byte;
@@ -157,11 +157,8 @@ void turn_keys(PlacedRows rows, long first, long count, unsigned char* tile) {
   }
 }
 
-void turn_values(PlacedRows rows, long first, long count, unsigned char* tiles, long tile_bytes) {
-  if (count < CHUNK) {
-    const Padded<4> padded(rows, first, count);
-    return turn_values(padded.rows(), 0, CHUNK, tiles, tile_bytes);
-  }
+template <bool>  // columns lie in order
+inline void turn_value_chunk(const PlacedRows& rows, long first, unsigned char* tiles, long tile_bytes) {
   for (int byte = 0; byte < CHUNK; byte += 16) {
     const long from = first + byte;
     const Sixteen a = biased(at(rows, 0) + from), b = biased(at(rows, 1) + from), c = biased(at(rows, 2) + from),
@@ -177,7 +174,37 @@ void turn_values(PlacedRows rows, long first, long count, unsigned char* tiles, 
     store_as(to + 48, __builtin_shufflevector(AB, CD, 4, 12, 5, 13, 6, 14, 7, 15));
   }
 }
+
+void sort_columns(int* const*) {}
 #endif
+
+template <int ROWS>
+inline void fetch_next(const PlacedRows& rows, long byte) {
+  if (rows.next == nullptr) return;
+  TIGHTBEAM_UNROLL
+  for (int row = 0; row < ROWS; ++row) __builtin_prefetch(rows.next + rows.place[row] * rows.next_step + byte, 0, 2);
+}
+
+void turn_keys(const PlacedRows& rows, long first, long count, unsigned char* tile) {
+  for (long byte = 0; byte < count; byte += CHUNK, tile += 16 * CHUNK) {
+    fetch_next<16>(rows, first + byte);
+    if (count - byte < CHUNK)
+      turn_key_chunk(Padded<16>(rows, first + byte, count - byte).rows(), 0, tile);
+    else
+      turn_key_chunk(rows, first + byte, tile);
+  }
+}
+
+void turn_values(const PlacedRows& rows, long groups, long first, long count, unsigned char* tiles, long tile_bytes) {
+  PlacedRows four = rows;
+  for (long group = 0; group < groups; ++group, four.place += 4, tiles += CHUNK) {
+    fetch_next<4>(four, first);
+    if (count < CHUNK)
+      turn_value_chunk<true>(Padded<4>(four, first, count).rows(), 0, tiles, tile_bytes);
+    else
+      turn_value_chunk<false>(four, first, tiles, tile_bytes);
+  }
+}
 
 void join(const int* high, const int* low, int count, float factor, const float* scales, float* numbers) {
   int i = 0;
@@ -201,7 +228,7 @@ void multiply(float* numbers, const float* factors, long count) {
 
 extern const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA);
 const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA) = {
-    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), split, turn_keys, turn_values, join, multiply,
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), split, turn_keys, turn_values, sort_columns, join, multiply,
 };
 
 }  // namespace tightbeam

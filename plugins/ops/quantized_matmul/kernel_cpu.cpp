@@ -33,6 +33,7 @@ class PackedRows {
         begin_(begin),
         rows_(static_cast<int>(end - begin)),
         tiles_((rows_ - 1) / most_rows + 1),
+        each_((rows_ - 1) / tiles_ + 1),
         bytes_(aligned<unsigned char>(static_cast<size_t>(rows_) * a.groups * kernels_.group_bytes)),
         corrections_(static_cast<size_t>(rows_) * a.blocks) {
     const int items = static_cast<int>(std::min<long>(tiles_, rows_ * long{GROUP} * a.groups / BYTES_TO_PACK + 1));
@@ -51,7 +52,7 @@ class PackedRows {
   }
 
  private:
-  int first(int tile) const { return static_cast<int>(static_cast<long>(rows_) * tile / tiles_); }
+  int first(int tile) const { return std::min(rows_, tile * each_); }
   long offset(int tile, long group) const {
     return (static_cast<long>(first(tile)) * a_.groups + group * count(tile)) * kernels_.group_bytes;
   }
@@ -69,7 +70,7 @@ class PackedRows {
   const Quantized& kernels_ = quantized();
   const QuantizedMatMulArguments<float>& a_;
   long begin_;
-  int rows_, tiles_;
+  int rows_, tiles_, each_;  // rows of a tile, of which there may be fewer in the last one
   Aligned<unsigned char> bytes_;
   std::vector<int> corrections_;
 };
