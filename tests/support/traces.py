@@ -2,6 +2,9 @@
 
 They are in ``build/test-cache/<key>``, the key made of the sources of ``export``, ``graph_passes`` and ``plugins``
 and of the versions of what traces. Folders of other keys are removed.
+
+Checkpoints of a family in ``REPLACED`` that differ in their weights alone share one trace: :func:`with_weights` puts
+other weights into it. ``tests/export/test_shared_traces.py`` compares that with the trace of those weights.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import functools
 import hashlib
 import pickle
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -23,38 +28,82 @@ from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.pipeline import trace
 from tightbeam.graph_passes import ModelGraphs
 
-__all__ = ["traced"]
+__all__ = ["REPLACED", "traced", "weights_of", "with_weights"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "test-cache"
 MOST_BYTES = 2**24
 """Largest checkpoint whose trace is written to disk."""
 PACKAGES = ("torch", "transformers", "onnx", "onnx-graphsurgeon", "onnx-ir", "onnxscript", "numpy", "safetensors")
+REPLACED = ("bart",)
+"""Families of which tests have many checkpoints that differ in their weights alone."""
+
+Array = Any
+Weights = dict[str, Array]
 
 _TRACED: dict[str, ModelGraphs] = {}
 
 
 def traced(checkpoint: Checkpoint) -> ModelGraphs:
     """A copy of the checkpoint's trace, which takes torch seconds to make."""
-    content = hashlib.sha256(checkpoint.family.model_type.encode())
-    files = sorted([checkpoint.path / "config.json", *checkpoint.path.glob("*.safetensors")])
+    config = hashlib.sha256(checkpoint.family.model_type.encode() + (checkpoint.path / "config.json").read_bytes())
+    content, files = config.copy(), sorted(checkpoint.path.glob("*.safetensors"))
     for path in files:
         content.update(path.read_bytes())
     key = content.hexdigest()
     if key not in _TRACED:
         large = sum(path.stat().st_size for path in files) > MOST_BYTES
-        _TRACED[key] = trace(checkpoint) if large else _shared(key, checkpoint)
+        _TRACED[key] = trace(checkpoint) if large else _shared(key[:32], config.hexdigest()[:32], checkpoint)
     return _TRACED[key].copy()
 
 
-def _shared(key: str, checkpoint: Checkpoint) -> ModelGraphs:
-    path = _folder() / key[:32]
-    with path.with_suffix(".lock").open("w") as lock:
+def weights_of(checkpoint: Checkpoint) -> Weights:
+    """The model's weights by name."""
+    return {name: tensor.numpy() for name, tensor in checkpoint.model.state_dict().items()}
+
+
+def with_weights(graphs: ModelGraphs, before: Weights, after: Weights) -> ModelGraphs | None:
+    """A copy of a trace with other weights.
+
+    None where that may not be the trace of those weights: where the graphs have numbers that are neither a weight, nor
+    the transpose of one, nor a single number; where two weights were equal and no longer are; or where a weight has
+    one value throughout, which torch's exporter might fold.
+    """
+    copied = graphs.copy()
+    if {name: array.shape for name, array in before.items()} != {name: array.shape for name, array in after.items()}:
+        return None
+    names: dict[tuple[tuple[int, ...], bytes], list[tuple[str, bool]]] = defaultdict(list)
+    for name, array in before.items():
+        names[array.shape, array.tobytes()].append((name, False))
+        names[array.T.shape, array.T.tobytes()].append((name, True))
+    for graph in (copied.encoder, copied.decoder):
+        for tensor in graph.tensors().values():
+            if not isinstance(tensor, gs.Constant) or tensor.values.size < 2 or tensor.values.dtype.kind != "f":
+                continue
+            found = names.get((tensor.values.shape, tensor.values.tobytes()), [])
+            arrays = [after[name].T if turned else after[name] for name, turned in found]
+            if not arrays or np.ptp(arrays[0]) == 0 or any(not np.array_equal(arrays[0], other) for other in arrays):
+                return None
+            tensor.values = np.ascontiguousarray(arrays[0])
+    return copied
+
+
+def _shared(key: str, config: str, checkpoint: Checkpoint) -> ModelGraphs:
+    """The trace of the checkpoint ``key``, made of one with the same ``config`` where that can be."""
+    folder = _folder()
+    first = folder / f"{config}.weights"
+    with (folder / f"{config}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be tracing it
-        if path.exists():
-            return _read(path)
-        graphs = trace(checkpoint)
-        _write(path, graphs)
+        if (folder / key).exists():
+            return _read(folder / key)
+        graphs = None
+        if first.exists():
+            other, weights = pickle.loads(first.read_bytes())
+            graphs = with_weights(_read(folder / other), weights, weights_of(checkpoint))
+        graphs = graphs or trace(checkpoint)
+        _write(folder / key, graphs)
+        if checkpoint.family.model_type in REPLACED and not first.exists():
+            first.write_bytes(pickle.dumps((key, weights_of(checkpoint))))
         return graphs
 
 
