@@ -62,7 +62,9 @@ struct ReleaseMemoryInfo {
 };
 
 void check_cuda(const Call& call, cudaError_t error) {
-  if (error != cudaSuccess) call.fail(std::string("CUDA: ") + cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // else the next operator's check would find this error again
+  call.fail(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
 CudaRun::CudaRun(const Call& call, const OrtApi& api, OrtKernelContext* context) : call_(call) {

@@ -61,12 +61,14 @@ class CudaLauncher:
         )
         self.capability = str(self.gpu.capability)
         self._functions: dict[str, Any] = {}
+        self._shared_bytes: dict[str, int] = {}  # that a kernel may have, of those with more than is free
 
     def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
         function = self._function(folder, kernel.name)
-        if kernel.shared_bytes > FREE_SHARED_BYTES:
+        if kernel.shared_bytes > self._shared_bytes.get(kernel.name, FREE_SHARED_BYTES):
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._run(self._driver.cuFuncSetAttribute, function, attribute, kernel.shared_bytes)
+            self._shared_bytes[kernel.name] = kernel.shared_bytes
         launch = (*kernel.grid, kernel.block, 1, 1, kernel.shared_bytes, stream, kernel.parameters, 0)
         self._run(self._driver.cuLaunchKernel, function, *launch)
 

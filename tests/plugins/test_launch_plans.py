@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from support.kernel_runs import shapes_of
@@ -35,3 +37,59 @@ def test_no_tensor_core_kernel_below_8_0(name: str, dtype: str) -> None:
     assert not any("tensor_core" in kernel for kernels in found[::2] for kernel in kernels)
     has_them = name in ("SourceAttention", "LatentAttention", "BeamLatentAttention") and dtype != "float32"
     assert has_them == any("tensor_core" in kernel for kernels in found[1::2] for kernel in kernels)
+
+
+@dataclass(frozen=True)
+class Work:
+    """An attention over BART-large's source, as its plan sees it."""
+
+    blocks: int  # of a sample and split
+    slots: int  # blocks that an H200 runs at once
+    overhead: int  # positions that have as many bytes as what a block's split writes and the join reads
+    unit: int  # of a split's positions
+
+    def time(self, batch: int, splits: int) -> int:
+        """Waves times what a block of the last one takes, in positions."""
+        positions = -(-N // splits // self.unit) * self.unit
+        waves = -(-batch * self.blocks * splits // self.slots)
+        return waves * (positions + (self.overhead if splits > 1 else 0))
+
+
+H200 = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
+M, H, K, N = 4, 16, 64, 1024
+WORK = {
+    "SourceAttention": Work(blocks=H, slots=2 * 132, overhead=8 * M * K // (2 * 2 * K), unit=16),
+    "LatentAttention": Work(blocks=2, slots=132, overhead=8 * 32 // 2, unit=32),
+}
+
+
+def planned_splits(name: str, batch: int) -> int:
+    """Splits of the source that a plan for float16 makes."""
+    R = batch * M
+    inputs: dict[str, tuple[int, ...]] = {"mask": (batch, N)}
+    outputs: dict[str, tuple[int, ...]] = {"lse": (R, H)}
+    if name == "SourceAttention":
+        inputs |= {"query": (R, H * K), "key": (batch, H, N, K), "value": (batch, H, N, K)}
+        outputs["output"] = (R, H * K)
+    else:
+        inputs |= {"query": (R, H, H * K), "states": (batch, N, H * K)}
+        outputs["output"] = (R, H, H * K)
+    placed = ({tensor: TensorAt(shape, 4096) for tensor, shape in shapes.items()} for shapes in (inputs, outputs))
+    found = plan(name, "float16", *placed, {"scale": 1.0}, H200, 4096)
+    splits, rest = divmod(found.kernels[0].grid[0], batch * WORK[name].blocks)
+    assert rest == 0
+    assert len(found.kernels) == (2 if splits > 1 else 1)
+    return splits
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_splits_keep_a_gpu_busy_at_every_batch(name: str) -> None:
+    """Never slower by the model of a wave than as many splits as fit one wave, of 128 positions and more."""
+    work, gains = WORK[name], {}
+    for batch in range(1, 401):
+        blocks = batch * work.blocks
+        one_wave = max(1, min(work.slots // blocks, N // 128))
+        before, now = work.time(batch, one_wave), work.time(batch, planned_splits(name, batch))
+        assert now <= before, batch
+        gains[batch] = before / now
+    assert gains[1] > 1.3  # where waves are many, what splits write and read again outweighs a fuller last one

@@ -53,10 +53,11 @@ inline bool aligned_16(const void* pointer) { return reinterpret_cast<unsigned l
 
 // `numbers`: of a Float in 16 bytes. `aligned`: rows are whole packs, and begin at a multiple of 16 bytes.
 inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, bool aligned) {
-  constexpr int CHUNKS = 4;  // of the kernel that takes any row, for one query at a time
+  constexpr int CHUNKS = 4;                // of the kernel that takes any row, for one query at a time
+  constexpr int MAX_QUERY_NUMBERS = 4096;  // of a warp: with what goes with the sines 32 KB
   const int packs = ceil_div(V, numbers);
   RowStreamPlan plan = {};
-  plan.chunks = aligned && packs <= 32 ? 1 : CHUNKS;
+  plan.chunks = aligned && packs <= 32 && queries * K <= MAX_QUERY_NUMBERS ? 1 : CHUNKS;
   plan.queries = plan.chunks == 1 ? queries : 1;
   const int wanted = larger(ceil_div(packs, plan.chunks), ceil_div(ceil_div(K, numbers), plan.chunks));
   for (plan.lanes = 1; plan.lanes < 32 && plan.lanes < wanted;) plan.lanes *= 2;
@@ -64,10 +65,27 @@ inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, boo
   return plan;
 }
 
-// Splits of N positions, so that `blocks` blocks become enough for the GPU; at least `least` positions a split.
-inline int plan_splits(long long blocks, int wanted_blocks, int N, int least) {
-  const int share = blocks < 1 || blocks >= wanted_blocks ? 1 : wanted_blocks / static_cast<int>(blocks);
-  return larger(1, smaller(share, N / least));
+constexpr int SPLIT_WAVES = 2;  // that the blocks of a split source are, at most: it bounds the workspace
+
+// Splits of N positions, for the least time of the waves in which `blocks` blocks a split run, `slots` at once. What a
+// split writes for the join, and the join reads, takes as long as `overhead` positions.
+inline int plan_splits(long long blocks, int slots, int N, int overhead) {
+  constexpr int LEAST = 64;  // positions of a split
+  const auto time = [&](int splits) {
+    return static_cast<long long>(ceil_div(blocks * splits, slots)) *
+           (ceil_div(N, splits) + (splits > 1 ? overhead : 0));
+  };
+  int best = 1;
+  for (int splits = 2; splits <= N / LEAST && blocks * splits <= SPLIT_WAVES * slots; ++splits)
+    if (time(splits) < time(best)) best = splits;
+  return best;
+}
+
+// Positions whose keys and values have as many bytes as the outputs of `queries` queries of a split, written and read.
+template <class Float>
+int split_overhead(int queries, int key_and_value, int V) {
+  return static_cast<int>(2 * sizeof(float) * static_cast<unsigned>(queries) * static_cast<unsigned>(V) /
+                          (sizeof(Float) * static_cast<unsigned>(larger(1, key_and_value))));
 }
 
 // Columns of a value row that one block forms.

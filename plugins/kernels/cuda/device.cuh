@@ -38,6 +38,18 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
   return __float2bfloat16_rn(value);
 }
 
+// exp(value), to two units in the last place where that is near 1; 0 below float32's normal numbers.
+__device__ __forceinline__ float quick_exp(float value) {
+  constexpr float LOG2_E = 1.4426950408889634f;
+#ifdef __CUDACC__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value * LOG2_E));
+  return power;
+#else
+  return exp2f(value * LOG2_E);
+#endif
+}
+
 // 16 bytes of numbers, loaded and stored at once.
 template <class Float>
 struct alignas(16) Pack {
@@ -153,6 +165,13 @@ __device__ __forceinline__ T warp_max(T value) {
     value = other > value ? other : value;
   }
   return value;
+}
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(WHOLE_WARP, value);
+#else
+  return warp_max<unsigned>(value);
+#endif
 }
 
 // Every thread of the block gets the result; a block of whole warps. `scratch`: shared, 32 entries, free again after.

@@ -3,37 +3,54 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <utility>
+
 #include "kernels/cuda/attention_plan.h"
 
 namespace tightbeam::device {
+
+// Sets the attribute that a kernel needs above 48 KB. A failure shows at the launch.
+inline void allow_shared_memory(const void* kernel, const Launch& launch) {
+  thread_local std::map<std::pair<int, const void*>, unsigned> allowed;
+  int device = 0;
+  cudaGetDevice(&device);
+  unsigned& bytes = allowed[{device, kernel}];
+  if (bytes >= launch.shared_bytes) return;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(launch.shared_bytes)) == cudaSuccess)
+    bytes = launch.shared_bytes;
+}
 
 struct LaunchOnStream {
   cudaStream_t stream;
 
   template <auto FUNCTION, class... Arguments>
   void operator()(Kernel<FUNCTION>, const Launch& launch, const Arguments&... arguments) const {
-    // Above 48 KB a kernel needs an attribute.
-    if (launch.shared_bytes > 48 * 1024)
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(FUNCTION), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(launch.shared_bytes));
+    if (launch.shared_bytes > 48 * 1024) allow_shared_memory(reinterpret_cast<const void*>(FUNCTION), launch);
     const dim3 grid(static_cast<unsigned>(launch.grid[0]), static_cast<unsigned>(launch.grid[1]),
                     static_cast<unsigned>(launch.grid[2]));
     FUNCTION<<<grid, static_cast<unsigned>(launch.block), launch.shared_bytes, stream>>>(arguments...);
   }
 };
 
-// The GPU of the calling thread.
+// The GPU of the calling thread; asked for once.
 inline Gpu current_gpu() {
+  thread_local int known = -1;
+  thread_local Gpu gpu;
   int device = 0;
   cudaGetDevice(&device);
+  if (device == known) return gpu;
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
     cudaDeviceGetAttribute(&value, which, device);
     return value;
   };
-  return {attribute(cudaDevAttrMultiProcessorCount),
-          static_cast<unsigned>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)),
-          10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor)};
+  gpu = {attribute(cudaDevAttrMultiProcessorCount),
+         static_cast<unsigned>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)),
+         10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor)};
+  known = device;
+  return gpu;
 }
 
 }  // namespace tightbeam::device

@@ -1,7 +1,7 @@
 // BeamTopK as two CUDA kernels, which read the logits once.
 //
-// Both select the best C of many keys in one way, right for any keys and any C: each thread takes the best of its own,
-// the C-th best of those is a bound that at most C threads have anything above, and what reaches the bound is ranked by
+// Both select the best C of many keys in one way. A number that at least C of them reach is found from the best of each
+// thread, with a few instructions of a warp; what reaches it is little more than C as a rule, and is ranked by
 // counting. Keys are integers that order as (score descending, token ascending) does and are all different, so a rank
 // is a place in the result.
 #pragma once
@@ -39,8 +39,6 @@ __device__ __forceinline__ bool precedes(const BeamTopKKey& a, const BeamTopKKey
   return a.total_and_beam != b.total_and_beam ? a.total_and_beam > b.total_and_beam
                                               : a.score_and_token > b.score_and_token;
 }
-__device__ __forceinline__ bool is_key(Key key) { return key != 0; }
-__device__ __forceinline__ bool is_key(const BeamTopKKey& key) { return key.total_and_beam != 0; }
 
 template <class AnyKey>
 __device__ __forceinline__ int rank_among(const AnyKey& key, const AnyKey* keys, int count) {
@@ -49,23 +47,24 @@ __device__ __forceinline__ int rank_among(const AnyKey& key, const AnyKey* keys,
   return rank;
 }
 
-// The C-th best of one key a thread; none if the block has not so many. `best`: shared, one key a thread, and one more.
-template <class AnyKey>
-__device__ AnyKey find_bound(const AnyKey& mine, int C, AnyKey* best) {
-  const int threads = static_cast<int>(blockDim.x);
-  best[threadIdx.x] = mine;
-  if (threadIdx.x == 0) best[threads] = AnyKey{};
+// A number that the `order` of at least C threads reaches, or 0: of each warp the best but C / warps, of those the
+// least. By a whole block; ends with a barrier after `floors` is written: shared, one number a warp.
+__device__ __forceinline__ unsigned reached_by(int C, unsigned order, unsigned* floors) {
+  constexpr int WARPS = TOP_K_THREADS / WARP;
+  const int lane = static_cast<int>(threadIdx.x) % WARP;
+  unsigned floor = 0;
+#pragma unroll 1
+  for (int taken = 0; taken < C; taken += WARPS) {
+    floor = warp_max(order);
+    if (floor == 0) break;
+    if (lane == __ffs(static_cast<int>(__ballot_sync(WHOLE_WARP, order == floor))) - 1) order = 0;
+  }
+  if (lane == 0) floors[threadIdx.x / WARP] = floor;
   __syncthreads();
-  if (is_key(mine) && rank_among(mine, best, threads) == C - 1) best[threads] = mine;
-  __syncthreads();
-  return best[threads];
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) floor = min(floor, floors[i]);
+  return floor;
 }
-
-// One bit a token of a slice.
-__device__ __forceinline__ void mark(unsigned* bits, long long place) {
-  if (place >= 0 && place < TOP_K_SLICE) atomicOr(bits + place / 32, 1u << place % 32);
-}
-__device__ __forceinline__ bool marked(const unsigned* bits, int place) { return bits[place / 32] >> place % 32 & 1; }
 
 // Settings of the processors, from the host or the device.
 struct Settings {
@@ -84,136 +83,223 @@ struct Settings {
   }
 };
 
-// Returns true where a row's lengths, history and banned tokens are valid; marks those in the slice at `begin`.
+// The tokens of a slice of a row, the logits `begin`..`end`, of which those below 0 do not exist. A thread has
+// TOP_K_THREAD_TOKENS of them, in packs of 16 bytes that neighbouring threads load together; sets of its tokens are the
+// bits of an unsigned.
 template <class Float>
-__device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings& settings, long long row, int begin,
-                               unsigned* penalised, unsigned* forbidden) {
+struct Slice {
+  static constexpr int NUMBERS = Pack<Float>::size;
+  int begin, end;
+
+  // Token of bit i of a thread.
+  __device__ int token(int thread, int i) const {
+    return begin + (i / NUMBERS * TOP_K_THREADS + thread) * NUMBERS + i % NUMBERS;
+  }
+  // Sets a token's bit; `sets`: one for each thread, shared.
+  __device__ void mark(unsigned* sets, long long token) const {
+    if (token < begin || token >= end) return;
+    const int place = static_cast<int>(token) - begin, pack = place / NUMBERS;
+    atomicOr(sets + pack % TOP_K_THREADS, 1u << (pack / TOP_K_THREADS * NUMBERS + place % NUMBERS));
+  }
+  // Loads this thread's logits; returns the set of those that exist. The others are -inf.
+  __device__ unsigned load(const Float* logits, float (&values)[TOP_K_THREAD_TOKENS]) const {
+    const int first = token(static_cast<int>(threadIdx.x), 0);
+    unsigned exist = 0;
+#pragma unroll
+    for (int i = 0; i < TOP_K_THREAD_TOKENS; i += NUMBERS) {
+      const int at = first + i * TOP_K_THREADS;
+      Pack<Float> pack;
+      if (at >= 0 && at + NUMBERS <= end) {
+        pack = load_16(logits + first + i * TOP_K_THREADS);
+        exist |= ((1u << NUMBERS) - 1) << i;
+      } else {
+#pragma unroll
+        for (int j = 0; j < NUMBERS; ++j) {
+          const bool exists = at + j >= 0 && at + j < end;
+          pack.values[j] = exists ? logits[at + j] : from_float<Float>(-infinity());
+          exist |= static_cast<unsigned>(exists) << (i + j);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < NUMBERS; ++j) values[i + j] = to_float(pack.values[j]);
+    }
+    return exist;
+  }
+};
+
+// Returns true where a row's lengths, history and banned tokens are valid; marks those in the slice.
+template <class Float>
+__device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings& settings, long long row,
+                               const Slice<Float>& slice, unsigned* penalised, unsigned* forbidden) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const long long* history = a.history + row * a.T;
-  const int length = a.lengths[row / a.M];
+  const int length = a.lengths[static_cast<unsigned>(row) / static_cast<unsigned>(a.M)];
   bool valid = length >= 1 && length <= a.T && settings.valid();
   for (int t = thread; valid && t < length; t += threads) {
     const long long token = history[t];
     valid = token >= 0 && token < a.vocabulary;
-    const long long place = token - begin;
-    if (settings.repetition_penalty != 1.0f) mark(penalised, place);
-    if (place >= 0 && place < TOP_K_SLICE && repeats_newest(history, length, settings.ngram_size, t))
-      mark(forbidden, place);
+    if (settings.repetition_penalty != 1.0f) slice.mark(penalised, token);
+    if (token >= slice.begin && token < slice.end && repeats_newest(history, length, settings.ngram_size, t))
+      slice.mark(forbidden, token);
   }
   for (int i = thread; i < a.P; i += threads) {
     const long long token = a.banned[row * a.P + i];
     if (token < -1 || token >= a.vocabulary) valid = false;
-    if (token >= 0) mark(forbidden, token - begin);
+    if (token >= 0) slice.mark(forbidden, token);
   }
   return valid;
+}
+
+// Memory of a block that selects tokens.
+struct Selection {
+  float* scratch;    // [32]
+  unsigned* floors;  // [warps]
+  int* count;
+  Key* kept;  // [capacity]
+  int capacity;
+};
+
+// A key that C to `most` of the block's tokens in `taken` reach, by bisection; 0 where there are not C.
+template <class KeyOf>
+__device__ Key find_bound(int C, int most, unsigned taken, KeyOf key_of, float* scratch) {
+  Key low = 0, high = ~Key{0};  // at least C keys reach low, fewer than C high
+  while (high - low > 1) {
+    const Key middle = low + (high - low) / 2;
+    int reach = 0;
+#pragma unroll 1
+    for (unsigned rest = taken; rest != 0; rest &= rest - 1)
+      reach += key_of(static_cast<int>(threadIdx.x), __ffs(static_cast<int>(rest)) - 1) >= middle;
+    reach = static_cast<int>(block_sum(static_cast<float>(reach), scratch));
+    (reach >= C ? low : high) = middle;
+    if (reach >= C && reach <= most) break;
+  }
+  return low;
+}
+
+// Keeps the keys from `bound` on of the block's tokens in `taken`, and counts them; `best`: a thread's best key, or one
+// above it. A warp goes through the tokens of one thread at a time.
+template <class KeyOf>
+__device__ __forceinline__ void keep_from(Key bound, Key best, unsigned taken, KeyOf key_of, const Selection& memory) {
+  static_assert(TOP_K_THREAD_TOKENS == WARP);
+  const int lane = static_cast<int>(threadIdx.x) % WARP, first = static_cast<int>(threadIdx.x) - lane;
+#pragma unroll 1
+  for (unsigned threads = __ballot_sync(WHOLE_WARP, taken && best >= bound); threads != 0; threads &= threads - 1) {
+    const int owner = __ffs(static_cast<int>(threads)) - 1;
+    if (!(__shfl_sync(WHOLE_WARP, taken, owner) >> lane & 1)) continue;
+    const Key key = key_of(first + owner, lane);
+    if (key < bound) continue;
+    const int at = atomicAdd(memory.count, 1);
+    if (at < memory.capacity) memory.kept[at] = key;
+  }
+}
+
+// The best `C` of the block's tokens in `taken`, best first, then zeros. `order`: of a thread's best one, 0 where it
+// has none. By a whole block.
+template <class KeyOf>
+__device__ __forceinline__ void select_tokens(unsigned order, unsigned taken, KeyOf key_of, int C,
+                                              const Selection& memory, Key* candidates) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) *memory.count = 0;
+  const unsigned floor = reached_by(C, order, memory.floors);
+  keep_from(static_cast<Key>(floor) << 32, static_cast<Key>(order) << 32 | 0xffffffffu, taken, key_of, memory);
+  __syncthreads();
+  if (*memory.count > memory.capacity) {  // many are equal, or few threads have the best ones
+    const Key bound = find_bound(C, memory.capacity, taken, key_of, memory.scratch);
+    if (thread == 0) *memory.count = 0;
+    __syncthreads();
+    keep_from(bound, ~Key{0}, taken, key_of, memory);
+    __syncthreads();
+  }
+  const int count = *memory.count;
+  for (int i = count + thread; i < C; i += TOP_K_THREADS) candidates[i] = 0;
+  for (int i = thread; i < count; i += TOP_K_THREADS) {
+    const int rank = rank_among(memory.kept[i], memory.kept, count);
+    if (rank < C) candidates[rank] = memory.kept[i];
+  }
+  __syncthreads();  // before the memory is used again
 }
 
 // Grid: slices of all rows, one block each. To the workspace: the slice's share of the log-softmax, and the best C of
 // its tokens by logit, forbidden ones as -inf. Penalised tokens are a list of their own: what the penalty makes of them
 // is known once the whole row is; it keeps their order, and -inf.
 template <class Float>
-__global__ void __launch_bounds__(TOP_K_SLICE_THREADS, 3)
-    beam_top_k_slices(BeamTopKArguments<Float> a, BeamTopKWorkspace w) {
-  constexpr int NUMBERS = Pack<Float>::size, WORDS = TOP_K_SLICE / 32;
-  const int thread = static_cast<int>(threadIdx.x), threads = TOP_K_SLICE_THREADS;
+__global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKArguments<Float> a, BeamTopKWorkspace w) {
+  constexpr int WARPS = TOP_K_THREADS / WARP;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / WARP;
   unsigned* penalised = shared_memory<unsigned>();
-  unsigned* forbidden = penalised + WORDS;
-  float* scratch = shared_memory<float>(WORDS * 8);
-  Key* best = shared_memory<Key>(WORDS * 8 + 128);
-  Key* ranked = best + threads + 1;
-  int* ranked_count = shared_memory<int>(WORDS * 8);  // in place of scratch, which is free by then
+  unsigned* forbidden = penalised + TOP_K_THREADS;
+  float* numbers = shared_memory<float>(TOP_K_THREADS * 8);
+  float *maxima = numbers, *sums = maxima + WARPS;
+  const Selection memory = {numbers, reinterpret_cast<unsigned*>(numbers + 32), reinterpret_cast<int*>(numbers + 48),
+                            shared_memory<Key>(TOP_K_THREADS * 8 + 256), w.kept};
 
-  const long long row = blockIdx.x / static_cast<unsigned>(w.slices);
+  const unsigned slices = static_cast<unsigned>(w.slices);
+  const long long row = blockIdx.x / slices;
   const Float* logits = a.logits + row * a.vocabulary;
-  const int lead = (NUMBERS - unaligned_numbers(logits)) % NUMBERS;
-  const int begin = static_cast<int>(blockIdx.x % static_cast<unsigned>(w.slices)) * TOP_K_SLICE - lead;
-
-  // This thread's tokens: of pack i the numbers from place (i threads + thread) NUMBERS of the slice.
-  const auto place_of = [&](int i) { return (i / NUMBERS * threads + thread) * NUMBERS + i % NUMBERS; };
-  const auto exists = [&](int i) { return begin + place_of(i) >= 0 && begin + place_of(i) < a.vocabulary; };
-  Pack<Float> packs[TOP_K_THREAD_TOKENS / NUMBERS];
-#pragma unroll
-  for (int i = 0; i < TOP_K_THREAD_TOKENS; i += NUMBERS) {
-    Pack<Float>& pack = packs[i / NUMBERS];
-    const Float* from = logits + (begin + place_of(i));
-    if (exists(i) && exists(i + NUMBERS - 1)) {
-      pack = load_16(from);
-    } else {
-#pragma unroll
-      for (int j = 0; j < NUMBERS; ++j) pack.values[j] = exists(i + j) ? from[j] : from_float<Float>(-infinity());
-    }
-  }
+  Slice<Float> slice;
+  slice.begin = static_cast<int>(blockIdx.x % slices) * w.tokens -
+                (Pack<Float>::size - unaligned_numbers(logits)) % Pack<Float>::size;
+  slice.end = min(slice.begin + w.tokens, a.vocabulary);
+  float values[TOP_K_THREAD_TOKENS];
+  const unsigned exist = slice.load(logits, values);
 
   // Meanwhile the logits are on their way.
-  for (int i = thread; i < 2 * WORDS; i += threads) penalised[i] = 0;
+  penalised[thread] = forbidden[thread] = 0;
   __syncthreads();
   const Settings settings(a);
-  bool valid = mark_processed(a, settings, row, begin, penalised, forbidden);
+  bool valid = mark_processed(a, settings, row, slice, penalised, forbidden);
 
-  float values[TOP_K_THREAD_TOKENS], row_max = -infinity();
+  // Sums of exponentials, each warp's below its own maximum.
+  float best = -infinity(), sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) {
-    values[i] = to_float(packs[i / NUMBERS].values[i % NUMBERS]);
-    if (isnan(values[i])) valid = false;
-    row_max = values[i] > row_max ? values[i] : row_max;
-  }
+  for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) best = fmaxf(best, values[i]);
+  const float top = from_ordered(warp_max(ordered(best))), base = top == -infinity() ? 0.0f : top;
+#pragma unroll
+  for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += quick_exp(values[i] - base);
+  sum = warp_sum(sum);
+  if (thread % WARP == 0) maxima[warp] = top, sums[warp] = sum;
 
-  valid = __syncthreads_and(valid);  // also ends the marking
-  row_max = block_max(row_max, scratch);
-  float sum = 0.0f;
-  if (settings.normalize && !isinf(row_max)) {
-#pragma unroll
-    for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += expf(values[i] - row_max);
-    sum = block_sum(sum, scratch);
-  }
+  valid = __syncthreads_and(valid && !isnan(sum));  // NaN and inf among the logits make it NaN; also ends the marking
   if (thread == 0) {
+    float row_max = -infinity(), row_sum = 0.0f;
+    for (int i = 0; i < WARPS; ++i) row_max = fmaxf(row_max, maxima[i]);
+    for (int i = 0; i < WARPS; ++i)
+      if (maxima[i] != -infinity()) row_sum += sums[i] * quick_exp(maxima[i] - row_max);
     w.slice_max[blockIdx.x] = valid ? row_max : not_a_number();
-    w.sums[blockIdx.x] = sum;
+    w.sums[blockIdx.x] = row_sum;
   }
   if (!valid) return;
 
+  const unsigned forbids = forbidden[thread];
+  const auto key_of = [&](int owner, int i) {
+    const int token = slice.token(owner, i);
+    return make_key(forbidden[owner] >> i & 1 ? -infinity() : to_float(logits[token]), token);
+  };
+#pragma unroll 1
   for (int list = 0; list < w.lists; ++list) {
-    const auto key_of = [&](int i) {
-      const int place = place_of(i);
-      if (!exists(i)) return Key{};
-      if (marked(penalised, place) != (list == 1)) return Key{};
-      return make_key(marked(forbidden, place) ? -infinity() : values[i], begin + place);
-    };
-    Key mine = 0;
-#pragma unroll
-    for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) {
-      const Key key = key_of(i);
-      mine = precedes(key, mine) ? key : mine;
-    }
-    if (thread == 0) *ranked_count = 0;
-    const Key bound = find_bound(mine, a.C, best);
-#pragma unroll
-    for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) {
-      const Key key = key_of(i);
-      if (is_key(key) && !precedes(bound, key)) ranked[atomicAdd(ranked_count, 1)] = key;
-    }
-    __syncthreads();
-    const int count = *ranked_count;
     Key* candidates = w.candidates + (static_cast<long long>(blockIdx.x) * w.lists + list) * w.listed;
-    for (int i = thread; i < w.listed; i += threads)
-      if (i >= count) candidates[i] = 0;
-    for (int i = thread; i < count; i += threads) {
-      const int rank = rank_among(ranked[i], ranked, count);
-      if (rank < w.listed) candidates[rank] = ranked[i];
+    if (list == 1 && settings.repetition_penalty == 1.0f) {
+      for (int i = thread; i < w.listed; i += TOP_K_THREADS) candidates[i] = 0;
+      return;
     }
-    __syncthreads();  // before the next list reuses `ranked`
+    const unsigned taken = list == 0 ? exist & ~penalised[thread] : penalised[thread];
+    if (taken != exist || forbids) {
+      best = -infinity();
+#pragma unroll
+      for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) best = (taken & ~forbids) >> i & 1 ? fmaxf(best, values[i]) : best;
+    }
+    select_tokens(taken ? ordered(best) : 0, taken, key_of, w.listed, memory, candidates);
   }
 }
 
 // Grid: one block a sample. What the slices left of all its rows, with processed scores and beam scores, cut to C.
 template <class Float>
-__global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
-    beam_top_k_samples(BeamTopKArguments<Float> a, BeamTopKWorkspace w) {
+__global__ void __launch_bounds__(TOP_K_THREADS) beam_top_k_samples(BeamTopKArguments<Float> a, BeamTopKWorkspace w) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const long long sample = blockIdx.x, first_row = sample * a.M;
-  BeamTopKKey* best = shared_memory<BeamTopKKey>();
-  int* chosen_count = shared_memory<int>((static_cast<unsigned>(threads) + 1) * 16);
-  float* shifts = shared_memory<float>((static_cast<unsigned>(threads) + 2) * 16);
+  unsigned* floors = shared_memory<unsigned>();
+  int* chosen_count = shared_memory<int>(TOP_K_THREADS / WARP * 4);
+  float* shifts = shared_memory<float>(TOP_K_THREADS / WARP * 4 + 16);
   float* log_sums = shifts + a.M;
 
   const Settings settings(a);
@@ -248,27 +334,25 @@ __global__ void __launch_bounds__(TOP_K_SAMPLE_THREADS)
     return;
   }
 
-  const long long row_keys = static_cast<long long>(w.slices) * w.lists * w.listed, keys = a.M * row_keys;
+  const int row_keys = w.slices * w.lists * w.listed, keys = a.M * row_keys;
   const Key* candidates = w.candidates + sample * keys;
-  const auto key_of = [&](long long i) {
+  const auto key_of = [&](int i) {
     const Key candidate = candidates[i];
-    if (!is_key(candidate)) return BeamTopKKey{};
-    const int m = static_cast<int>(i / row_keys);
+    if (candidate == 0) return BeamTopKKey{};
+    const int m = i / row_keys;
     float score = (value_of(candidate) - shifts[m]) - log_sums[m];
     if (i / w.listed % w.lists == 1)
       score = score < 0.0f ? score * settings.repetition_penalty : score / settings.repetition_penalty;
     return BeamTopKKey{make_key(score + a.beam_scores[first_row + m], m), make_key(score, index_of(candidate))};
   };
-  BeamTopKKey mine = {};
-  for (long long i = thread; i < keys; i += threads) {
-    const BeamTopKKey key = key_of(i);
-    if (precedes(key, mine)) mine = key;
-  }
-  const BeamTopKKey bound = find_bound(mine, a.C, best);
+  const auto order_of = [](const BeamTopKKey& key) { return static_cast<unsigned>(key.total_and_beam >> 32); };
+  unsigned best = 0;
+  for (int i = thread; i < keys; i += threads) best = max(best, order_of(key_of(i)));
+  const unsigned floor = max(reached_by(a.C, best, floors), 1u);  // no key has the order 0
   BeamTopKKey* chosen = w.chosen + sample * keys;
-  for (long long i = thread; i < keys; i += threads) {
+  for (int i = thread; i < keys; i += threads) {
     const BeamTopKKey key = key_of(i);
-    if (is_key(key) && !precedes(bound, key)) chosen[atomicAdd(chosen_count, 1)] = key;
+    if (order_of(key) >= floor) chosen[atomicAdd(chosen_count, 1)] = key;
   }
   __syncthreads();
   const int count = *chosen_count;

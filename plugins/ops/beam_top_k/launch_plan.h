@@ -28,8 +28,10 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   BeamTopKPlan plan = {};
   BeamTopKWorkspace& w = plan.workspace;
   w.slices = (a.vocabulary + MAX_LEAD + TOP_K_SLICE - 1) / TOP_K_SLICE;
+  w.tokens = (a.vocabulary + MAX_LEAD + 16 * w.slices - 1) / (16 * w.slices) * 16;  // even shares, aligned
   w.lists = !a.repetition_penalty_at && a.repetition_penalty == 1.0f ? 1 : 2;
   w.listed = C < TOP_K_SLICE ? C : TOP_K_SLICE;
+  w.kept = 3 * C + 104 < TOP_K_SLICE ? 3 * C + 104 : TOP_K_SLICE;  // of random logits nearly always enough
 
   const unsigned long long slices = static_cast<unsigned long long>(w.slices) * R;
   const unsigned long long candidates = slices * w.lists * w.listed;
@@ -39,13 +41,9 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   w.sums = w.slice_max + slices;
   plan.workspace_bytes = candidates * (sizeof(BeamTopKKey) + sizeof(unsigned long long)) + slices * 2 * sizeof(float);
 
-  // Marks of the slice's tokens, one key a thread, the keys that are left to be ranked, a few numbers.
-  const int ranked = C < TOP_K_SLICE_THREADS ? C * TOP_K_THREAD_TOKENS : TOP_K_SLICE;
-  const unsigned slice_bytes = TOP_K_SLICE / 4u + (TOP_K_SLICE_THREADS + ranked) * 8u + 136u;
-  plan.slices = {{w.slices * R, 1, 1}, TOP_K_SLICE_THREADS, slice_bytes};
-  // With more candidates than threads no bound is found, and all are ranked.
-  const int threads = C <= 128 ? 256 : TOP_K_SAMPLE_THREADS;
-  plan.samples = {{a.B, 1, 1}, threads, threads * 16u + a.M * 8u + 32u};
+  // Two sets of each thread's tokens, a few numbers of each warp, the keys that are left to be ranked.
+  plan.slices = {{w.slices * R, 1, 1}, TOP_K_THREADS, TOP_K_THREADS * 8u + 256u + w.kept * 8u};
+  plan.samples = {{a.B, 1, 1}, TOP_K_THREADS, TOP_K_THREADS / 32 * 4u + 16u + a.M * 8u};
   return plan;
 }
 

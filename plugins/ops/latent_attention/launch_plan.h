@@ -36,7 +36,8 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   plan.queries = tensor_core ? 16 * plan.tensor_core.tiles : SIMT_QUERIES;
   const int blocks = ceil_div(queries, plan.queries), slices = tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS);
   // A block fills a multiprocessor; splits cost a second pass over their outputs.
-  plan.splits = plan_splits(static_cast<long long>(a.B) * blocks * slices, gpu.multiprocessors, a.N, 128);
+  plan.splits = plan_splits(static_cast<long long>(a.B) * blocks * slices, gpu.multiprocessors, a.N,
+                            split_overhead<Float>(smaller(queries, plan.queries), D, D));
   plan.positions = larger(32, ceil_div(ceil_div(a.N, plan.splits), 32) * 32);
   plan.splits = larger(1, ceil_div(a.N, plan.positions));
   plan.launch = {{a.B * blocks * plan.splits, slices, 1},
@@ -52,11 +53,11 @@ template <class Float>
 unsigned long long latent_attention_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   return plan_latent_attention(a, gpu).workspace_bytes;
 }
-// A split needs workspace for its queries, and the work is split only into at most as many blocks as occupy the GPU.
+// A split needs workspace for its queries, and the work is split only into so many blocks as SPLIT_WAVES says.
 template <class Float>
 unsigned long long latent_attention_most_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block
-  return sizeof(float) * 1ull * gpu.multiprocessors * MOST_QUERIES * (a.G * a.K + 1);
+  return sizeof(float) * SPLIT_WAVES * gpu.multiprocessors * MOST_QUERIES * (a.G * a.K + 1);
 }
 
 template <class Float, class Launcher>

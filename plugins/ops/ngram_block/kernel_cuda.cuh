@@ -33,9 +33,17 @@ __device__ void copy_numbers(Float* to, const Float* from, int count) {
   if (head != unaligned_numbers(to) || head > count) head = count;  // no address where both are aligned
   const int packs = (count - head) / Pack<Float>::size;
   for (int i = thread; i < head; i += threads) to[i] = from[i];
-  for (int i = thread; i < packs; i += threads) {
-    const int at = head + i * Pack<Float>::size;
-    store_16(to + at, load_16(from + at));
+  constexpr int AHEAD = 4;  // loads under way at once: each waits for the stores before it
+  const Float* const packs_from = from + head;
+  Float* const packs_to = to + head;
+  for (int first = thread; first < packs; first += AHEAD * threads) {
+    Pack<Float> pack[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (first + i * threads < packs) pack[i] = load_16(packs_from + (first + i * threads) * Pack<Float>::size);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (first + i * threads < packs) store_16(packs_to + (first + i * threads) * Pack<Float>::size, pack[i]);
   }
   for (int i = head + packs * Pack<Float>::size + thread; i < count; i += threads) to[i] = from[i];
 }

@@ -15,6 +15,8 @@ __global__ void source_attention_tensor_core_kernel(SourceAttentionArguments<Hal
                                                     SplitResult<Half> result);
 }  // namespace device
 
+constexpr int SOURCE_BLOCKS = 2;  // of a multiprocessor, which keep its share of the memory's rate busy
+
 struct SourceAttentionPlan {
   Launch launch, combine;  // `combine` runs where splits > 1
   RowStreamPlan stream;    // without tensor cores
@@ -55,7 +57,9 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
     plan.launch.shared_bytes = warps * bytes;
   }
   const long long all_blocks = static_cast<long long>(a.B) * a.G * blocks * slices;
-  plan.splits = plan_splits(all_blocks, 2 * gpu.multiprocessors, a.N, 128);
+  const int block_queries = smaller(queries, plan.tensor_core ? 16 * plan.tiles : plan.stream.queries);
+  plan.splits = plan_splits(all_blocks, SOURCE_BLOCKS * gpu.multiprocessors, a.N,
+                            split_overhead<Float>(block_queries, a.K + a.V, a.V));
   plan.positions = ceil_div(ceil_div(a.N, plan.splits), 16) * 16;
   plan.splits = larger(1, ceil_div(a.N, plan.positions > 0 ? plan.positions : 1));
   plan.launch.grid[0] = a.B * a.G * blocks * plan.splits;
@@ -75,7 +79,7 @@ unsigned long long source_attention_workspace(const SourceAttentionArguments<Flo
 template <class Float>
 unsigned long long source_attention_most_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block
-  return sizeof(float) * 2ull * gpu.multiprocessors * MOST_QUERIES * (a.V + 1);
+  return sizeof(float) * SPLIT_WAVES * SOURCE_BLOCKS * gpu.multiprocessors * MOST_QUERIES * (a.V + 1);
 }
 
 template <class Float, class Launcher>
