@@ -1,20 +1,21 @@
-"""Fixtures that all tests share."""
+"""Fixtures that all tests share.
+
+What takes seconds to import is imported inside them, since the process that starts the others runs no test.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
-import torch
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
-from support.traces import traced
-from tightbeam.export import pipeline as exporter
+if TYPE_CHECKING:
+    from support.bundles import BundleCache
+    from support.checkpoints import CheckpointCache
 
 FIRST = ("end_to_end", "export", "tools")
 """Folders of the longest files, which a parallel run has to begin with."""
@@ -27,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def quick_torch() -> None:
     """Tiny models gain nothing from threads, and a trace spends a tenth of its time on collecting garbage."""
+    import torch
+
     torch.set_num_threads(1)
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -35,6 +38,8 @@ def quick_torch() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_registry() -> Iterator[None]:
     """torch's exporter reads its 1,000 conversions once a process, not once a graph, which is a tenth of a trace."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
     read = functools.cache(ONNXRegistry.from_torchlib)
     with patch.object(ONNXRegistry, "from_torchlib", staticmethod(read)):
         yield
@@ -43,6 +48,9 @@ def one_registry() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_trace() -> Iterator[None]:
     """Exports of one checkpoint share its trace."""
+    from support.traces import traced
+    from tightbeam.export import pipeline as exporter
+
     with patch.object(exporter, "trace", traced):
         yield
 
@@ -50,10 +58,14 @@ def one_trace() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointCache:
     """`checkpoints(family, seed=0, tokenizer=False, **config)` -> folder, shared; `checkpoints.copy(folder, ...)`."""
+    from support.checkpoints import CheckpointCache
+
     return CheckpointCache(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="session")
 def bundles(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFactory) -> BundleCache:
     """`bundles("el", family, **checkpoint arguments)` -> folder, shared: one trace a checkpoint serves all variants."""
+    from support.bundles import BundleCache
+
     return BundleCache(checkpoints, tmp_path_factory.mktemp("bundles"))

@@ -1,6 +1,6 @@
 """Decoder-only models of odd shapes, and those whose values are recovered from rotated keys.
 
-Each is a trace, which takes seconds; what differs from another one in numbers alone is run by ``make slow``.
+Each is a trace, which takes seconds; those that repeat what other models have are run by ``make slow``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ SHAPES: tuple[Shape, ...] = (
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
-    ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
-    ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
-    ("mistral", {"sliding_window": 2}),
 )
 LLAMA_3 = {
     **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 16},
@@ -46,7 +43,11 @@ REPEATED: tuple[Shape, ...] = (
     # Other angles, which are tables in the graph, as YaRN's are.
     ("llama", {"rope_parameters": LLAMA_3, "num_hidden_layers": 1}),
     ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
-    # Without a window, which is Llama.
+    # Biases as Qwen 2's, a key head for each query head as OLMo's, and a single one as Gemma's.
+    ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
+    ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
+    # Another window, and none, which is Llama.
+    ("mistral", {"sliding_window": 2}),
     ("mistral", {"sliding_window": None, "num_hidden_layers": 1}),
 )
 

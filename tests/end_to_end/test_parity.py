@@ -27,43 +27,33 @@ def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, fa
     expect_equal(runner, model, runs_of(runner, SETTINGS))
 
 
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 SHAPES: tuple[dict[str, Any], ...] = (
     {
-        "activation_function": "relu",
-        "scale_embedding": False,
-        "d_model": 40,
-        "decoder_attention_heads": 5,
-        "encoder_layers": 1,
-        "decoder_layers": 2,
+        **{"activation_function": "gelu_new", "d_model": 24},
+        **{"decoder_attention_heads": 1, "encoder_attention_heads": 1, **ONE_LAYER},
     },
+    {"activation_function": "quick_gelu", "tie_word_embeddings": False, "decoder_ffn_dim": 7, **ONE_LAYER},
+)
+OTHER_SIZES: tuple[dict[str, Any], ...] = (
     {
-        "activation_function": "gelu_new",
-        "decoder_attention_heads": 1,
-        "encoder_attention_heads": 1,
-        "d_model": 24,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
+        **{"activation_function": "relu", "scale_embedding": False, "d_model": 40},
+        **{"decoder_attention_heads": 5, "encoder_layers": 1, "decoder_layers": 2},
     },
     {"activation_function": "tanh", "vocab_size": 64, "decoder_layers": 1, "encoder_layers": 2},
     {
-        "activation_function": "quick_gelu",
-        "tie_word_embeddings": False,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "decoder_ffn_dim": 7,
-    },
-    {
-        "activation_function": "silu",
-        "d_model": 66,
-        "decoder_attention_heads": 11,
-        "encoder_attention_heads": 3,
-        "encoder_layers": 1,
-        "decoder_layers": 2,
+        **{"activation_function": "silu", "d_model": 66, "decoder_attention_heads": 11},
+        **{"encoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 2},
     },
 )
+"""Run by ``make slow``: each is a trace, and other families have such activations and sizes."""
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["activation_function"])
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES, *(pytest.param(shape, marks=pytest.mark.slow) for shape in OTHER_SIZES)],
+    ids=lambda shape: shape["activation_function"],
+)
 def test_odd_sizes_and_activations(bundles: BundleCache, shape: dict[str, Any]) -> None:
     model = bundles.trace("bart", seed=9, **shape)[0].model
     for variant in PRESETS:

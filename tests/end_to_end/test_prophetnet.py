@@ -63,17 +63,22 @@ def test_two_streams_without_a_cache_match_the_steps(bundles: BundleCache) -> No
     assert (model.config.ngram, model.get_decoder().ngram) == (3, 3)
 
 
-SHAPES: tuple[dict[str, Any], ...] = (
-    {
-        **{"ngram": 1, "activation_function": "relu", "num_decoder_attention_heads": 1},
-        **{"num_encoder_attention_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1},
-    },
+SHAPES = [
     {"ngram": 3, "tie_word_embeddings": False, "num_buckets": 5, "relative_max_distance": 3},
-    {
-        **{"hidden_size": 40, "num_decoder_attention_heads": 5, "num_buckets": 32, "relative_max_distance": 128},
-        **{"num_encoder_layers": 1, "num_decoder_layers": 1},
-    },
-)
+    *(
+        pytest.param(shape, marks=pytest.mark.slow)  # a bundle runs one predicting stream of any number
+        for shape in (
+            {
+                **{"ngram": 1, "activation_function": "relu", "num_decoder_attention_heads": 1},
+                **{"num_encoder_attention_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1},
+            },
+            {
+                **{"hidden_size": 40, "num_decoder_attention_heads": 5, "num_buckets": 32},
+                **{"relative_max_distance": 128, "num_encoder_layers": 1, "num_decoder_layers": 1},
+            },
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

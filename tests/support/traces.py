@@ -47,12 +47,12 @@ _TRACED: dict[str, ModelGraphs] = {}
 def traced(checkpoint: Checkpoint) -> ModelGraphs:
     """A copy of the checkpoint's trace, which takes torch seconds to make."""
     config = hashlib.sha256(checkpoint.family.model_type.encode() + (checkpoint.path / "config.json").read_bytes())
-    content, files = config.copy(), sorted(checkpoint.path.glob("*.safetensors"))
-    for path in files:
-        content.update(path.read_bytes())
+    content, weights = config.copy(), weights_of(checkpoint)
+    for name, array in weights.items():
+        content.update(name.encode() + repr(array.shape).encode() + array.tobytes())
     key = content.hexdigest()
     if key not in _TRACED:
-        large = sum(path.stat().st_size for path in files) > MOST_BYTES
+        large = sum(array.nbytes for array in weights.values()) > MOST_BYTES
         _TRACED[key] = trace(checkpoint) if large else _shared(key[:32], config.hexdigest()[:32], checkpoint)
     return _TRACED[key].copy()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -447,10 +448,17 @@ def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch,
         tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
 
 
-def test_section_step_in_a_rehearsal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["in this process", pytest.param("as it runs", marks=pytest.mark.slow)])
+def test_section_step_in_a_rehearsal(way: str, tmp_path: Path) -> None:
+    """In this process, it shares the demo model's trace with other tests."""
     output = tmp_path / "step.json"
-    command = [sys.executable, "-m", "tools.gpu.step", "--rehearse", "--output", str(output)]
-    subprocess.run(command, check=True, timeout=200, cwd=ROOT)
+    if way == "as it runs":
+        command = [sys.executable, "-m", "tools.gpu.step", "--rehearse", "--output", str(output)]
+        subprocess.run(command, check=True, timeout=200, cwd=ROOT)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            step.main(output, rehearse=True)
     found = json.loads(output.read_text())
     steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
     assert [row[:3] for row in steps["rows"]] == [
