@@ -405,7 +405,9 @@ class Runner:
         with self._lock:
             decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P)
             beginnings = None if prompt is None else prompt.tokens
-            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, callback)
+            read = source if prompt is None else prompt.tokens
+            sources = read if read.ndim == 2 else None  # not of features
+            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, sources, callback)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result

@@ -92,7 +92,7 @@ def test_settings_page_has_every_setting() -> None:
 def test_ranges_of_settings() -> None:
     """Each integer setting takes the least value that the page says, and refuses the one below it."""
     rows = re.findall(r"^\| `(\w+)` \|.*\| integer, (\d) or more \|", page("settings"), re.MULTILINE)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for name, least in rows:
         value = int(least)
         room = (
@@ -110,7 +110,7 @@ def test_models_page_has_every_family_and_alias() -> None:
     text = page("models")
     encoders, decoders = section(text, "## Encoder-decoder models"), section(text, "## Decoder-only models")
     assert first_column(encoders) + first_column(decoders) == [family.model_type for family in FAMILIES]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section(text, "## Aliases"), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", section(text, "## Aliases"), re.MULTILINE)
     aliases = {family: re.findall(r"`([^`]+)`", names) for family, names in rows}
     assert aliases == {family.model_type: list(family.aliases) for family in FAMILIES if family.aliases}
     for family in FAMILIES:  # as the page says

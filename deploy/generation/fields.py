@@ -19,7 +19,8 @@ from tightbeam.deploy.generation.given import Layer
 __all__ = ["DORMANT", "INERT", "LIMITS", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
 SUPPORTED = frozenset(
-    """num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
+    """encoder_no_repeat_ngram_size
+    num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
     bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens""".split()
 )
@@ -71,7 +72,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "max_time": (),
     "stop_strings": (),
     "encoder_repetition_penalty": (1.0,),
-    "encoder_no_repeat_ngram_size": (0,),
     "renormalize_logits": (False,),
     "remove_invalid_values": (False,),
     "exponential_decay_length_penalty": (),

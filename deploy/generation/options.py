@@ -52,6 +52,8 @@ class GenerationOptions:
         The field that limits the length, ``max_new_tokens`` or ``max_length``; empty where neither is set.
     no_repeat_ngram_size : int
         No n-gram of this size occurs twice in a row; 0 is off.
+    encoder_no_repeat_ngram_size : int
+        No n-gram of this size of the source, or of a decoder-only model's prompt, occurs in a row; 0 is off.
     repetition_penalty : float
         Factor on the scores of tokens already in the row; 1.0 is off.
     forced_bos_token_id : int or None
@@ -86,6 +88,7 @@ class GenerationOptions:
     max_length: int
     limited_by: str
     no_repeat_ngram_size: int
+    encoder_no_repeat_ngram_size: int
     repetition_penalty: float
     forced_bos_token_id: int | None
     forced_eos_token_ids: tuple[int, ...]
@@ -213,6 +216,7 @@ def resolve_layers(
         max_length=max_length,
         limited_by=next((name for name in LIMITS if name in fields), ""),
         no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, minimum=0),
+        encoder_no_repeat_ngram_size=fields.integer("encoder_no_repeat_ngram_size", 0, minimum=0),
         repetition_penalty=fields.real("repetition_penalty", 1.0),
         forced_bos_token_id=fields.token("forced_bos_token_id"),
         forced_eos_token_ids=fields.tokens("forced_eos_token_id", may_be_one=True),

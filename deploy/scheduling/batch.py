@@ -57,7 +57,7 @@ class Batch:
     def _start(self, sample: Sample) -> None:
         """Begin the search of a sample whose source has its place in the decoding."""
         self._stepper.join(sample.number, sample.first_length, sample.first_position)
-        self._search.join(sample.number, sample.options, sample.prompt)
+        self._search.join(sample.number, sample.options, sample.prompt, sample.tokens)
 
 
 class WholeBatch(Batch):

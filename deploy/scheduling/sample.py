@@ -51,6 +51,13 @@ class Sample:
         return cls(number, options, source, len(ids) - 1, ids)
 
     @property
+    def tokens(self) -> Ints | None:
+        """The tokens int64 [N] that were given: the source's or the prompt's; None for features."""
+        if self.prompt is not None:
+            return self.prompt
+        return self.source if self.source.ndim == 1 else None
+
+    @property
     def width(self) -> int:
         """Source positions in a buffer, at least one."""
         return max(1, self.positions)

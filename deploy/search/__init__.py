@@ -35,6 +35,7 @@ def search(
     options: GenerationOptions,
     batch_size: int,
     beginnings: Ints | None = None,
+    sources: Ints | None = None,
     callback: SearchCallback | None = None,
 ) -> SearchResult:
     """Generate for ``batch_size`` samples: greedily when ``options.num_beams`` is 1, else with beams.
@@ -52,6 +53,8 @@ def search(
     beginnings : int64 [B, P], optional
         The tokens that each sample's rows begin with. The decoder has processed all but the last of them. By default
         ``options.prompt``, which is fed to ``step`` first.
+    sources : int64 [B, N], optional
+        The tokens of each sample's source or prompt; None for features.
     callback : SearchCallback, optional
         Receives tokens and results while the search runs, and may cancel samples.
 
@@ -70,7 +73,8 @@ def search(
     results = _Results(callback or NullCallback())
     run = new_search(step, options.num_beams, results)
     for sample in range(batch_size):
-        run.join(sample, options, None if beginnings is None else beginnings[sample])
+        beginning, source = (None if rows is None else rows[sample] for rows in (beginnings, sources))
+        run.join(sample, options, beginning, source)
     while run.places:
         run.advance()
     return results.join(batch_size, options, run.filler(options))

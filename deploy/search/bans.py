@@ -1,7 +1,8 @@
 """Banned and forced tokens: the logits processors that need no logits, and run on the host.
 
 Source: the processors of transformers 5.23 `generation/logits_process.py` for min_length, min_new_tokens,
-bad_words_ids, suppress_tokens, begin_suppress_tokens, forced_bos_token_id and forced_eos_token_id.
+encoder_no_repeat_ngram_size, bad_words_ids, suppress_tokens, begin_suppress_tokens, forced_bos_token_id and
+forced_eos_token_id.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ from tightbeam.deploy.search.step import Candidates, best
 
 
 class Bans:
-    """Banned tokens of every step of one run."""
+    """Banned tokens of every step of one run.
 
-    def __init__(self, options: GenerationOptions) -> None:
-        single = [word[0] for word in options.bad_words_ids if len(word) == 1]
+    Parameters
+    ----------
+    options : GenerationOptions
+    source : int64 [N], optional
+        The tokens of the source, whose n-grams are banned words under ``encoder_no_repeat_ngram_size``.
+    """
+
+    def __init__(self, options: GenerationOptions, source: Ints | None = None) -> None:
+        banned_words = [*options.bad_words_ids, *_ngrams(source, options.encoder_no_repeat_ngram_size)]
+        single = [word[0] for word in banned_words if len(word) == 1]
         always = {*options.suppress_tokens, *single}
         self.min_length = options.min_length
         self.always = np.array(sorted(always), np.int64)  # [P]
         self.while_short = np.array(sorted(always.union(options.eos_token_ids)), np.int64)  # [P], eos too
         self.begin = options.begin
         self.first = np.array(sorted(options.begin_suppress_tokens), np.int64)  # [P]
-        longer = sorted({len(word) for word in options.bad_words_ids if len(word) > 1})
-        self.words = [np.array([word for word in options.bad_words_ids if len(word) == n], np.int64) for n in longer]
+        longer = sorted({len(word) for word in banned_words if len(word) > 1})
+        self.words = [np.array([word for word in banned_words if len(word) == n], np.int64) for n in longer]
 
     def fixed(self, length: int) -> Ints:
         """Return the tokens int64 [P] that must not follow any ``length`` tokens."""
@@ -51,6 +60,27 @@ class Bans:
     def of_sample(self, history: Ints) -> Ints:
         """Return the tokens for one sample with ``history`` int64 [M, T]: int64 [M, P], or [P] for all rows."""
         return self.banned(history[None])[0] if self.words else self.fixed(history.shape[1])
+
+
+def bans_of(options: GenerationOptions, source: Ints | None) -> Bans:
+    """Return the bans of a sample: the same object for equal settings, where the ``source`` int64 [N] has no part in
+    them."""
+    if source is None or not options.encoder_no_repeat_ngram_size:
+        return _bans_of_settings(options)
+    return Bans(options, source)
+
+
+@lru_cache(maxsize=256)
+def _bans_of_settings(options: GenerationOptions) -> Bans:
+    return Bans(options)
+
+
+def _ngrams(source: Ints | None, size: int) -> set[tuple[int, ...]]:
+    """The n-grams of a source int64 [N], or None, of this size; none for size 0."""
+    if source is None or not size:
+        return set()
+    tokens = source.tolist()
+    return set(zip(*(tokens[first:] for first in range(size)), strict=False))
 
 
 def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
-from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
+from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates, forced_tokens
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
@@ -76,7 +75,9 @@ class BatchSearch:
         self.parents = np.zeros((0, num_beams), np.int64)
         self._refresh()
 
-    def join(self, number: int, options: GenerationOptions, beginning: Ints | None = None) -> None:
+    def join(
+        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+    ) -> None:
         """Add a sample behind the others. The step's batch has it already.
 
         Parameters
@@ -88,11 +89,13 @@ class BatchSearch:
         beginning : int64 [P], optional
             The tokens that its rows begin with; the decoder has processed all but the last of them. By default
             ``options.prompt``, which is fed to the decoder first.
+        source : int64 [N], optional
+            The tokens of its source or prompt; None for features.
         """
         known = np.array(options.prompt[:1] if beginning is None else beginning, np.int64)
         P = len(options.prompt) if beginning is None else len(known)
         self.step.history[len(self.places), :, : len(known)] = known
-        self.places.append(Place(number, options, P, _bans(options)))
+        self.places.append(Place(number, options, P, bans_of(options, source)))
         self.lengths = np.append(self.lengths, len(known))
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         self.scores = np.concatenate([self.scores, first])
@@ -230,12 +233,6 @@ class BatchSearch:
     def arrays(self) -> tuple[str, ...]:
         """Names of the attributes that are arrays by place."""
         return ("lengths", "scores", "parents")
-
-
-@lru_cache(maxsize=256)
-def _bans(options: GenerationOptions) -> Bans:
-    """The bans of settings, the same object for equal settings."""
-    return Bans(options)
 
 
 def _choices(place: Place, length: int) -> Ints:

@@ -58,10 +58,12 @@ class BeamSearch(BatchSearch):
         scores[:, 0] = 0
         return scores
 
-    def join(self, number: int, options: GenerationOptions, beginning: Ints | None = None) -> None:
+    def join(
+        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+    ) -> None:
         self.pool_scores = np.concatenate([self.pool_scores, np.full((1, self.M), OUT)])
         self.pool_lengths = np.concatenate([self.pool_lengths, np.zeros((1, self.M), np.int64)])
-        super().join(number, options, beginning)
+        super().join(number, options, beginning, source)
 
     def _refresh(self) -> None:
         super()._refresh()

@@ -62,6 +62,7 @@ def batch_key(options: GenerationOptions, length: int) -> tuple[int, ...]:
     """
     sees_padding = (
         options.no_repeat_ngram_size > 0
+        or options.encoder_no_repeat_ngram_size > 0
         or options.repetition_penalty != 1
         or any((options.pad_token_id or 0) in word[:-1] for word in options.bad_words_ids)
         or options.forced_bos_token_id is not None  # it is forced after prompts of one token

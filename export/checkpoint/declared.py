@@ -50,8 +50,9 @@ def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
-    folder = Path(spec.submodule_search_locations[0]) / "models" / model_type
-    tree = ast.parse((folder / f"configuration_{model_type}.py").read_text("utf-8"))
+    name = model_type.replace("-", "_")
+    folder = Path(spec.submodule_search_locations[0]) / "models" / name
+    tree = ast.parse((folder / f"configuration_{name}.py").read_text("utf-8"))
     config_class = next(
         node for node in tree.body if isinstance(node, ast.ClassDef) and _literals(node).get("model_type") == model_type
     )

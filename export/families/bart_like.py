@@ -44,10 +44,14 @@ class BartLike(Family):
 
     def weights(self, config: Any) -> WeightNumbers:
         sizes = self.sizes(config)
-        positions = 2 * (int(config.max_position_embeddings) + self.position_offset)
         shared = getattr(config, "share_encoder_decoder_embeddings", True)
         copies = 2 if shared and not config.tie_word_embeddings else 0  # both sides then have their own
-        return bart_weights(config, sizes, rows=positions, numbers=copies * sizes.D * sizes.vocabulary)
+        numbers = copies * sizes.D * sizes.vocabulary
+        return bart_weights(config, sizes, rows=self.position_rows(config), numbers=numbers)
+
+    def position_rows(self, config: Any) -> int:
+        """Rows of both sides' position tables."""
+        return 2 * (int(config.max_position_embeddings) + self.position_offset)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.encoder_decoder import (

@@ -25,9 +25,8 @@ class FsmtLike(BartLike):
 
     def weights(self, config: Any) -> WeightNumbers:
         sizes = self.sizes(config)
-        positions = 2 * (int(config.max_position_embeddings) + self.position_offset)
         own_table = 0 if config.tie_word_embeddings else sizes.D * sizes.vocabulary
-        return bart_weights(config, sizes, rows=positions, numbers=own_table)
+        return bart_weights(config, sizes, rows=self.position_rows(config), numbers=own_table)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.fsmt import trace_fsmt

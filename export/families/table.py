@@ -9,6 +9,7 @@ from tightbeam.export.families.falcon import FALCON
 from tightbeam.export.families.fsmt import FSMT
 from tightbeam.export.families.gpt2 import GPT2
 from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
+from tightbeam.export.families.m2m_100 import M2M_100
 from tightbeam.export.families.olmo import OLMO
 from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.t5 import MT5, T5, UMT5
@@ -73,12 +74,33 @@ MARIAN = BartLike(
     computed_weights=SINUSOIDAL_TABLES,
     aliases={f"opus-mt-{pair}": f"Helsinki-NLP/opus-mt-{pair}" for pair in _PAIRS},
 )
+# Blenderbot (Roller et al. 2020), a chatbot: BART with the norm first, a final norm, and a deep decoder.
+BLENDERBOT = BartLike(
+    model_type="blenderbot",
+    architecture="BlenderbotForConditionalGeneration",
+    position_offset=0,
+    aliases={
+        "blenderbot-400M-distill": "facebook/blenderbot-400M-distill",
+        "blenderbot-1B-distill": "facebook/blenderbot-1B-distill",
+        "blenderbot-3B": "facebook/blenderbot-3B",
+    },
+)
+# Blenderbot Small, its predecessor of 90 million weights: BART with all rows of the table of positions in use.
+BLENDERBOT_SMALL = BartLike(
+    model_type="blenderbot-small",
+    architecture="BlenderbotSmallForConditionalGeneration",
+    position_offset=0,
+    aliases={"blenderbot_small-90M": "facebook/blenderbot_small-90M"},
+)
 
 FAMILIES: tuple[Family, ...] = (
     BART,
     PEGASUS,
     MBART,
     MARIAN,
+    M2M_100,
+    BLENDERBOT,
+    BLENDERBOT_SMALL,
     FSMT,
     T5,
     MT5,

@@ -19,11 +19,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
+from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsProcessor
 
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers, resolve_options
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs, search
-from tightbeam.deploy.search.bans import Bans, forced_candidates
+from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.compaction import Compaction
 
@@ -165,7 +166,7 @@ def check(
     options = resolve_layers(
         layers(defaults, overrides), vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
     )
-    result = search(ReferenceStep(model, size, options), options, size)
+    result = search(ReferenceStep(model, size, options), options, size, sources=ids.numpy())
     np.testing.assert_array_equal(result.sequences, expected.sequences.numpy())
     assert result.sequences.dtype == np.int64
     if options.num_beams == 1:
@@ -228,6 +229,8 @@ def test_length_penalty_and_early_stopping(eos: str, length_penalty: float, earl
         {"no_repeat_ngram_size": 3, "max_length": 30},
         {"no_repeat_ngram_size": 4, "max_length": 30},
         {"no_repeat_ngram_size": 9, "max_length": 6},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"encoder_no_repeat_ngram_size": 2, "no_repeat_ngram_size": 1},
         {"repetition_penalty": 0.8},
         {"repetition_penalty": 1.3},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "suppress_tokens": [4, 11, 30]},
@@ -403,6 +406,23 @@ def test_banned_tokens_of_each_row() -> None:
     rows = [sorted(set(row) - {-1}) for row in bans.banned(longer).reshape(4, -1).tolist()]
     assert rows == [[6, 7, 9, 11], [6, 9, 11], [9, 11], [9, 11]]
     assert Bans(options_with()).banned(history).shape == (2, 2, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 12])
+def test_ngrams_of_the_source_are_banned(n: int) -> None:
+    generator = np.random.default_rng(n)
+    options = options_with(num_beams=2, encoder_no_repeat_ngram_size=n, bad_words_ids=[[EOS]])
+    seen = 0
+    for length in (1, 2, 3, 7):
+        source, history = generator.integers(0, 4, 11), generator.integers(0, 4, (2, length))
+        reference = EncoderNoRepeatNGramLogitsProcessor(n, torch.from_numpy(source)[None])
+        scores = reference(torch.from_numpy(history), torch.zeros(2, VOCABULARY)).numpy()
+        expected = [set(np.flatnonzero(row == -np.inf).tolist()) for row in scores]
+        found = bans_of(options, source).banned(history[None])[0]
+        assert [set(row) - {-1} for row in found.tolist()] == expected
+        seen += sum(map(len, expected))
+    assert (seen > 0) == (n < 12)
+    assert bans_of(options, None) is bans_of(options, None)
 
 
 @given(st.integers(1, 6), few_tokens, st.integers(0, 2**32 - 1))

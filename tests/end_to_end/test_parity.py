@@ -17,10 +17,22 @@ from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize
 
 FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
+RELATED = ("m2m_100", "blenderbot", "blenderbot-small")
+"""Families with the layers of another: they differ in positions and heads, which no variant touches."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize(
+    ("variant", "family"),
+    [
+        *itertools.product(PRESETS, FAMILIES),
+        *itertools.product(("dedup", "el"), RELATED),
+        *(
+            pytest.param(variant, family, marks=pytest.mark.slow)
+            for variant, family in itertools.product(PRESETS, RELATED)
+            if variant not in ("dedup", "el")
+        ),
+    ],
+)
 def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, family: str) -> None:
     model = bundles.trace(family)[0].model
     runner = Runner.load(bundles(variant, family), threads=1)

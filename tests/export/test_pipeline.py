@@ -88,15 +88,15 @@ def test_a_tie_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
 
 
 def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    checkpoint = checkpoints("bart", generation={"encoder_no_repeat_ngram_size": 3})
-    with pytest.raises(ExportError, match="encoder_no_repeat_ngram_size=3"):
+    checkpoint = checkpoints("bart", generation={"encoder_repetition_penalty": 1.5})
+    with pytest.raises(ExportError, match=r"encoder_repetition_penalty=1\.5"):
         export_model(checkpoint, tmp_path / "out", variant="dedup")
     assert not (tmp_path / "out").exists()
     export_model(checkpoint, tmp_path / "out", variant="dedup", check=False)
     runner = Runner.load(tmp_path / "out", threads=1)
-    with pytest.raises(ValueError, match=r"encoder_no_repeat_ngram_size=3 .from the checkpoint"):
+    with pytest.raises(ValueError, match=r"encoder_repetition_penalty=1\.5 .from the checkpoint"):
         runner.generate(np.array([[5, 6]]))
-    runner.generate(np.array([[5, 6]]), encoder_no_repeat_ngram_size=0, max_new_tokens=2)
+    runner.generate(np.array([[5, 6]]), encoder_repetition_penalty=1.0, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("check", [True, False])

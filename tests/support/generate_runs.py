@@ -15,7 +15,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 1},
     {"num_beams": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.4, "min_new_tokens": 6},
     {"num_beams": 1, "eos_token_id": [2, 7, 11], "suppress_tokens": [5, 6]},
-    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never"},
+    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never", "encoder_no_repeat_ngram_size": 1},
     {"num_beams": 3, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "num_return_sequences": 2},
     {"num_beams": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "early_stopping": True, "min_length": 8},
     {"num_beams": 4, "repetition_penalty": 0.8, "bad_words_ids": [[9], [12, 13], [4, 5, 6]], "min_new_tokens": 4},
