@@ -12,6 +12,7 @@ import torch
 from support.bundles import BundleCache
 from support.expected import expect_equal
 from support.generate_runs import SETTINGS, batch, runs_of
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize
@@ -23,15 +24,10 @@ RELATED = ("m2m_100", "blenderbot", "blenderbot-small")
 
 @pytest.mark.parametrize(
     ("variant", "family"),
-    [
-        *itertools.product(PRESETS, FAMILIES),
-        *itertools.product(("dedup", "el"), RELATED),
-        *(
-            pytest.param(variant, family, marks=pytest.mark.slow)
-            for variant, family in itertools.product(PRESETS, RELATED)
-            if variant not in ("dedup", "el")
-        ),
-    ],
+    slow_unless(
+        itertools.product(PRESETS, FAMILIES + RELATED),
+        lambda variant, family: family in FAMILIES or variant in ("dedup", "el"),
+    ),
 )
 def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, family: str) -> None:
     model = bundles.trace(family)[0].model
