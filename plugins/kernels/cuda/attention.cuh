@@ -122,14 +122,15 @@ template <class Float, int QUERIES, int CHUNKS, class Rows>
 struct RowStream {
   static constexpr int SIZE = Pack<Float>::size;
   static constexpr bool ALIGNED = CHUNKS == 1;
-  static constexpr int AHEAD = CHUNKS > 1 || (Rows::has_rotation && QUERIES * SIZE > 8) ? 1 : 2;
+  static constexpr int AHEAD = CHUNKS > 1 || Rows::has_rotation ? 1 : 2;
 
   PartialSoftmax softmax[QUERIES];
   float sums[QUERIES][CHUNKS * SIZE];  // of columns first_column + (chunk x lanes + lane) x SIZE ..
 
-  // `rows` gives: begin, end; key and value widths K, V; counts(t), locate(t, &key, &value), score(q, t, dot);
-  // a constant has_rotation, and rotation(t, column, cosines, sines). `queries`: [QUERIES, K_padded] in shared memory,
-  // then as many numbers that go with the sines.
+  // `rows` gives: begin, end; key and value widths K, V; look_up(t), what has to be known before a position is read:
+  // negative where it does not count; locate(t, found, &key, &value), score(q, t, dot); a constant has_rotation, and
+  // rotation(t, column, cosines, sines) of four columns. `queries`: [QUERIES, K_padded] in shared memory, then as many
+  // numbers that go with the sines.
   __device__ void run(const Rows& rows, const float* queries, int K_padded, int lanes, int part, int parts,
                       int first_column) {
     const int lane = threadIdx.x % WARP % lanes, group = threadIdx.x % WARP / lanes, groups = WARP / lanes;
@@ -139,52 +140,50 @@ struct RowStream {
 #pragma unroll
       for (int i = 0; i < CHUNKS * SIZE; ++i) sums[q][i] = 0.0f;
     }
-    for (int begin = rows.begin; begin < rows.end; begin += parts * groups * AHEAD) {
-      int t[AHEAD];
-      bool counts[AHEAD], any = false;
-      const Float *keys[AHEAD], *values[AHEAD];
+    const int step = parts * groups * AHEAD;
+    const auto position = [&](int begin, int u) { return begin + (u * parts + part) * groups + group; };
+    const auto look_up = [&](int t) { return t < rows.end ? rows.look_up(t) : -1; };
+    int next[AHEAD];
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) next[u] = look_up(position(rows.begin, u));
+
+    for (int begin = rows.begin; begin < rows.end; begin += step) {
+      int t[AHEAD], found[AHEAD];
+      bool any = false;
 #pragma unroll
       for (int u = 0; u < AHEAD; ++u) {
-        t[u] = begin + (u * parts + part) * groups + group;
-        counts[u] = t[u] < rows.end && rows.counts(t[u]);
-        any = any || counts[u];
-        if (!counts[u]) t[u] = rows.begin;  // read and left out, so that the loads need no branch
-        rows.locate(t[u], &keys[u], &values[u]);
+        found[u] = next[u];
+        next[u] = look_up(position(begin + step, u));
+        any = any || found[u] >= 0;
       }
       if (!__any_sync(WHOLE_WARP, any)) continue;
 
+      const Float *keys[AHEAD], *values[AHEAD];
+      Pack<Float> key[AHEAD], value[AHEAD][CHUNKS];
+      const auto load_values = [&] {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+          for (int chunk = 0; chunk < CHUNKS; ++chunk)
+            value[u][chunk] = load_pack(values[u], first_column + (chunk * lanes + lane) * SIZE, rows.V, ALIGNED);
+      };
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        // A position that does not count is read in place of another and left out, so that the loads need no branch.
+        t[u] = found[u] < 0 ? rows.begin : position(begin, u);
+        rows.locate(t[u], found[u] < 0 ? 0 : found[u], &keys[u], &values[u]);
+      }
+      constexpr bool BESIDE = CHUNKS == 1 && QUERIES == 1;  // values with the keys, where registers allow it
+      if (BESIDE) load_values();
+
       float dots[AHEAD][QUERIES] = {};
       for (int column = lane * SIZE; column < rows.K; column += lanes * SIZE) {
-        Pack<Float> pack[AHEAD];
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) pack[u] = load_pack(keys[u], column, rows.K, ALIGNED);
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-          if constexpr (Rows::has_rotation) {
-            float cosines[SIZE], sines[SIZE];
-            rows.rotation(t[u], column, cosines, sines);
-#pragma unroll
-            for (int q = 0; q < QUERIES; ++q)
-#pragma unroll
-              for (int i = 0; i < SIZE; ++i) {
-                const float* at = queries + q * K_padded + column + i;
-                dots[u][q] += (at[0] * cosines[i] + at[QUERIES * K_padded] * sines[i]) * to_float(pack[u].values[i]);
-              }
-          } else {
-#pragma unroll
-            for (int q = 0; q < QUERIES; ++q)
-#pragma unroll
-              for (int i = 0; i < SIZE; ++i)
-                dots[u][q] += queries[q * K_padded + column + i] * to_float(pack[u].values[i]);
-          }
-        }
+        for (int u = 0; u < AHEAD; ++u) key[u] = load_pack(keys[u], column, rows.K, ALIGNED);
+        multiply(rows, queries, K_padded, column, t, key, dots);
+        if (CHUNKS == 1) break;  // keys are no wider than values may be
       }
-      Pack<Float> pack[AHEAD][CHUNKS];
-#pragma unroll
-      for (int u = 0; u < AHEAD; ++u)
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk)
-          pack[u][chunk] = load_pack(values[u], first_column + (chunk * lanes + lane) * SIZE, rows.V, ALIGNED);
+      if (!BESIDE) load_values();
 
 #pragma unroll
       for (int q = 0; q < QUERIES; ++q) {
@@ -192,24 +191,55 @@ struct RowStream {
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
           float dot = dots[u][q];
-          for (int distance = lanes / 2; distance > 0; distance /= 2) dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
-          scores[u] = counts[u] ? rows.score(q, t[u], dot) : -infinity();
+#pragma unroll
+          for (int distance = WARP / 2; distance > 0; distance /= 2)
+            if (distance < lanes) dot += __shfl_xor_sync(WHOLE_WARP, dot, distance);
+          scores[u] = found[u] < 0 ? -infinity() : rows.score(q, t[u], dot);
           row_max = fmaxf(row_max, scores[u]);
         }
-        const float shrink = weight_below(softmax[q].row_max, row_max);
+        const float base = row_max == -infinity() ? 0.0f : row_max;  // the weight of -inf is 0 then too
+        const float shrink = expf(softmax[q].row_max - base);
         softmax[q].row_max = row_max;
         softmax[q].row_sum *= shrink;
 #pragma unroll
         for (int i = 0; i < CHUNKS * SIZE; ++i) sums[q][i] *= shrink;
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-          const float weight = weight_below(scores[u], row_max);
+          const float weight = expf(scores[u] - base);
           softmax[q].row_sum += weight;
 #pragma unroll
           for (int chunk = 0; chunk < CHUNKS; ++chunk)
 #pragma unroll
-            for (int i = 0; i < SIZE; ++i) sums[q][chunk * SIZE + i] += weight * to_float(pack[u][chunk].values[i]);
+            for (int i = 0; i < SIZE; ++i) sums[q][chunk * SIZE + i] += weight * to_float(value[u][chunk].values[i]);
         }
+      }
+    }
+  }
+
+  // Adds the products of a pack of each key, from `column` on, with the queries.
+  __device__ __forceinline__ void multiply(const Rows& rows, const float* queries, int K_padded, int column,
+                                           const int (&t)[AHEAD], const Pack<Float> (&key)[AHEAD],
+                                           float (&dots)[AHEAD][QUERIES]) {
+#pragma unroll
+    for (int first = 0; first < SIZE; first += 4) {
+      float cosines[AHEAD][4], sines[AHEAD][4];
+      if constexpr (Rows::has_rotation)
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) rows.rotation(t[u], column + first, cosines[u], sines[u]);
+#pragma unroll
+      for (int q = 0; q < QUERIES; ++q) {
+        const float* at = queries + q * K_padded + column + first;
+        const Pack<float> query = load_16(at);
+        Pack<float> other;
+        if constexpr (Rows::has_rotation) other = load_16(at + QUERIES * K_padded);
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float number = query.values[i];
+            if constexpr (Rows::has_rotation) number = number * cosines[u][i] + other.values[i] * sines[u][i];
+            dots[u][q] += number * to_float(key[u].values[first + i]);
+          }
       }
     }
   }
@@ -270,13 +300,10 @@ __device__ __forceinline__ float unpack(unsigned two, int which) {
 // Loads the b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
 // `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows. As values: rows
 // (positions) are b's rows, the 16 numbers from `corner` on b's columns.
-__device__ __forceinline__ int key_fragment_at(int lane, int stride) {
+__device__ __forceinline__ int fragment_at(int lane, int stride) {
   return (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
 }
-__device__ __forceinline__ int value_fragment_at(int lane, int stride) {
-  return (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 8;
-}
-// From this lane's own address: corner + key_fragment_at(lane, stride), or corner + value_fragment_at(lane, stride).
+// From this lane's own address: corner + fragment_at(lane, stride).
 template <class Address>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], Address address) {
   unsigned fragments[4];
@@ -287,15 +314,15 @@ template <class Address>
 __device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], Address address) {
   unsigned fragments[4];
   load_matrices_transposed(fragments, address);
-  b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
+  b[0][0] = fragments[0], b[0][1] = fragments[2], b[1][0] = fragments[1], b[1][1] = fragments[3];
 }
 template <class Half>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
-  load_key_fragments(b, corner + key_fragment_at(threadIdx.x % WARP, stride));
+  load_key_fragments(b, corner + fragment_at(threadIdx.x % WARP, stride));
 }
 template <class Half>
 __device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
-  load_value_fragments(b, corner + value_fragment_at(threadIdx.x % WARP, stride));
+  load_value_fragments(b, corner + fragment_at(threadIdx.x % WARP, stride));
 }
 
 // 16 bytes of a row into shared memory, on their way until copy_async_wait where they can be; zeros beyond `columns`,

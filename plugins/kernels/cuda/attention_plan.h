@@ -53,13 +53,12 @@ inline bool aligned_16(const void* pointer) { return reinterpret_cast<unsigned l
 
 // `numbers`: of a Float in 16 bytes. `aligned`: rows are whole packs, and begin at a multiple of 16 bytes.
 inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, bool aligned) {
-  constexpr int CHUNKS = 4;                // of the kernel that takes any row, for one query at a time
-  constexpr int MAX_QUERY_NUMBERS = 4096;  // of a warp: with what goes with the sines 32 KB
-  const int packs = ceil_div(V, numbers);
+  constexpr int CHUNKS = 4;  // of the kernel that takes any row, for one query at a time
+  const int packs = ceil_div(V, numbers), key_packs = ceil_div(K, numbers);
   RowStreamPlan plan = {};
-  plan.chunks = aligned && packs <= 32 && queries * K <= MAX_QUERY_NUMBERS ? 1 : CHUNKS;
+  plan.chunks = aligned && packs <= 32 && key_packs <= 32 ? 1 : CHUNKS;
   plan.queries = plan.chunks == 1 ? queries : 1;
-  const int wanted = larger(ceil_div(packs, plan.chunks), ceil_div(ceil_div(K, numbers), plan.chunks));
+  const int wanted = larger(ceil_div(packs, plan.chunks), ceil_div(key_packs, plan.chunks));
   for (plan.lanes = 1; plan.lanes < 32 && plan.lanes < wanted;) plan.lanes *= 2;
   plan.K_padded = ceil_div(K, numbers) * numbers;
   return plan;

@@ -20,30 +20,34 @@ struct BeamAttentionRows {
   const BeamAttentionArguments<Float>& a;
   const Span& span;
   const float* bias;
-  int sample, beam, g, first_head, begin, end, K, V;
+  const int* ancestry;  // of the beam
+  long long first_row;  // of the sample
+  int g, first_head, begin, end, K, V;
 
   __device__ BeamAttentionRows(const BeamAttentionArguments<Float>& a, const Span& span, int sample, int beam, int g,
                                int first_head)
       : a(a),
         span(span),
-        bias(history_bias(a, static_cast<long long>(sample) * a.M + beam)),
-        sample(sample),
-        beam(beam),
+        first_row(static_cast<long long>(sample) * a.M),
         g(g),
         first_head(first_head),
         begin(span.begin),
         end(span.newest + 1),
         K(a.K),
-        V(a.V) {}
+        V(a.V) {
+    bias = history_bias(a, first_row + beam);
+    ancestry = a.ancestry + (first_row + beam) * a.T;
+  }
 
-  __device__ bool counts(int) const { return true; }
+  // The beam slot that wrote a position.
+  __device__ int look_up(int t) const { return ancestry[t]; }
 
   // The newest position comes from the inputs: the cache's row may be written by another block at this moment.
-  __device__ void locate(int t, const Float** key, const Float** value) const {
-    const long long row = history_row(a, sample, beam, t);
+  __device__ void locate(int t, int slot, const Float** key, const Float** value) const {
+    const long long row = first_row + slot;
     if (t == span.newest) {
       const Float* projected = a.projected + row * (a.H * a.K + a.G * (a.K + a.V));
-      *key = projected + a.H * a.K + g * a.K;
+      *key = projected + (a.H + g) * a.K;
       *value = projected + (a.H + a.G) * a.K + g * a.V;
     } else {
       const long long position = (row * a.G + g) * a.T_max + t;
@@ -59,12 +63,11 @@ struct BeamAttentionRows {
 
   // A key rotated by an angle, times a query, is the key times the query rotated back: what multiplies key number c is
   // q[c] cos + q'[c] sin, with q' the query's other half.
-  __device__ void rotation(int t, int column, float (&cosines)[Pack<Float>::size],
-                           float (&sines)[Pack<Float>::size]) const {
+  __device__ void rotation(int t, int column, float (&cosines)[4], float (&sines)[4]) const {
     const int half = a.rotary / 2;
     const long long table = static_cast<long long>(span.first + t) * half;
 #pragma unroll
-    for (int i = 0; i < Pack<Float>::size; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const int c = column + i, angle = c < half ? c : c - half;
       cosines[i] = c < a.rotary ? a.cosines[table + angle] : 1.0f;
       sines[i] = c < a.rotary ? a.sines[table + angle] : 0.0f;
@@ -81,27 +84,23 @@ __global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArg
   Float* output = a.output + first_row * a.H * a.V + g * Q * a.V + first_column;
 
   const Span span = history_span(a, b);
+  const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   if (!span.valid) {
-    for (int i = threadIdx.x; i < a.M * Q * slice; i += blockDim.x)
-      output[(static_cast<long long>(i / (Q * slice)) * a.H + i / slice % Q) * a.V + i % slice] =
-          from_float<Float>(not_a_number());
+    for (int row = warp; row < a.M * Q; row += warps)
+      for (int column = lane; column < slice; column += WARP)
+        output[(static_cast<long long>(row / Q) * a.H + row % Q) * a.V + column] = from_float<Float>(not_a_number());
     return;
   }
 
-  if (blockIdx.y == 0)
-    for (int i = threadIdx.x; i < a.M * a.K; i += blockDim.x) {
-      const long long row = first_row + i / a.K;
-      a.key_cache[((row * a.G + g) * a.T_max + span.newest) * a.K + i % a.K] =
-          a.projected[row * projected_width + (a.H + g) * a.K + i % a.K];
-    }
-  for (int i = threadIdx.x; i < a.M * slice; i += blockDim.x) {
-    const long long row = first_row + i / slice;
-    const int column = first_column + i % slice;
-    a.value_cache[((row * a.G + g) * a.T_max + span.newest) * a.V + column] =
-        a.projected[row * projected_width + (a.H + a.G) * a.K + g * a.V + column];
+  for (int beam = warp; beam < a.M; beam += warps) {
+    const Float* projected = a.projected + (first_row + beam) * projected_width + a.H * a.K;
+    const long long position = ((first_row + beam) * a.G + g) * a.T_max + span.newest;
+    for (int column = lane; blockIdx.y == 0 && column < a.K; column += WARP)
+      a.key_cache[position * a.K + column] = projected[g * a.K + column];
+    for (int column = first_column + lane; column < first_column + slice; column += WARP)
+      a.value_cache[position * a.V + column] = projected[a.G * a.K + g * a.V + column];
   }
 
-  const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int rotated_floats = ROTATED ? QUERIES * plan.K_padded : 0;
   const int query_floats = QUERIES * plan.K_padded + rotated_floats;
   float* queries = shared_memory<float>() + warp * query_floats;
@@ -136,22 +135,24 @@ __global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArg
     }
     __syncthreads();
     const int round_tasks = min(tasks_per_round, tasks - first_task);
-    for (int i = threadIdx.x; i < round_tasks * QUERIES * slice; i += blockDim.x) {
-      const int local = i / (QUERIES * slice), q = i / slice % QUERIES, column = i % slice;
+    for (int i = warp; i < round_tasks * QUERIES; i += warps) {
+      const int local = i / QUERIES, q = i % QUERIES;
       const int beam = (first_task + local) / tasks_per_beam;
       const int head = (first_task + local) % tasks_per_beam * QUERIES + q;
       if (head >= Q) continue;
-      const long long prefix = ((first_row + beam) * a.H + g * Q + head);
-      const long long at = (static_cast<long long>(beam) * a.H + head) * a.V + column;
+      const long long prefix = (first_row + beam) * a.H + g * Q + head;
+      Float* to = output + (static_cast<long long>(beam) * a.H + head) * a.V;
       const auto softmax = [&](int p) {
         if (p == plan.parts) return PartialSoftmax{a.prefix_lse[prefix], 1.0f};
         return all_softmax[(local * plan.parts + p) * QUERIES + q];
       };
-      const auto sum = [&](int p) {
-        if (p == plan.parts) return to_float(a.prefix_output[prefix * a.V + first_column + column]);
-        return all_sums[((local * plan.parts + p) * QUERIES + q) * columns + column];
-      };
-      output[at] = from_float<Float>(join_parts(plan.parts + (a.prefix_lse ? 1 : 0), softmax, sum, nullptr));
+      for (int column = lane; column < slice; column += WARP) {
+        const auto sum = [&](int p) {
+          if (p == plan.parts) return to_float(a.prefix_output[prefix * a.V + first_column + column]);
+          return all_sums[((local * plan.parts + p) * QUERIES + q) * columns + column];
+        };
+        to[column] = from_float<Float>(join_parts(plan.parts + (a.prefix_lse ? 1 : 0), softmax, sum, nullptr));
+      }
     }
     __syncthreads();
   }

@@ -46,8 +46,8 @@ struct SourceRows {
   int begin, end, K, V;
   static constexpr bool has_rotation = false;
 
-  __device__ bool counts(int t) const { return mask[t]; }
-  __device__ void locate(int t, const Float** key, const Float** value) const {
+  __device__ int look_up(int t) const { return mask[t] ? 0 : -1; }
+  __device__ void locate(int t, int, const Float** key, const Float** value) const {
     *key = keys + static_cast<long long>(t) * K;
     *value = values + static_cast<long long>(t) * V;
   }
@@ -165,8 +165,7 @@ __global__ void __launch_bounds__(128)
     copy_async_commit();
     return votes;
   };
-  const SharedAddress keys_at = shared_address(stages + key_fragment_at(lane, STRIDE));
-  const SharedAddress values_at = shared_address(stages + 16 * STRIDE + value_fragment_at(lane, STRIDE));
+  const SharedAddress fragments_at = shared_address(stages + fragment_at(lane, STRIDE));
 
   float row_max[TILES][2], row_sum[TILES][2], sums[TILES][WIDTH / 8][4] = {};
 #pragma unroll
@@ -187,7 +186,7 @@ __global__ void __launch_bounds__(128)
       for (int step = 0; step < STEPS; ++step) {
         if (step * 16 >= a.K) continue;
         unsigned b[2][2];
-        load_key_fragments(b, keys_at + stage + step * 32);
+        load_key_fragments(b, fragments_at + stage + step * 32);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(scores[tile][0], query[tile][step], b[0]);
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(128)
       for (int step = 0; step < STEPS; ++step) {
         if (step * 16 >= a.V) continue;
         unsigned b[2][2];
-        load_value_fragments(b, values_at + stage + step * 32);
+        load_value_fragments(b, fragments_at + stage + VALUES_AT + step * 32);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(sums[tile][step * 2], weights[tile], b[0]);
