@@ -130,9 +130,22 @@ def _cuda_headers() -> Path:
 def _key(operator: str, name: str, capability: str, version: str) -> str:
     """Digest of everything that the result depends on."""
     digest = hashlib.sha256(repr((operator, name, capability, version, OPTIONS)).encode())
-    for path in sorted(path for kind in ("*.h", "*.cuh") for path in SOURCES.rglob(kind)):
-        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for included, content in sorted(_headers_of(operator).items()):
+        digest.update(included.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
+
+
+def _headers_of(operator: str) -> dict[str, bytes]:
+    """The headers below ``plugins`` that an operator's kernels include, one through another, and their contents."""
+    found: dict[str, bytes] = {}
+    waiting = [f"ops/{operator}/kernel_cuda.cuh"]
+    while waiting:
+        included = waiting.pop()
+        path = SOURCES / included
+        if included not in found and path.is_file():
+            found[included] = path.read_bytes()
+            waiting += re.findall(r'#include "([^"]+)"', found[included].decode())
+    return found
 
 
 # A file is a line with the symbol and the SHA-256 of the rest, and the rest.

@@ -177,15 +177,18 @@ def test_cache_key_covers_sources_and_options(monkeypatch: pytest.MonkeyPatch, t
     def key() -> str:
         return compiler._key.__wrapped__(OPERATOR, NAME, "80", "13.0")
 
-    (tmp_path / "common").mkdir()
-    header = tmp_path / "common" / "device.cuh"
-    header.write_text("1")
+    kernel, common = tmp_path / "ops" / OPERATOR / "kernel_cuda.cuh", tmp_path / "common"
+    header, other = common / "device.cuh", common / "other.cuh"
+    for path, text in ((kernel, '#include "common/device.cuh"\n#include <cuda.h>\n'), (header, "1"), (other, "1")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     monkeypatch.setattr(compiler, "SOURCES", tmp_path)
     first = key()
-    assert key() == first
+    other.write_text("2")
+    assert key() == first, "no kernel of the operator includes it"
     header.write_text("2")
     second = key()
-    header.rename(header.with_name("other.cuh"))
+    kernel.write_text('#include "common/other.cuh"\n')
     third = key()
     monkeypatch.setattr(compiler, "OPTIONS", ("-std=c++20",))
     assert len({first, second, third, key()}) == 4

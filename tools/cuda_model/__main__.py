@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tools.cuda_model.gpus import GPUS
-from tools.cuda_model.model import floors_of
+from tools.cuda_model.model import KernelFloors, floors_of
 from tools.cuda_model.shapes import MODELS, calls_of
 
 
@@ -39,15 +39,20 @@ def main(
                     if not kernels:
                         continue
                     for one in found.kernels:
-                        parts = ", ".join(f"{part} {seconds * 1e6:.1f}" for part, seconds in one.parts.items())
-                        print(
-                            f"    {one.name}: {one.instructions} instructions, {one.registers} registers, {one.spills} "
-                            f"spills, {one.byte_loads} byte loads, {one.blocks} blocks of {one.warps} warps, "
-                            f"{one.blocks_at_once} at once; a warp executes {one.cost.instructions:.0f} "
-                            f"({', '.join(f'{kind} {n:.0f}' for kind, n in one.cost.kinds.most_common())}); {parts}"
-                        )
-                        for line in one.unknown:
-                            print(f"      counted once: {line}")
+                        _print_kernel(one)
+
+
+def _print_kernel(one: KernelFloors) -> None:
+    parts = ", ".join(f"{part} {seconds * 1e6:.1f}" for part, seconds in one.parts.items())
+    kinds = ", ".join(f"{kind} {number:.0f}" for kind, number in one.cost.kinds.most_common())
+    print(
+        f"    {one.name}: {one.instructions} instructions, {one.registers} registers, {one.spills} spills, "
+        f"{one.byte_loads} byte loads, {one.blocks} blocks of {one.warps} warps, {one.blocks_at_once} at once\n"
+        f"      a warp executes {one.cost.instructions:.0f}, {one.turns:.0f} times {one.turn:.0f} in its longest loop: "
+        f"{kinds}\n      microseconds: {parts}"
+    )
+    for line in one.unknown:
+        print(f"      counted once: {line}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Control flow of a kernel: basic blocks, loops, and the blocks that an ordinary warp passes through.
 
 Branches are not known without running the code, so a rule decides (:meth:`Flow.path`): what an `if` without `else`
-guards is executed; of two ways that meet again the one with a loop is taken, else the one with fewer instructions; of
-two that do not meet the one with more, since the other is an early end. Ways that begin with a block that the caller
+guards is executed; of two ways that meet again the one with asynchronous copies is taken, since the other is for what
+is not aligned, else the one with a loop, else the one with fewer instructions; of two that do not meet the one with
+more, since the other is an early end. Ways that begin with a block that the caller
 calls cold are not taken where there is another. Ways that only a diverged warp takes and subroutines of the compiler
 (slow paths of a division) are left out.
 """
@@ -10,6 +11,7 @@ calls cold are not taken where there is another. Ways that only a diverged warp 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -205,6 +207,7 @@ class _Walk:
 
     def __init__(self, flow: Flow, cold: set[int], turning: frozenset[int]) -> None:
         self.flow, self.end, self.cold, self.turning = flow, len(flow.blocks), cold, turning
+        self.copying = {block.index for block in flow.blocks if any(one.name == "LDGSTS" for one in block.instructions)}
         headers = {(latch, loop.header): loop for loop in flow.loops for latch in loop.latches}
         self.after: list[tuple[int, ...]] = []
         for block in flow.blocks:
@@ -222,7 +225,12 @@ class _Walk:
         self.found: dict[tuple[int, int], frozenset[int]] = {}
 
     def path(self) -> frozenset[int]:
-        return self._walk(0, self.end)
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, 20 * self.end + 1000))
+        try:
+            return self._walk(0, self.end)
+        finally:
+            sys.setrecursionlimit(limit)
 
     def _exits(self, loop: Loop) -> list[int]:
         """Blocks outside a loop that it can be left for."""
@@ -232,6 +240,7 @@ class _Walk:
     def _walk(self, start: int, stop: int) -> frozenset[int]:
         if (start, stop) in self.found:
             return self.found[start, stop]
+        self.found[start, stop] = frozenset()  # where ways cross, a walk may come back to its own beginning
         passed: set[int] = set()
         at = start
         while at not in (stop, self.end) and at not in passed:
@@ -247,12 +256,16 @@ class _Walk:
             if guarded and meeting in ways:
                 passed.update(*(found if sides else []))
             else:
-                turning = [side for side in found if side & self.turning]
-                best = max(found, key=self._size) if meeting == self.end else min(turning or found, key=self._size)
-                passed |= best
+                passed |= max(found, key=self._size) if meeting == self.end else self._chosen(found)
             at = meeting
         self.found[start, stop] = frozenset(passed)
         return self.found[start, stop]
+
+    def _chosen(self, sides: list[frozenset[int]]) -> frozenset[int]:
+        """One of several ways that meet again."""
+        copying = [side for side in sides if side & self.copying]
+        turning = [side for side in sides if side & self.turning]
+        return min(copying or turning or sides, key=self._size)
 
     def _meeting(self, ways: Iterable[int]) -> int:
         """First block that all ways on pass."""

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from tightbeam.plugins.tensorrt.native import Gpu
 
-__all__ = ["CAPABILITIES", "GPUS", "Device"]
-
-CAPABILITIES = ("75", "80", "86", "89", "90", "100", "120")
-"""Every compute capability that the documents name."""
+__all__ = ["CHECKED", "GPUS", "Device"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +58,11 @@ GPUS = {
         Device("RTX 5090", "120", 170, 2.41e9, 1.792e12, 209.5e12, 1.0, 1536, 24, 100 * KB, 99 * KB),
     )
 }
+"""By name: those that tables are made for."""
+CHECKED = (
+    Device("T4", "75", 40, 1.59e9, 0.32e12, 65e12, 1.0, 1024, 16, 64 * KB, 64 * KB),
+    Device("A10", "86", 72, 1.695e9, 0.6e12, 125e12, 1.0, 1536, 16, 100 * KB, 99 * KB),
+    Device("B200", "100", 148, 1.85e9, 8.0e12, 2250e12, 0.27, 2048, 32, 228 * KB, 227 * KB),
+    *GPUS.values(),
+)
+"""One of each compute capability that the documents name."""

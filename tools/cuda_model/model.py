@@ -32,7 +32,11 @@ LAUNCH_S = 2e-6
 
 @dataclass(frozen=True)
 class KernelFloors:
-    """One kernel on one GPU. ``cost``: of one warp; ``blocks_at_once``: of a multiprocessor; the rest in seconds."""
+    """One kernel on one GPU. ``spills``, ``byte_loads``: instructions of its code; ``blocks_at_once``: of a
+    multiprocessor; ``turns``: of the loop in which a warp executes most, ``turn``: instructions of one, inner loops
+    included; ``cost``: of one warp; ``parts``: seconds of the busiest multiprocessor by what limits it; ``unknown``:
+    loops that are counted once.
+    """
 
     name: str
     instructions: int
@@ -43,6 +47,8 @@ class KernelFloors:
     blocks: int
     warps: int
     blocks_at_once: int
+    turns: float
+    turn: float
     cost: Cost
     parts: dict[str, float]
     unknown: tuple[str, ...]
@@ -103,8 +109,8 @@ def plan_of(call: OpCall, device: Device, float_type: str = "float16") -> Plan:
     return plan(call.operator, float_type, inputs, outputs, call.attributes, device.gpu, 1 << 44)
 
 
-def floors_of(call: OpCall, device: Device) -> CallFloors:
-    """Plan, compile and count a call.
+def floors_of(call: OpCall, device: Device, float_type: str = "float16") -> CallFloors:
+    """Plan, compile and count a call. The bytes of the floor are those of float16.
 
     Raises
     ------
@@ -112,7 +118,7 @@ def floors_of(call: OpCall, device: Device) -> CallFloors:
         The call cannot be planned, or a kernel does not compile.
     """
     folder = OPERATORS[call.operator].folder
-    planned = plan_of(call, device)
+    planned = plan_of(call, device, float_type)
     arguments = [arguments_of(folder, kernel) for kernel in planned.kernels]
     kernels = tuple(
         _kernel(folder, kernel, given, call, device) for kernel, given in zip(planned.kernels, arguments, strict=True)
@@ -134,10 +140,15 @@ def _kernel(folder: str, kernel: Kernel, given: Mapping[str, float], call: OpCal
     cold = [pattern for pattern, condition in COLD.items() if condition(base)]
     turning = {loop.header for loop, count in zip(flow.loops, trips.counts, strict=True) if count}
     path = flow.path(lambda block: _is_cold(block, cold), lambda loop: loop.header in turning)
-    cost = Cost()
+    cost, inside = Cost(), [0.0] * len(flow.loops)
     for index in path:
-        times = math.prod(trips.counts[i] for i, loop in enumerate(flow.loops) if index in loop.blocks)
+        around = [i for i, loop in enumerate(flow.loops) if index in loop.blocks]
+        times = math.prod(trips.counts[i] for i in around)
         cost.add(cost_of(flow.blocks[index].instructions, device.capability), times)
+        for i in around:
+            inside[i] += times * len(flow.blocks[index].instructions)
+    most = max((i for i, loop in enumerate(flow.loops) if loop.parent is None), key=inside.__getitem__, default=None)
+    turns = trips.counts[most] if most is not None else 0.0
     blocks, warps = math.prod(kernel.grid), -(-kernel.block // 32)
     code = listing.instructions
     return KernelFloors(
@@ -150,6 +161,8 @@ def _kernel(folder: str, kernel: Kernel, given: Mapping[str, float], call: OpCal
         blocks,
         warps,
         device.blocks_at_once(kernel.block, listing.registers, kernel.shared_bytes),
+        turns,
+        inside[most] / turns if most is not None and turns else 0.0,
         cost,
         _parts(cost, blocks, warps, device),
         trips.unknown,

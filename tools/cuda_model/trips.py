@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tools.cuda_model.costs import kind_of
 from tools.cuda_model.flow import Block, Flow, Loop
 from tools.cuda_model.sass import Instruction, Place
 
@@ -22,6 +23,9 @@ __all__ = ["Names", "Trips", "evaluate", "header_trips", "trips_of"]
 
 FIRST_THREAD = {"thread": 0, "lane": 0, "warp": 0, "part": 0, "group": 0, "WARP": 32}
 FOR = re.compile(r"for \((?:const )?(?:int|unsigned|long long|auto) (\w+) = (.*?)(?:, \w+ = .*?)?; (.*?); (.*)$")
+CHOICE = re.compile(r"\(([^()?:]+)\?([^()?:]+):([^()?:]+)\)")
+WHOLE_CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")
+HEADERS = ("for (", "while (")
 LIMIT = 6
 """Depth to which a name is looked up in the sources."""
 MOST_TURNS = 64
@@ -61,8 +65,8 @@ def evaluate(expression: str, names: Names, depth: int = 0) -> float | None:
     text = re.sub(r"Pack<\w+>::size|sizeof\(\w+\)", lambda found: "NUMBERS" if "::" in found[0] else "2", text)
     text = re.sub(r"\w+::(\w+)", r"\1", re.sub(r"\b\w+(?:\.|->)(\w+)\b(?!\()", r"\1", text))
     text = text.replace("/", "//").replace("&&", " and ").replace("||", " or ").strip()
-    if chosen := re.fullmatch(r"([^?:]+)\?([^?:]+):([^?:]+)", text):
-        text = f"({chosen[2]}) if ({chosen[1]}) else ({chosen[3]})"
+    while chosen := CHOICE.search(text) or WHOLE_CHOICE.search(text):
+        text = f"{text[: chosen.start()]}(({chosen[2]}) if ({chosen[1]}) else ({chosen[3]})){text[chosen.end() :]}"
     try:
         tree = ast.parse(re.sub(r"!(?!=)", " not ", text).strip(), mode="eval")
         value = _value(tree.body, names, depth)
@@ -187,7 +191,8 @@ def _loop_count(
     """Source line of a loop, its trips in the source, and how many of them one turn makes. The jump back stands in the
     line of the `for`, mostly."""
     jumps = [blocks[latch].instructions[-1] for latch in loop.latches]
-    jumps += [instruction for instruction in blocks[loop.header].instructions if instruction.name == "ISETP"]
+    if not any(line.startswith(HEADERS) for jump in jumps for line in jump.lines()):
+        jumps += [instruction for instruction in blocks[loop.header].instructions if instruction.name == "ISETP"]
     chains = [" <- ".join(jump.lines()) for jump in jumps]
     lines = dict.fromkeys(line for jump in jumps for line in jump.lines())
     turns = _turns([one for index in loop.blocks for one in blocks[index].instructions], jumps[0].places[:1])
@@ -195,7 +200,7 @@ def _loop_count(
         for pattern, expression in rules.items():
             if re.search(pattern, chain):
                 return chain.partition(" <- ")[0], evaluate(expression, names), turns
-    headers = [line for line in lines if line.startswith(("for (", "while ("))]
+    headers = [line for line in lines if line.startswith(HEADERS)]
     for line in headers:
         if (count := header_trips(line, names)) is not None:
             return line, count, turns
@@ -214,12 +219,18 @@ def _turns(code: list[Instruction], places: tuple[Place, ...]) -> int:
     return max(by for by in grown if by <= MOST_TURNS)
 
 
+def _accesses(flow: Flow, loop: Loop) -> int:
+    """Memory instructions of a loop, of which a loop that was unrolled has more."""
+    code = [one for index in loop.blocks for one in flow.blocks[index].instructions]
+    return sum(kind_of(one) in ("shared", "global", "async") for one in code)
+
+
 def _share_out(flow: Flow, members: list[int], turns: list[int], counts: list[float]) -> None:
     """Set the counts of the loops that the compiler made of one loop of a source: a long one that makes several trips
     a turn, and a short one for the rest, which is taken to make none."""
-    sizes = [sum(len(flow.blocks[index].instructions) for index in flow.loops[i].blocks) for i in members]
-    if max(turns) == 1 and max(sizes) > UNROLLED * min(sizes):
-        turns = [max(1, round(size / min(sizes))) for size in sizes]
+    if max(turns) == 1:
+        sizes = [_accesses(flow, flow.loops[i]) for i in members]
+        turns = [max(1, round(size / max(1, min(sizes)))) for size in sizes]
     fitting = [turn for turn, i in zip(turns, members, strict=True) if turn <= counts[i]]
     most = max(fitting, default=0)
     for turn, i in zip(turns, members, strict=True):
