@@ -32,7 +32,7 @@ PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo server test lint docs slow wheel cuda cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo serve-demo server test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ wheel: $(READY) ## [1 min] build the wheel with the CPU library into dist/, for 
 cuda: $(READY) ## [12 min] build and install the CUDA library too, for every supported GPU; needs nvcc
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
 	@$(ALONE)
+
+cuda-check: $(BUILT) ## [15 min] compile each CUDA kernel for each kind of GPU, without one, and compare its machine code with its budget
+	$(BIN)/python -m tools.cuda_model.check
 
 gpu-check: $(ON_GPU) ## [66 min at most] every check and measurement that needs a GPU, on the GPU of this machine; see docs/hardware.md
 	$(GPU)/bin/python tools/gpu_check.py

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from tightbeam.plugins.tensorrt import compiler
 from tightbeam.plugins.tensorrt.compiler import CACHE, compile_kernel
 from tools.cuda_model.sass import Listing, parse, reduced
 
@@ -50,7 +52,8 @@ def listing_of(folder: str, name: str, capability: str) -> Listing:
             written = Path(own) / path.name
             written.write_bytes(gzip.compress(text.encode(), 1))
             written.replace(path)
-    return parse(gzip.decompress(path.read_bytes()).decode())
+    text = gzip.decompress(path.read_bytes()).decode()
+    return parse(re.sub(r'"[^"]*/plugins/', f'"{compiler.SOURCES}/', text))  # it may have been another copy of them
 
 
 def _disassembled(cubin: bytes) -> str:

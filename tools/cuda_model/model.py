@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.tensorrt.native import Kernel, Plan, TensorAt, plan
 from tools.cuda_model.compiled import listing_of
 from tools.cuda_model.costs import Cost, cost_of, is_byte_load, is_spill
-from tools.cuda_model.flow import Block, flow_of
+from tools.cuda_model.flow import Block, Flow, flow_of
 from tools.cuda_model.gpus import Device
 from tools.cuda_model.parameters import arguments_of, sources_of, template_values
 from tools.cuda_model.rules import COLD, LOOPS, names_of
+from tools.cuda_model.sass import Listing
 from tools.cuda_model.shapes import OpCall
 from tools.cuda_model.trips import Names, trips_of
 
@@ -128,9 +130,14 @@ def floors_of(call: OpCall, device: Device, float_type: str = "float16") -> Call
     return CallFloors(call, kernels, floor_s, (call.nbytes + again) / device.bytes_per_s)
 
 
+@functools.lru_cache(maxsize=32)
+def _code(folder: str, name: str, capability: str) -> tuple[Listing, Flow]:
+    listing = listing_of(folder, name, capability)
+    return listing, flow_of(listing)
+
+
 def _kernel(folder: str, kernel: Kernel, given: Mapping[str, float], call: OpCall, device: Device) -> KernelFloors:
-    listing = listing_of(folder, kernel.name, device.capability)
-    flow = flow_of(listing)
+    listing, flow = _code(folder, kernel.name, device.capability)
     base = {**call.sizes, **given, **template_values(folder, kernel.name), "block": kernel.block}
     for axis, number in zip("xyz", kernel.grid, strict=True):
         base[f"grid_{axis}"] = number
