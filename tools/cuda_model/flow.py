@@ -256,7 +256,8 @@ class _Walk:
             if guarded and meeting in ways:
                 passed.update(*(found if sides else []))
             else:
-                passed |= max(found, key=self._size) if meeting == self.end else self._chosen(found)
+                best: frozenset[int] = max(found, key=self._size) if meeting == self.end else self._chosen(found)
+                passed |= best
             at = meeting
         self.found[start, stop] = frozenset(passed)
         return self.found[start, stop]
