@@ -13,6 +13,7 @@ from tools.cuda_model.check import Largest, faults_of
 from tools.cuda_model.costs import cost_of, is_byte_load, is_spill, kind_of
 from tools.cuda_model.flow import Flow, flow_of
 from tools.cuda_model.gpus import CHECKED, GPUS
+from tools.cuda_model.hopper import SHAPES, Tile
 from tools.cuda_model.model import plan_of
 from tools.cuda_model.parameters import arguments_of, template_values
 from tools.cuda_model.sass import Instruction, Listing, parse, reduced
@@ -95,9 +96,9 @@ def test_trip_counts(flow: Flow) -> None:
         flow.blocks[loop.header].instructions[0].address: n for loop, n in zip(flow.loops, found.counts, strict=True)
     }
     assert counts == {0x80: 3, 0x140: 8, 0x2F0: 8}
-    assert found.unknown == ()
+    assert found.unknown == {}
     unknown = trips_of(flow, Names({"width": 1000, "block": 128}, ""), {})
-    assert [line for line in unknown.unknown if "row < rows" in line]
+    assert ["row < rows" in line for line in unknown.unknown.values()] == [True]
     ruled = trips_of(flow, Names(NAMES, ""), {"row < rows": "2 * rows"})
     assert max(ruled.counts) == 8 and 6 in ruled.counts
 
@@ -187,6 +188,15 @@ def test_rows_of_a_search() -> None:
     assert found.apart == 4 * 59
     work = BeamLatentWork(200, torch.float16, "cpu", (0, 0), M=4, H=2, K=2, G=1, T=60, T_max=64, shared=True)
     assert _kept_rows(_ancestry(work, 3)) / 200 == pytest.approx(found.of_search, rel=0.05)
+
+
+@pytest.mark.parametrize(("tile", "N"), SHAPES.values(), ids=list(SHAPES))
+def test_tiles_of_the_design_for_hopper_fit(tile: Tile, N: int) -> None:
+    h200 = GPUS["H200"]
+    assert sum(tile.shared_bytes.values()) <= h200.most_bytes
+    assert tile.columns * tile.blocks == tile.D
+    assert (tile.warpgroups * tile.registers + 40) * 128 <= 65536, "with a warpgroup of 40 registers that loads"
+    assert tile.share(h200, 1, N) < tile.share(h200, 320, N) < 1
 
 
 def test_budgets() -> None:

@@ -25,5 +25,62 @@ class Budget:
     byte_loads: int = 0
 
 
-BUDGETS: dict[str, Budget] = {}
+BUDGETS: dict[str, Budget] = {
+    "beam_attention_kernel<__half, 1, 1, false>": Budget(
+        3_200, 11_600, "one history a warp: loads, dots and sums of a beam's positions, and what begins and ends them"
+    ),
+    "beam_attention_kernel<__half, 4, 1, true>": Budget(
+        5_400,
+        108_300,
+        "one history a warp: loads, dots and sums of a beam's positions, and what begins and ends them",
+        spills=20,
+    ),
+    "beam_attention_kernel<float, 1, 1, false>": Budget(
+        2_900, 6_500, "one history a warp: loads, dots and sums of a beam's positions, and what begins and ends them"
+    ),
+    "beam_latent_attention_simt_kernel<__half>": Budget(
+        22_500, 58_100, "float32: scores by chunks of columns, then sums"
+    ),
+    "beam_latent_attention_simt_kernel<float>": Budget(
+        23_400, 46_600, "float32: scores by chunks of columns, then sums"
+    ),
+    "beam_latent_attention_tensor_core_kernel<__half, 1, 128>": Budget(
+        38_000,
+        1_810,
+        "tiles of one row's history; its one or two turns cost less than its ends",
+        spills=30,
+        byte_loads=16,
+    ),
+    "beam_latent_attention_tensor_core_kernel<__half, 2, 64>": Budget(
+        21_800, 4_000, "tiles of one row's history; its one or two turns cost less than its ends", byte_loads=32
+    ),
+    "beam_top_k_samples<__half>": Budget(3_100, 410, "candidates of a sample, twice over"),
+    "beam_top_k_samples<float>": Budget(3_100, 380, "candidates of a sample, twice over"),
+    "beam_top_k_slices<__half>": Budget(2_700, 710, "32 tokens a thread, read once"),
+    "beam_top_k_slices<float>": Budget(2_700, 660, "32 tokens a thread, read once"),
+    "combine_splits_kernel<__half>": Budget(1_280, 100, "one number of a few splits a turn"),
+    "combine_splits_kernel<float>": Budget(1_280, 100, "one number of a few splits a turn"),
+    "latent_attention_simt_kernel<__half>": Budget(12_600, 240_000, "float32: scores by chunks of columns, then sums"),
+    "latent_attention_simt_kernel<float>": Budget(13_400, 164_800, "float32: scores by chunks of columns, then sums"),
+    "latent_attention_tensor_core_kernel<__half, 1, 1, 128>": Budget(
+        26_700, 1_290, "a tile of states, both products of it", spills=22, byte_loads=16
+    ),
+    "latent_attention_tensor_core_kernel<__half, 2, 2, 64>": Budget(
+        27_100, 4_300, "a tile of states, both products of it", spills=215, byte_loads=64
+    ),
+    "ngram_block<__half>": Budget(780, 100, "a copy, and the history"),
+    "ngram_block<float>": Budget(990, 170, "a copy, and the history"),
+    "source_attention_stream_kernel<__half, 4, 1>": Budget(
+        3_500, 1_020, "float32, and half precision before 8.0: rows through registers"
+    ),
+    "source_attention_stream_kernel<float, 4, 1>": Budget(
+        3_000, 840, "float32, and half precision before 8.0: rows through registers"
+    ),
+    "source_attention_tensor_core_kernel<__half, 1, 128>": Budget(
+        3_000, 860, "a tile of 16 positions, both products of it"
+    ),
+    "source_attention_tensor_core_kernel<__half, 1, 64>": Budget(
+        2_600, 490, "a tile of 16 positions, both products of it"
+    ),
+}
 """Kernel as the plans name it, without its namespace -> its budget."""

@@ -172,7 +172,7 @@ def _kernel(folder: str, kernel: Kernel, given: Mapping[str, float], call: OpCal
         inside[most] / turns if most is not None and turns else 0.0,
         cost,
         _parts(cost, blocks, warps, device),
-        trips.unknown,
+        tuple(dict.fromkeys(line for i, line in trips.unknown.items() if flow.loops[i].header in path)),
     )
 
 

@@ -14,6 +14,9 @@ LOOPS = {
     r"rank \+= precedes.*rank_among\(mine, best, threads\)": "threads",
     r"rank \+= precedes": "C",
     r"for \(int i = thread; i < count": "1",
+    # Without a repetition penalty the second list is empty; few of a warp's threads have a token that is wanted.
+    r"for \(int list = 0; list < w\.lists": "lists_made",
+    r"unsigned threads = __ballot_sync": "2",
     # The last tokens are compared from the newest back; it mostly ends after one.
     r"for \(int back = 1; back < n": "1",
 }
@@ -22,6 +25,10 @@ LOOPS = {
 COLD: dict[str, Callable[[Mapping[str, float]], bool]] = {
     r"turn_key_fragments\(b, corner": lambda names: not names.get("rotary"),
     r"a\.key_scales\[": lambda names: not names.get("key_scales_given"),
+    # Many equal logits; forbidden or penalised tokens; what one warp of a block does.
+    r"find_bound\(C, memory\.capacity|keep_from\(bound, ~Key": lambda names: True,
+    r"taken & ~forbids\) >> i": lambda names: True,
+    r"fmaxf\(row_max, maxima\[i\]\)|row_sum \+= sums\[i\] \* quick_exp": lambda names: True,
     r"not_a_number\(\)": lambda names: True,
 }
 """Pattern of a source line, or of one that it is inlined at -> True for a call that does not execute it."""
@@ -53,6 +60,8 @@ def names_of(kernel: str, given: Mapping[str, float]) -> dict[str, float]:
         tasks = M * -(-(H // G) // names.get("QUERIES", 1))
         names.setdefault("tasks", tasks)
     names["joined_parts"] = names.get("prefix_lse_given", 0) + names.get("parts", 1)
+    # The list of penalised tokens is left out where the penalty is 1; not yet where slices had no own number of tokens.
+    names["lists_made"] = 1 if "tokens" in names else names.get("lists", 1)
     if kernel.startswith("combine_splits"):
         names["joined_parts"] = names["splits"]
     if kernel == "ngram_block":  # one block's slice of a row, which mostly begins beside an aligned address

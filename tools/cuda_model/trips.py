@@ -154,10 +154,11 @@ def header_trips(line: str, names: Names) -> float | None:
 
 @dataclass(frozen=True)
 class Trips:
-    """``counts``: of each loop, in the flow's order; ``unknown``: source lines of loops that are counted once."""
+    """``counts``: of each loop, in the flow's order; ``unknown``: source lines of loops that are counted once, by the
+    loop's place in it."""
 
     counts: tuple[float, ...]
-    unknown: tuple[str, ...]
+    unknown: dict[int, str]
 
 
 def trips_of(flow: Flow, names: Names, rules: Mapping[str, str]) -> Trips:
@@ -174,7 +175,7 @@ def trips_of(flow: Flow, names: Names, rules: Mapping[str, str]) -> Trips:
         for loops whose bounds lie in data.
     """
     found = [_loop_count(flow.blocks, loop, names, rules) for loop in flow.loops]
-    unknown = dict.fromkeys(line for line, count, _ in found if count is None)
+    unknown = {i: line for i, (line, count, _) in enumerate(found) if count is None}
     groups: dict[tuple[str, int, tuple[Place, ...]], list[int]] = {}
     for i, loop in enumerate(flow.loops):
         places = flow.blocks[loop.latches[0]].instructions[-1].places
@@ -182,7 +183,7 @@ def trips_of(flow: Flow, names: Names, rules: Mapping[str, str]) -> Trips:
     counts = [1.0 if count is None else count for _, count, _ in found]
     for members in groups.values():
         _share_out(flow, members, [found[i][2] for i in members], counts)
-    return Trips(tuple(counts), tuple(unknown))
+    return Trips(tuple(counts), unknown)
 
 
 def _loop_count(
