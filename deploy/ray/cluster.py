@@ -10,6 +10,7 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.cores import allowed_cores
@@ -20,6 +21,8 @@ from tightbeam.deploy.ray.sizing import Machine
 __all__ = ["connected", "machines"]
 
 ADDRESS = "RAY_ADDRESS"
+AUTO = "auto"
+"""Address of the cluster that `ray start` has started last on this machine, whose address is in a file."""
 CONNECT_SECONDS = 10
 """Time for a cluster to answer."""
 ENVIRONMENT = {
@@ -77,12 +80,21 @@ def machines(ray: Any) -> list[Machine]:
 
 def _check_reachable(address: str) -> None:
     """Raise RuntimeSetupError where nothing answers at HOST:PORT. Ray itself would try for a minute."""
-    host, _, port = address.rpartition("//")[2].partition("/")[0].rpartition(":")
+    target = _last_started() or address if address == AUTO else address
+    host, _, port = target.rpartition("//")[2].partition("/")[0].rpartition(":")
     try:
         if host and port.isdecimal():
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise _unusable(address, error) from None
+        raise _unusable(address if target == address else f"{address}, {target}", error) from None
+
+
+def _last_started() -> str:
+    """The address that `ray start` has written last; empty where there is none, for which Ray has an error."""
+    try:
+        return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from typing import Any
 from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.ray.input_data import InputFile
+from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.partition import PARQUET, Partition
 
-__all__ = ["bundle_digest", "open_results", "remove_partial", "result_path", "write_whole"]
+__all__ = ["bundle_digest", "failed_rows", "open_results", "remove_partial", "result_path", "write_whole"]
 
 RECORD = "_run.json"
 PARTIAL = ".partial-"
@@ -68,6 +69,18 @@ def result_path(folder: Path, partition: Partition, rows_each: int) -> Path:
     """The file for the results of a partition."""
     suffix = ".parquet" if partition.kind == PARQUET else ".jsonl"
     return folder / f"{partition.file}-{(partition.first - 1) // rows_each:05}{suffix}"
+
+
+def failed_rows(path: Path) -> int:
+    """Count the rows with an error in the results of a partition. Raises InputError where they cannot be read."""
+    try:
+        if path.suffix == ".parquet":
+            errors = optional_library("pyarrow.parquet").read_table(path, columns=["error"]).column(0)
+            return len(errors) - int(errors.null_count)
+        with path.open("rb") as file:
+            return sum("error" in json.loads(line) for line in file)
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        raise InputError(f"{path} holds no results; remove it, so that its rows are run again") from None
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -23,7 +23,7 @@ from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
 from tightbeam.deploy.ray.partition import FieldNames, Partition
-from tightbeam.deploy.ray.results import bundle_digest, open_results, remove_partial, result_path
+from tightbeam.deploy.ray.results import bundle_digest, failed_rows, open_results, remove_partial, result_path
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
@@ -78,7 +78,7 @@ def run_on_ray(run: RayRun) -> int:
     Returns
     -------
     int
-        The exit code: 0, or 1 where a row or a partition could not be run; each is named.
+        The exit code: 0, or 1 where a row or a partition could not be run, in this run or in an earlier one.
 
     Raises
     ------
@@ -95,21 +95,23 @@ def run_on_ray(run: RayRun) -> int:
     options = _options(bundle, run.rows)
     files = find_files(run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each)
     partitions = cut(files, run.rows_each)
-    missing = partitions
-    if run.output is not None:
-        folder = Path(run.output)
-        open_results(folder, _depends_on(run, bundle, options), files)
-        missing = [part for part in partitions if not result_path(folder, part, run.rows_each).exists()]
-        if len(missing) < len(partitions) and not run.quiet:
-            there = len(partitions) - len(missing)
-            say(f"note: {folder} has the results of {there} of {counted(len(partitions), 'partition')}")
-    if not missing:
-        return 0
+    if run.output is None:
+        return _run_missing(run, partitions, bundle, options)
+    folder = Path(run.output)
+    open_results(folder, _depends_on(run, bundle, options), files)
+    paths = {part.index: result_path(folder, part, run.rows_each) for part in partitions}
+    there = {index: path for index, path in paths.items() if path.exists()}
+    missing = [part for part in partitions if part.index not in there]
+    failed = sum(map(failed_rows, there.values()))
+    if there and not run.quiet:
+        say(f"note: {folder} has the results of {len(there)} of {counted(len(partitions), 'partition')}")
     try:
-        return _run_missing(run, missing, bundle, options)
+        code = _run_missing(run, missing, bundle, options) if missing else 0
     finally:
-        if run.output is not None:
-            remove_partial(Path(run.output))
+        remove_partial(folder)
+    if failed:
+        say(f'error: {counted(failed, "row")} of earlier runs could not be run; each has its "error" in the results')
+    return 1 if failed else code
 
 
 def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions) -> int:

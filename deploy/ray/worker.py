@@ -16,7 +16,7 @@ from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.lines import read_lines
 from tightbeam.deploy.ray.parquet import read_table
 from tightbeam.deploy.ray.partition import PARQUET, TEXT, FieldNames, Partition
-from tightbeam.deploy.ray.results import bundle_digest, result_path, write_whole
+from tightbeam.deploy.ray.results import bundle_digest, failed_rows, result_path, write_whole
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
 from tightbeam.deploy.text.input_result import InputResult
@@ -145,7 +145,7 @@ class PartitionWorker:
         job = self._job
         target = None if job.output is None else result_path(Path(job.output), partition, job.rows_each)
         if target is not None and target.exists():  # its actor was lost after it had written them
-            report.rows = partition.rows
+            report.rows, report.failed = partition.rows, failed_rows(target)
             return
         try:
             lines, keys = self._read(partition)

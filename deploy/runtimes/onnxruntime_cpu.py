@@ -220,6 +220,11 @@ class CpuDecoding:
         self._shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
         self._views = (self._inputs, self._source, self._in_place, self._results)
         self._whole = tuple(dict(views) for views in self._views)  # the buffers with all their places
+        by_first = {
+            "B": 1,
+            "R": sizes["M"],
+        }  # rows of a tensor for each sample; a tensor that is not by sample has none
+        self._rows = {name: by_first.get(str(shape[0])) if shape else None for name, shape in self._shapes.items()}
         self._bindings: dict[int, ort.IOBinding] = {}
         self._view()
 
@@ -253,21 +258,17 @@ class CpuDecoding:
             binding.bind_ortvalue_output(self._outputs[name], value)
         return binding
 
-    def _rows(self, name: str) -> int | None:
-        """Rows of a tensor for each sample; None for a tensor that is not by sample."""
-        return {"B": 1, "R": self._sizes["M"]}.get(str(next(iter(self._shapes[name]), None)))
-
     def _view(self) -> None:
         """Make the views of the places in use."""
         for views, whole in zip(self._views, self._whole, strict=True):
             for name, array in whole.items():
-                rows = self._rows(name)
+                rows = self._rows[name]
                 views[name] = array if rows is None else array[: self._used * rows]
 
     def compact(self, compaction: Compaction) -> None:
         for views in (*self._views, self._grown):
             for name, array in views.items():
-                rows = self._rows(name)
+                rows = self._rows[name]
                 if rows is not None:
                     views[name] = compaction.apply(array, rows)
         self._used = compaction.remaining
@@ -277,7 +278,7 @@ class CpuDecoding:
     def free_places(self, count: int, width: int) -> dict[str, Array] | None:
         if width != self._sizes["N"] or count > self._sizes["B"] - self._used:
             return None
-        rows = {name: self._rows(name) or 1 for name in self._source}
+        rows = {name: self._rows[name] or 1 for name in self._source}
         return {
             name: array[self._used * rows[name] : (self._used + count) * rows[name]]
             for name, array in self._whole[1].items()
@@ -294,7 +295,7 @@ class CpuDecoding:
         place, self._used = self._used, self._used + 1
         self._view()
         for name, array in self._source.items():
-            rows = self._rows(name) or 1
+            rows = self._rows[name] or 1
             own = encoded[name][sample * rows : (sample + 1) * rows]
             target = array[place * rows : (place + 1) * rows]
             if "N" in self._shapes[name]:

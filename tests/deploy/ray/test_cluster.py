@@ -100,11 +100,13 @@ def test_a_killed_worker_loses_and_doubles_nothing(
     run = cluster.start(*command)
     out, err = run.communicate(timeout=120)
     (data / "later.txt").unlink()
-    assert (run.returncode, out) == (0, ""), err
+    assert (run.returncode, out) == (1, ""), err
     assert err.splitlines()[:2] == [
         f"note: {results} has the results of 44 of 46 partitions",
         "note: 7 rows in 2 partitions, 2 actors of 1 core",
     ]
+    failed = f'error: {len(HOSTILE)} rows of earlier runs could not be run; each has its "error" in the results'
+    assert err.splitlines()[-1] == failed
     added = results / "later.txt-00000.jsonl"
     assert json.loads(added.read_text())["tokens"] == alone[0]
     added.unlink()

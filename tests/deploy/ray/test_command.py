@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from support.commands import Command, caller
+from tightbeam.deploy.ray.results import write_whole
+from tightbeam.deploy.ray.run import _Run
 
 BUNDLE = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
 
@@ -65,3 +67,38 @@ def test_a_cluster_that_does_not_answer(command: Command, text: Path, monkeypatc
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(importlib, "import_module", lambda name: json)
     command(BUNDLE, text, "--ray").failed("the Ray cluster at RAY_ADDRESS=127.0.0.1:9 cannot be used", "ray start")
+
+
+def test_the_last_cluster_does_not_answer(
+    command: Command, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """RAY_ADDRESS=auto, and the file with the address of a cluster that is gone."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9\n")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(importlib, "import_module", lambda name: json)
+    command(BUNDLE, text, "--ray").failed("the Ray cluster at RAY_ADDRESS=auto, 127.0.0.1:9 cannot be used")
+
+
+def test_rows_that_failed_before_make_the_exit_code(
+    command: Command, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is missing, so nothing is run, and no cluster is needed."""
+    folder = tmp_path / "results"
+
+    def run_none(self: Any, actor_bytes: int) -> int:
+        write_whole(folder / f"{text.name}-00000.jsonl", b'{"line": 1, "error": "empty text"}\n')
+        return 1
+
+    monkeypatch.setattr(_Run, "go", run_none)
+    for _ in range(2):
+        found = command(BUNDLE, text, "--ray", "--output", folder)
+        assert found.code == 1
+    assert found.err.splitlines() == [
+        f"note: {folder} has the results of 1 of 1 partition",
+        'error: 1 row of earlier runs could not be run; each has its "error" in the results',
+    ]
+    (folder / f"{text.name}-00000.jsonl").write_bytes(b"[1")
+    command(BUNDLE, text, "--ray", "--output", folder).failed("holds no results; remove it")
