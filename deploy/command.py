@@ -20,8 +20,7 @@ from tightbeam.deploy.text.text_input import LineFormat
 
 __all__ = ["main"]
 
-NO_SAMPLING = "nothing is sampled: search is greedy or with beams (--num-beams)"
-HINTS = dict.fromkeys(("--temperature", "--top-k", "--top-p", "--do-sample", "--sample", "--seed"), NO_SAMPLING)
+HINTS = dict.fromkeys(("--sample", "--sampling"), "sampling is --do-sample")
 """Advice on options of other programs."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -119,7 +118,37 @@ def run_model(
     ] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams of beam search; 1 is greedy search.")] = None,
     num_return_sequences: Annotated[
-        int | None, typer.Option(help="Sequences returned for each input, the best ones; at most --num-beams.")
+        int | None,
+        typer.Option(
+            help="Sequences returned for each input: with beams the best ones, with --do-sample as many draws."
+        ),
+    ] = None,
+    do_sample: Annotated[
+        bool | None,
+        typer.Option(
+            "--do-sample/--no-do-sample", help="Draw each token from the model's distribution, in place of the best."
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Scores are divided by it before tokens are drawn; below 1 favours likely tokens."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw among this many most likely tokens; 0 is all, and 50 the usual default.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw among the fewest most likely tokens with this probability together.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Draw among tokens of at least this share of the best one's probability.")
+    ] = None,
+    typical_p: Annotated[
+        float | None,
+        typer.Option(help="Draw among the tokens of most expected information, with this probability together."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the draws: the same input gives the same output whatever else runs."),
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="The most tokens generated, start token and prompt excluded.")
@@ -204,6 +233,13 @@ def run_model(
     given = {
         "num_beams": num_beams,
         "num_return_sequences": num_return_sequences,
+        "do_sample": do_sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "seed": seed,
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
         "max_length": max_length,

@@ -130,7 +130,9 @@ class _Run:
     def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
         self._run, self._files, self._runner = run, files, runner
         self._check_kind()
-        self._settings, notes = remove_settings_without_effect(dict(run.settings), speech=runner.is_speech)
+        self._settings, notes = remove_settings_without_effect(
+            dict(run.settings), speech=runner.is_speech, defaults=runner.manifest.generation
+        )
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
         if not runner.is_speech and not run.lines_are.ids:

@@ -29,7 +29,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import InputError, NoEffectWarning
+from tightbeam.deploy.errors import GenerationError, InputError, NoEffectWarning
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.generation.resolve import options_for
@@ -225,17 +225,35 @@ class Runner:
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         """
-        return options_for(
+        options = options_for(
             self.manifest.generation,
             settings,
             self.manifest.sizes,
             speech=self.is_speech,
             prompt_length=prompt_length,
         )
+        self._check_logits(options)
+        return options
+
+    def _check_logits(self, options: GenerationOptions) -> None:
+        """Raise GenerationError for settings that need whole rows of scores where the runtime has none."""
+        if options.needs_logits and not self._runtime.gives_logits:
+            on_cpu = isinstance(self._runtime, OnnxRuntimeCpu)
+            raise GenerationError(
+                f"{options.needs_logits} needs all scores of a step, which "
+                + (
+                    "this bundle does not give; export the model again, or "
+                    if on_cpu
+                    else "engines on a GPU do not give; "
+                )
+                + options.without_logits
+            )
 
     def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Warn the caller of a public method of the settings that have no effect, and return the others."""
-        settings, notes = remove_settings_without_effect(given, speech=self.is_speech)
+        settings, notes = remove_settings_without_effect(
+            given, speech=self.is_speech, defaults=self.manifest.generation
+        )
         for note in notes:
             warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=3)
         return settings
@@ -245,6 +263,7 @@ class Runner:
         input_ids: Array | Sequence[Sequence[int]],
         attention_mask: Array | None = None,
         *,
+        decoder_input_ids: Array | Sequence[Sequence[int]] | None = None,
         callback: SearchCallback | None = None,
         **settings: Any,
     ) -> SearchResult:
@@ -258,6 +277,9 @@ class Runner:
         attention_mask : integers [B, N], optional
             0 at padding, 1 elsewhere. By default every position counts; of a decoder-only model, every token but the
             pad token, as in transformers.
+        decoder_input_ids : integers [B, P], or sequence of B sequences of int, optional
+            The tokens that the output of each sample begins with, with or without the start token before them; of an
+            encoder-decoder model. They may have different lengths, and a sample's tokens are those that it gets alone.
         callback : SearchCallback, optional
             Receives tokens and each finished sample while the search runs, and may cancel samples.
         **settings
@@ -295,12 +317,32 @@ class Runner:
         settings = self._without_effect(settings)
         options = self.options(**settings)
         rows = ragged_rows(input_ids)
+        if decoder_input_ids is not None:
+            if rows is not None and attention_mask is None:
+                input_ids, attention_mask = self.pad(rows, options)
+            ids, mask = check_batch(input_ids, attention_mask, options, self.manifest.sizes)
+            return self._run(ids, mask, self._beginning_with(decoder_input_ids, len(ids), settings), callback)
         if rows is None:
             ids, mask = check_batch(input_ids, attention_mask, options, self.manifest.sizes)
             return self._generate(ids, mask, options, settings, callback)
         if attention_mask is not None:
             raise InputError("attention_mask is for rows of one length; leave it out, rows are padded and masked here")
         return self._generate_ragged(rows, options, settings, callback)
+
+    def _beginning_with(self, given: Any, count: int, settings: Mapping[str, Any]) -> list[GenerationOptions]:
+        """The options of each of ``count`` samples, whose outputs begin with given tokens."""
+        rows = given.tolist() if hasattr(given, "tolist") else given
+        if isinstance(rows, list | tuple):
+            rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+        if (
+            not isinstance(rows, list | tuple)
+            or len(rows) != count
+            or not all(isinstance(r, list | tuple) for r in rows)
+        ):
+            raise InputError(
+                f"decoder_input_ids does not have {count} rows of token ids; pass one row for each row of input_ids"
+            )
+        return [self.options_for(1, {**settings, "decoder_input_ids": list(row)}) for row in rows]
 
     def _generate(
         self,
@@ -396,18 +438,21 @@ class Runner:
         self,
         source: Array,
         mask: Array,
-        options: GenerationOptions,
+        given: GenerationOptions | list[GenerationOptions],
         callback: SearchCallback | None,
         prompt: Prompt | None = None,
     ) -> SearchResult:
+        each = given if isinstance(given, list) else [given] * len(source)
+        options = each[0]
         P = first_length(prompt)
-        positions = options.max_length - P  # the last token is never fed back
+        positions = max(own.max_length for own in each) - P  # the last token is never fed back
         with self._lock:
             decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P)
             beginnings = None if prompt is None else prompt.tokens
             read = source if prompt is None else prompt.tokens
             sources = read if read.ndim == 2 else None  # not of features
-            result = search(BeamStepper(decoding, options, prompt), options, len(source), beginnings, sources, callback)
+            keyed = _keyed(source, mask, each, prompt)
+            result = search(BeamStepper(decoding, options, prompt), keyed, len(source), beginnings, sources, callback)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result
@@ -738,3 +783,15 @@ class Runner:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _keyed(
+    source: Array, mask: Array, options: Sequence[GenerationOptions], prompt: Prompt | None
+) -> list[GenerationOptions]:
+    """The options of each sample, with draws that depend on its source without padding."""
+    inputs = list(source)
+    if prompt is not None:
+        inputs = [row[skipped:] for row, skipped in zip(prompt.tokens, prompt.padding, strict=True)]
+    elif source.ndim == 2:
+        inputs = [row[own > 0] for row, own in zip(source, mask, strict=True)]
+    return [own.for_input(each) for own, each in zip(options, inputs, strict=True)]

@@ -97,6 +97,17 @@ def read_instead(old: gs.Tensor, new: gs.Tensor) -> None:
         node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
 
 
+def give_instead(graph: gs.Graph, old: gs.Tensor, output: gs.Tensor) -> None:
+    """Make the node that gives ``old`` give the graph's ``output`` of the same values in its place, unless ``old`` is
+    an input or output of the graph itself."""
+    if not old.inputs or any(old is other for other in graph.outputs):
+        return
+    (producer,) = old.inputs
+    output.inputs.clear()
+    read_instead(old, output)
+    producer.outputs = [output if tensor is old else tensor for tensor in producer.outputs]
+
+
 def only_reader(tensor: gs.Tensor, outputs: Sequence[gs.Tensor]) -> Any:
     """The node that alone reads a tensor, and once; None where there is none, and for a graph output."""
     if len(tensor.outputs) != 1 or any(output is tensor for output in outputs):

@@ -79,8 +79,9 @@ def test_table_of_a_command_has_every_option(name: str) -> None:
 
 
 def test_settings_page_has_every_setting() -> None:
-    supported = section(page("settings"), "## Supported")
-    assert set(first_column(supported.partition("### Whisper")[0])) == fields.SUPPORTED
+    supported, rest = section(page("settings"), "## Supported").split("### Sampling")
+    assert set(first_column(supported)) == fields.SUPPORTED
+    assert set(first_column(rest.partition("### Whisper")[0])) == fields.SAMPLING.keys()
     assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY
     for name in set(whisper.UNSUPPORTED) - {"prompt_condition_type"}:
         assert f"`{name}`" in section(page("settings"), "### Whisper")

@@ -1,6 +1,6 @@
 """Fields of transformers' `GenerationConfig`: which are supported, and typed access to merged values.
 
-Source: transformers 5.23 `GenerationConfig`. Every field of that class is in exactly one of the first four tables, so
+Source: transformers 5.23 `GenerationConfig`. Every field of that class is in exactly one of the first five tables, so
 none is ignored silently.
 """
 
@@ -16,14 +16,29 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import Layer
 
-__all__ = ["DORMANT", "INERT", "LIMITS", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
+__all__ = ["DORMANT", "INERT", "LIMITS", "SAMPLING", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
 SUPPORTED = frozenset(
     """encoder_no_repeat_ngram_size
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
-    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens""".split()
+    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
+    decoder_input_ids""".split()
 )
+
+SAMPLING: dict[str, tuple[object, ...]] = {
+    "temperature": (1.0,),
+    "top_k": (50, 0),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "seed": (),
+}
+"""Fields that are supported with ``do_sample``, and their neutral values.
+
+Without it, a checkpoint or ``generation_config`` may have any value (many do); where somebody asks for one by name, any
+but a neutral one is an error. ``seed`` is the one that transformers does not have.
+"""
 
 INERT = frozenset(
     """use_cache cache_config max_cache_len prefill_chunk_size compile_config disable_compile continuous_batching_config
@@ -33,12 +48,7 @@ INERT = frozenset(
 """Fields that cannot change a token. They are accepted with any value."""
 
 DORMANT: dict[str, tuple[object, ...]] = {
-    "temperature": (1.0,),
-    "top_k": (50, 0),
-    "top_p": (1.0,),
     "top_h": (),
-    "min_p": (),
-    "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
     "num_assistant_tokens": (20,),
@@ -50,14 +60,16 @@ DORMANT: dict[str, tuple[object, ...]] = {
     "max_matching_ngram_size": (),
     "speculation_type": (),
 }
-"""Fields that transformers reads only while sampling or with an assistant model, and their neutral values.
+"""Unsupported fields that transformers reads only while sampling or with an assistant model, and their neutral values.
 
-Both modes are unsupported. A checkpoint or ``generation_config`` may have any value (many do); where somebody asks for
-one by name, any but a neutral one is an error.
+A checkpoint or ``generation_config`` may have any value (some do); where somebody asks for one by name, any but a
+neutral one is an error. Those of `WARPERS` are an error wherever they come from where something is sampled.
 """
 
+WARPERS = ("top_h", "epsilon_cutoff", "eta_cutoff")
+"""Fields of `DORMANT` that transformers reads while sampling."""
+
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "do_sample": (False,),
     "num_beam_groups": (1,),
     "diversity_penalty": (0.0,),
     "penalty_alpha": (0.0,),
@@ -119,7 +131,7 @@ class Fields:
         self.vocab_size = vocab_size
         self.values: dict[str, Any] = {}
         self._layers: dict[str, Layer] = {}
-        known = SUPPORTED | INERT | DORMANT.keys() | UNSUPPORTED.keys()
+        known = SUPPORTED | SAMPLING.keys() | INERT | DORMANT.keys() | UNSUPPORTED.keys()
         for layer in layers:
             for name, value in layer.values.items():
                 if name not in known:
@@ -155,7 +167,7 @@ class Fields:
             asked = self._layers[name].asked
             if name in UNSUPPORTED:
                 neutral = UNSUPPORTED[name]
-            elif name in DORMANT and asked:
+            elif name in DORMANT and (asked or (name in WARPERS and self.samples)):
                 neutral = DORMANT[name]
             else:
                 continue
@@ -163,6 +175,19 @@ class Fields:
                 where = "leave it out" if asked else "remove it there"
                 fix = f"{where} or pass {name}={neutral[0]!r}" if neutral else where
                 raise self.error(name, "is not supported", fix)
+
+    @property
+    def samples(self) -> bool:
+        """True where ``do_sample`` is set."""
+        return self.values.get("do_sample", False) is True
+
+    def check_without_sampling(self) -> None:
+        """Raise GenerationError for a setting of sampling in the call that is not neutral, since nothing is sampled."""
+        for name, neutral in SAMPLING.items():
+            value = self.values.get(name)
+            unusual = name in self.values and (getattr(value, "ndim", 0) > 0 or value not in neutral)
+            if unusual and self._layers[name].asked:
+                raise self.error(name, "does nothing without do_sample", "pass do_sample=True, or leave it out")
 
     def integer(self, name: str, default: int, *, minimum: int) -> int:
         value = self.get(name, default)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.given import Layer, layers
+from tightbeam.deploy.generation.sampling import Sampling, read_sampling
 
 __all__ = ["CHOSEN", "GenerationOptions", "resolve_layers", "resolve_options"]
 
@@ -23,6 +25,10 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 DEFAULT_NEW_TOKENS = 20
 """New tokens of transformers where no length is set."""
 FLOAT32 = np.finfo(np.float32)
+MOST_CANDIDATES = 248
+"""The largest ``top_k`` that a step's candidates are taken for; beyond it, whole rows are cheaper."""
+TIES = 8
+"""Candidates beyond ``top_k``, which show that no more tokens equal the last one."""
 CHOSEN = -1
 """Placeholder in a prompt for a token that the model chooses among some."""
 
@@ -36,7 +42,8 @@ class GenerationOptions:
     vocab_size : int
         Tokens that the model scores.
     num_beams : int
-        M; 1 is greedy search.
+        M, rows of a sample: beams; 1 in greedy search; with sampling the sequences returned, which are drawn side by
+        side.
     num_return_sequences : int
         Sequences returned for each sample, at most ``num_beams``.
     length_penalty : float
@@ -77,6 +84,8 @@ class GenerationOptions:
         Tokens that must not occur.
     begin_suppress_tokens : tuple of int
         Tokens that must not come first, at the length ``begin``.
+    sampling : Sampling or None
+        None where the best tokens are taken. Options are equal whatever it is.
     """
 
     vocab_size: int
@@ -100,11 +109,69 @@ class GenerationOptions:
     bad_words_ids: tuple[tuple[int, ...], ...]
     suppress_tokens: tuple[int, ...]
     begin_suppress_tokens: tuple[int, ...]
+    sampling: Sampling | None = field(default=None, compare=False)
 
     @property
     def candidates(self) -> int:
-        """C, the continuations of each sample: enough that M stay open if every end-of-sequence token is among them."""
+        """C, the continuations of each sample: enough that M stay open if every end-of-sequence token is among them.
+
+        With sampling they are those that are kept, where so many suffice; a power of two, so that settings share
+        batches.
+        """
+        if self.samples_candidates:
+            assert self.sampling is not None
+            return min(self.vocab_size, 1 << (self.sampling.top_k + TIES - 1).bit_length())
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
+
+    @property
+    def samples_candidates(self) -> bool:
+        """True where tokens are drawn among the candidates of a step: one row, of which a few tokens are kept."""
+        return self.sampling is not None and self.num_beams == 1 and 0 < self.sampling.top_k <= MOST_CANDIDATES
+
+    def for_input(self, *source: Sequence[int] | Array, entropy: bytes = b"") -> GenerationOptions:
+        """Return these options for one input, on which its draws depend.
+
+        Parameters
+        ----------
+        *source : sequence of int or array
+            Token ids without padding, or float32 features.
+        entropy : bytes
+            Taken where there is no seed; by default the system's.
+
+        Returns
+        -------
+        GenerationOptions
+        """
+        if self.sampling is None:
+            return self
+        return replace(self, sampling=self.sampling.for_input(*source, entropy=entropy))
+
+    @property
+    def kind(self) -> str:
+        """The kind of search, which samples of one batch share."""
+        if self.sampling is not None:
+            return "among candidates" if self.samples_candidates else "from rows"
+        return "beams" if self.normalize else "greedy"
+
+    @property
+    def reads_logits(self) -> bool:
+        """True where all scores of a row are looked at, if the runtime gives them."""
+        return self.sampling is not None
+
+    @property
+    def needs_logits(self) -> str:
+        """The setting that needs all scores of a row; empty where candidates suffice."""
+        if self.sampling is None or self.samples_candidates:
+            return ""
+        if self.num_beams > 1:
+            return f"num_return_sequences={self.num_beams}"
+        return f"top_k={self.sampling.top_k}"
+
+    @property
+    def without_logits(self) -> str:
+        """The fix where a runtime has no logits."""
+        top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
+        return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 else top_k
 
     @property
     def begin(self) -> int:
@@ -114,7 +181,7 @@ class GenerationOptions:
     @property
     def normalize(self) -> bool:
         """True where scores are log-probabilities (beam search), False where they are logits (greedy search)."""
-        return self.num_beams > 1
+        return self.num_beams > 1 and self.sampling is None
 
     @property
     def fill_token_id(self) -> int:
@@ -196,6 +263,16 @@ def resolve_layers(
     fields = Fields(given, vocab_size)
     fields.check_supported()
     num_beams = fields.integer("num_beams", 1, minimum=1)
+    returned = fields.integer("num_return_sequences", 1, minimum=1)
+    sampling = read_sampling(fields)
+    if sampling is not None:
+        if num_beams > 1:
+            raise fields.error(
+                "num_beams",
+                "with do_sample is beam sampling, which is not supported",
+                "pass num_beams=1 or do_sample=False",
+            )
+        num_beams = returned
     eos = fields.tokens("eos_token_id", may_be_one=True)
     bos, pad, start = (fields.token(name) for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"))
     start = bos if start is None else start
@@ -203,13 +280,13 @@ def resolve_layers(
         start = None
     elif start is None:
         raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
-    prompt = (*(() if start is None else (start,)), *after_start)
+    prompt = (*(() if start is None else (start,)), *(after_start or _beginning(fields, start)))
     beginning = len(prompt) if prompt_length is None else prompt_length
     max_length = _max_length(fields, max_positions, beginning)
     options = GenerationOptions(
         vocab_size=vocab_size,
         num_beams=num_beams,
-        num_return_sequences=fields.integer("num_return_sequences", 1, minimum=1),
+        num_return_sequences=returned,
         length_penalty=fields.real("length_penalty", 1.0),
         early_stopping=_early_stopping(fields),
         min_length=_min_length(fields, beginning),
@@ -228,9 +305,21 @@ def resolve_layers(
         bad_words_ids=_bad_words(fields, eos),
         suppress_tokens=fields.tokens("suppress_tokens", may_be_empty=True),
         begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
+        sampling=sampling,
     )
     _check_together(fields, options)
     return options
+
+
+def _beginning(fields: Fields, start: int | None) -> tuple[int, ...]:
+    """The tokens after the start token that the caller gives, with or without the start token before them."""
+    if "decoder_input_ids" not in fields:
+        return ()
+    if start is None:
+        fix = "pass the whole prompt as the input"
+        raise fields.error("decoder_input_ids", "is for models with an encoder", fix)
+    given = fields.tokens("decoder_input_ids")
+    return given[1:] if given[0] == start else given
 
 
 def _max_length(fields: Fields, max_positions: int, beginning: int) -> int:
@@ -295,7 +384,7 @@ def _check_together(fields: Fields, options: GenerationOptions) -> None:
     beams, count = options.num_beams, options.num_return_sequences
     if count > beams:
         raise fields.error("num_return_sequences", f"is more than num_beams={beams} can give", f"pass {beams} or less")
-    if options.candidates > options.vocab_size:
+    if options.candidates > options.vocab_size and options.sampling is None:
         most = options.vocab_size * beams // options.candidates
         fix = f"num_beams={most} or less" if most else "fewer eos_token_id"
         raise GenerationError(

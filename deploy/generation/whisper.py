@@ -31,6 +31,8 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "no_speech_threshold": (),
     "prompt_ids": (),
     "prompt_condition_type": ("first-segment",),
+    "do_sample": (False,),
+    "decoder_input_ids": (),
     "num_return_sequences": (1,),  # transformers returns copies of the best one
 }
 

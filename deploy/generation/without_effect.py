@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.generation.fields import DORMANT, INERT
-from tightbeam.deploy.generation.given import CALL, Layer, caller_layers, settings_of
+from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
+from tightbeam.deploy.generation.given import CALL, Layer, caller_layers, merged, settings_of
 
 __all__ = ["remove_settings_without_effect"]
 
+SAMPLED = frozenset({*SAMPLING, *WARPERS})
+"""Fields that are read while sampling."""
 OF_FILES = frozenset({"_from_model_config", "_commit_hash", "transformers_version"})
 """Fields that a saved config carries, which ask for nothing."""
 SPEECH = frozenset(
@@ -22,12 +24,17 @@ SPEECH = frozenset(
 
 
 def remove_settings_without_effect(
-    settings: Mapping[str, Any], *, speech: bool, source: str = CALL
+    settings: Mapping[str, Any],
+    *,
+    speech: bool,
+    source: str = CALL,
+    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Take the settings that have no effect out of a caller's.
 
-    These are `INERT` fields, such as ``output_scores``, and `DORMANT` ones, such as ``temperature``, in a
-    ``generation_config``: it may be that of a checkpoint, and transformers does not read them without sampling either.
+    These are `INERT` fields, and `DORMANT` ones in a ``generation_config``: it may be that of a checkpoint, and
+    transformers does not read them either. Settings of sampling, such as ``temperature``, stay where they are, and get
+    a note where it is known that nothing is sampled.
 
     Parameters
     ----------
@@ -37,6 +44,8 @@ def remove_settings_without_effect(
         True for a speech model.
     source : str
         Source of the settings, as error messages name it.
+    defaults : mapping, optional
+        The checkpoint's settings, where they are known.
 
     Returns
     -------
@@ -51,12 +60,17 @@ def remove_settings_without_effect(
         ``generation_config`` cannot be read.
     """
     inert = INERT | SPEECH if speech else INERT
+    given = caller_layers(settings, source)
+    unread = (
+        SAMPLED if defaults is not None and not merged([Layer("", defaults), *given]).get("do_sample") else frozenset()
+    )
     kept: list[Layer] = []
     notes: list[str] = []
-    for layer in caller_layers(settings, source):
-        values, more = _split(layer, inert if layer.asked else inert | DORMANT.keys())
+    for layer in given:
+        values, more = _split(layer, inert if layer.asked else inert | (DORMANT.keys() - SAMPLED))
         kept += [replace(layer, values=values)] if values else []
         notes += more
+        notes += [] if layer.asked else _split(layer, unread)[1]
     return settings_of(kept), notes
 
 
@@ -67,7 +81,7 @@ def _split(layer: Layer, ignored: frozenset[str]) -> tuple[dict[str, Any], list[
         if name not in ignored:
             kept[name] = value
         elif not _asks_nothing(name, value):
-            reason = ", since nothing is sampled" if name in DORMANT else ""
+            reason = ", since nothing is sampled" if name in SAMPLED else ""
             notes.append(f"{name}={reprlib.repr(value)} (from {layer.source}) has no effect here{reason}")
     return kept, notes
 
@@ -76,5 +90,5 @@ def _asks_nothing(name: str, value: Any) -> bool:
     """True for a value that is the same as leaving the field out."""
     if name in OF_FILES or value is None:
         return True
-    neutral = DORMANT.get(name, (name == "use_cache",))
+    neutral = {**DORMANT, **SAMPLING}.get(name, (name == "use_cache",))
     return any(type(value) is type(same) and value == same for same in neutral)

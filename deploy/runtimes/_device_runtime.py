@@ -146,6 +146,11 @@ class DeviceRuntime:
         self._encoded_together = encoded_together
         self._pool: dict[str, tuple[Memory, ...]] = {}
 
+    @property
+    def gives_logits(self) -> bool:
+        """A step on a device gives candidates alone."""
+        return False
+
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
         """Raise BundleError for a batch larger than the graphs were built for."""
 
@@ -321,6 +326,13 @@ class DeviceDecoding:
             self._grown[name] = self._next(name, tensor)
         scores, beams, tokens = self._candidates.values()
         return scores, beams, tokens
+
+    def fetch_logits(self) -> None:
+        """Nothing: the runtime gives none."""
+
+    @property
+    def logits(self) -> None:
+        return None
 
     def _enqueue(self) -> None:
         self._small.upload()

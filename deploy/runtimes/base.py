@@ -17,6 +17,7 @@ from tightbeam.deploy.search.compaction import Compaction
 __all__ = [
     "CANDIDATE_OUTPUTS",
     "ENCODER_INPUTS",
+    "LOGITS",
     "SMALL_INPUTS",
     "Decoding",
     "GraphTensors",
@@ -66,6 +67,8 @@ CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
     "candidate_tokens": np.int64,
 }
 """Decoder outputs that the host reads, each [B, C]."""
+LOGITS = "logits"
+"""Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
 ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 LARGE_BANNED_CAPACITY = 1024
@@ -95,6 +98,16 @@ class Decoding(Protocol):
         """
         ...
 
+    def fetch_logits(self) -> None:
+        """Make later steps give `logits` too, where the runtime ``gives_logits``."""
+        ...
+
+    @property
+    def logits(self) -> Array | None:
+        """All logits [R, vocabulary] of the latest step, which the next one overwrites; None where they are not
+        fetched."""
+        ...
+
     def compact(self, compaction: Compaction) -> None:
         """Remove samples: move the last ones into their places, in every buffer. Later steps run the remaining rows."""
         ...
@@ -115,6 +128,11 @@ class Decoding(Protocol):
 
 class Runtime(Protocol):
     """Runs the two graphs of a bundle on one device."""
+
+    @property
+    def gives_logits(self) -> bool:
+        """True where a step can give all logits, besides the candidates."""
+        ...
 
     def begin(
         self,

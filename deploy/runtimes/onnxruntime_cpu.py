@@ -23,6 +23,7 @@ from tightbeam.deploy.runtimes._onnxruntime import (
 from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
+    LOGITS,
     SMALL_INPUTS,
     StepOutputs,
     banned_capacity,
@@ -100,6 +101,10 @@ class OnnxRuntimeCpu:
             return CpuDecoding(self, encoded, sizes, candidates)
         except MemoryError as error:
             raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
+
+    @property
+    def gives_logits(self) -> bool:
+        return LOGITS in self.dtypes
 
     def joining(self) -> OnnxRuntimeCpu | None:
         return None if any(state.kind == "append" for state in self.manifest.cache_states) else self
@@ -226,11 +231,23 @@ class CpuDecoding:
         }  # rows of a tensor for each sample; a tensor that is not by sample has none
         self._rows = {name: by_first.get(str(shape[0])) if shape else None for name, shape in self._shapes.items()}
         self._bindings: dict[int, ort.IOBinding] = {}
+        self._logits: Array | None = None  # of all places
         self._view()
 
     @property
     def inputs(self) -> Mapping[str, Array]:
         return self._inputs
+
+    def fetch_logits(self) -> None:
+        runtime = self._runtime
+        if self._logits is None and runtime.gives_logits:
+            vocabulary = runtime.manifest.sizes.vocabulary
+            self._logits = np.zeros((self._sizes["B"] * self._sizes["M"], vocabulary), runtime.dtypes[LOGITS])
+            self._bindings.clear()
+
+    @property
+    def logits(self) -> Array | None:
+        return None if self._logits is None else self._logits[: self._used * self._sizes["M"]]
 
     def step(self) -> StepOutputs:
         binding = self._bindings.get(self._used) or self._bind()
@@ -252,6 +269,8 @@ class CpuDecoding:
             binding.bind_ortvalue_input(name, _value(array))
         for name, array in self._results.items():
             binding.bind_ortvalue_output(name, _value(array))
+        if self.logits is not None:
+            binding.bind_ortvalue_output(LOGITS, _value(self.logits))
         for name, array in self._in_place.items():
             value = _value(array)
             binding.bind_ortvalue_input(name, value)

@@ -11,6 +11,7 @@ from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding, first_
 from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.rows import Rows
 
 __all__ = ["BeamStepper"]
 
@@ -53,6 +54,11 @@ class BeamStepper:
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
         inputs["candidates"][...] = options.candidates
+        self._penalty = options.repetition_penalty
+        self._normalize = options.normalize
+        self._reads_logits = options.reads_logits
+        if self._reads_logits:
+            decoding.fetch_logits()
         self._slots = np.arange(self._beams)  # [M]
         self._bind_buffers()
 
@@ -92,7 +98,22 @@ class BeamStepper:
         self._ban(banned)
         scores, beams, tokens = self._decoding.step()
         self._check(scores, tokens, inputs.lengths)
-        return Candidates(scores=scores, beams=beams, tokens=tokens)
+        return Candidates(scores, beams, tokens, self._whole_rows())
+
+    def _whole_rows(self) -> Rows | None:
+        """All scores of the step, where they are fetched."""
+        inputs, logits = self._decoding.inputs, self._decoding.logits if self._reads_logits else None
+        if logits is None:
+            return None
+        return Rows(
+            logits=logits,
+            history=inputs["history"],
+            lengths=inputs["history_lengths"],
+            banned=inputs["banned"],
+            normalize=self._normalize,
+            repetition_penalty=self._penalty,
+            no_repeat_ngram_size=self._ngram_size,
+        )
 
     def _strip_padding(self, history: Array, banned: Array) -> Array:
         """Write ``history`` [B, M, T] without its padding for the decoder; returns all banned tokens [B, M, X]."""

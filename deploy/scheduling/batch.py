@@ -36,7 +36,7 @@ class Batch:
         self.group = sample.group
         self.decoding = decoding
         self._stepper = BeamStepper(decoding, sample.options, joining=True)
-        self._search = new_search(self._stepper, sample.options.num_beams, callback)
+        self._search = new_search(self._stepper, sample.options, callback)
 
     def __len__(self) -> int:
         """Samples in the batch."""

@@ -41,10 +41,19 @@ class Sample:
 
     @classmethod
     def of_tokens(
-        cls, number: int, tokens: Sequence[int], options: GenerationOptions, *, decoder_only: bool = False
+        cls,
+        number: int,
+        tokens: Sequence[int],
+        options: GenerationOptions,
+        *,
+        decoder_only: bool = False,
+        entropy: bytes = b"",
     ) -> Sample:
-        """Make a sample of the source of an encoder-decoder, or of the prompt of a decoder-only model."""
-        ids = np.array(tokens, np.int64)
+        """Make a sample of the source of an encoder-decoder, or of the prompt of a decoder-only model.
+
+        ``entropy`` is what is drawn with where there is no seed; by default the system's.
+        """
+        ids, options = np.array(tokens, np.int64), options.for_input(tokens, entropy=entropy)
         if not decoder_only:
             return cls(number, options, ids, len(ids))
         source = ids[:-1] if len(ids) > 1 else np.zeros(1, np.int64)  # N is at least 1
@@ -83,8 +92,9 @@ class Sample:
         return self.options.max_length - self.first_length
 
     @property
-    def group(self) -> tuple[int, int, float, int, int | None]:
-        """Values that the samples of one batch share: two shapes and two scalars of the graph, and the number of a
-        sample that runs alone."""
+    def group(self) -> tuple[int, int, float, int, str, int | None]:
+        """Values that the samples of one batch share: two shapes and two scalars of the graph, the kind of search, and
+        the number of a sample that runs alone."""
         asked, alone = self.options, self.number if self.alone else None
-        return asked.num_beams, asked.candidates, asked.repetition_penalty, asked.no_repeat_ngram_size, alone
+        numbers = asked.num_beams, asked.candidates, asked.repetition_penalty, asked.no_repeat_ngram_size
+        return *numbers, asked.kind, alone

@@ -1,6 +1,8 @@
-"""Greedy and beam search in numpy, equal to transformers' `generate` token for token: one file a search."""
+"""Greedy search, beam search and sampling in numpy, after transformers' `generate`: one file a search."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 from tightbeam.deploy.search.greedy import GreedySearch
+from tightbeam.deploy.search.sampling import SampleSearch
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
 
 __all__ = [
@@ -25,20 +28,21 @@ __all__ = [
 ]
 
 
-def new_search(step: Step, num_beams: int, callback: SearchCallback) -> BatchSearch:
-    """Return a search without samples: greedy where ``num_beams`` is 1, else with beams."""
-    return (GreedySearch if num_beams == 1 else BeamSearch)(step, num_beams, callback)
+def new_search(step: Step, options: GenerationOptions, callback: SearchCallback) -> BatchSearch:
+    """Return a search without samples, for those of settings like ``options``."""
+    kind = SampleSearch if options.sampling is not None else BeamSearch if options.normalize else GreedySearch
+    return kind(step, options.num_beams, callback)
 
 
 def search(
     step: Step,
-    options: GenerationOptions,
+    options: GenerationOptions | Sequence[GenerationOptions],
     batch_size: int,
     beginnings: Ints | None = None,
     sources: Ints | None = None,
     callback: SearchCallback | None = None,
 ) -> SearchResult:
-    """Generate for ``batch_size`` samples: greedily when ``options.num_beams`` is 1, else with beams.
+    """Generate for ``batch_size`` samples: by sampling, greedily, or with beams.
 
     A sample is removed from the batch as soon as no later step can change its result.
 
@@ -47,7 +51,8 @@ def search(
     step : Step
         Called once for each generated position, with the rows of all samples still running. It owns the encoder's
         output, the caches and the buffer of tokens.
-    options : GenerationOptions
+    options : GenerationOptions, or a sequence of them
+        For all samples, or one for each; with sampling each has a key of its own.
     batch_size : int
         B, at least 1.
     beginnings : int64 [B, P], optional
@@ -71,13 +76,14 @@ def search(
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: a search needs at least one sample")
     results = _Results(callback or NullCallback())
-    run = new_search(step, options.num_beams, results)
-    for sample in range(batch_size):
+    each = [options] * batch_size if isinstance(options, GenerationOptions) else options
+    run = new_search(step, each[0], results)
+    for sample, own in enumerate(each):
         beginning, source = (None if rows is None else rows[sample] for rows in (beginnings, sources))
-        run.join(sample, options, beginning, source)
+        run.join(sample, own, beginning, source)
     while run.places:
         run.advance()
-    return results.join(batch_size, options, run.filler(options))
+    return results.join(batch_size, each[0], run.filler(each[0]))
 
 
 class _Results:
@@ -99,7 +105,7 @@ class _Results:
         count = options.num_return_sequences
         longest = max((found.sequences.shape[1] for found in self._found.values()), default=options.beginning)
         sequences = np.full((batch_size * count, longest), filler, np.int64)
-        scores = None if options.num_beams == 1 else np.zeros(batch_size * count, np.float32)
+        scores = None if not options.normalize else np.zeros(batch_size * count, np.float32)
         for sample, found in self._found.items():
             rows = slice(sample * count, (sample + 1) * count)
             sequences[rows, : found.sequences.shape[1]] = found.sequences

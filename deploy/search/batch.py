@@ -35,6 +35,8 @@ class Place:
         The banned tokens of its steps.
     pool : int64 [M, max_length] or None
         The finished sequences of beam search; None before there are any.
+    draws : float64 [M, new tokens] or None
+        The random numbers of sampling.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Place:
     P: int
     bans: Bans
     pool: Ints | None = None
+    draws: Floats | None = None
 
 
 class BatchSearch:
@@ -142,6 +145,17 @@ class BatchSearch:
         bool [B]
             True for a sample whose decoder prompt is not over. Its candidates do not count.
         """
+        found, prompted = self.run_decoder()
+        forced = self.forced()
+        if forced:
+            found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
+        for index, only in forced:
+            own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
+            found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
+        return found, prompted
+
+    def run_decoder(self) -> tuple[Candidates, Bools]:
+        """Run the decoder over all rows, as `run_step` does; forced tokens are not among the candidates."""
         if self._joined:
             self._refresh()
         lengths = self.lengths
@@ -149,18 +163,15 @@ class BatchSearch:
         tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
         prompted = lengths < self.beginnings
         banned = self._banned(history, prompted)
-        found = self.step(StepInputs(tokens, history, lengths, self.parents, self.scores, banned))
-        forced = [
+        return self.step(StepInputs(tokens, history, lengths, self.parents, self.scores, banned)), prompted
+
+    def forced(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The places of the samples of which some tokens alone may follow, and these tokens."""
+        return [
             (index, only)
-            for index, (place, length) in enumerate(zip(self.places, lengths.tolist(), strict=True))
+            for index, (place, length) in enumerate(zip(self.places, self.lengths.tolist(), strict=True))
             if length >= place.P and (only := forced_tokens(place.options, length))
         ]
-        if forced:
-            found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy())
-        for index, only in forced:
-            own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
-            found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
-        return found, prompted
 
     def _banned(self, history: Ints, prompted: Bools) -> Ints:
         """The banned tokens int64 [B, M, X] of a step; -1 is an unused entry."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Floats, Ints
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,14 @@ class Candidates:
         The beam that is continued.
     tokens : int64 [B, C]
         The token that continues it.
+    rows : Rows or None
+        All scores, where the step was asked for them.
     """
 
     scores: Floats
     beams: Ints
     tokens: Ints
+    rows: Rows | None = None
 
 
 class Step(Protocol):
@@ -91,7 +95,7 @@ class SearchResult:
     sequences : int64 [B * num_return_sequences, T]
         Each begins with the start token or the prompt. The best of a sample comes first.
     scores : float32 [B * num_return_sequences] or None
-        None in greedy search.
+        None in greedy search and sampling.
     """
 
     sequences: Ints

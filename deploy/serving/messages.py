@@ -7,7 +7,8 @@ worker -> backend    Ready or Failed, once the model is loaded or cannot be; the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
@@ -78,12 +79,15 @@ class Request:
         A JSON object.
     alone : bool
         Run each of its samples in a batch of its own, since the worker ended while it ran before.
+    entropy : bytes
+        For draws without a seed, which are the same where the request is sent again: some of its tokens may be out.
     """
 
     number: int
     inputs: dict[str, Array]
     parameters: str
     alone: bool = False
+    entropy: bytes = field(default_factory=lambda: secrets.token_bytes(16), compare=False)
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,9 @@ class RequestParser:
         runner = self._runner
         settings, truncate, options = self._options(request.parameters, 1)
         if options.num_beams > self._max_rows:
+            name = "num_beams" if options.sampling is None else "num_return_sequences"
             raise InputError(
-                f"num_beams={options.num_beams} is more than the {self._max_rows} rows that this server runs together; "
+                f"{name}={options.num_beams} is more than the {self._max_rows} rows that this server runs together; "
                 f"pass {self._max_rows} or less"
             )
         name = _source_name(runner, request)
@@ -100,11 +101,11 @@ class RequestParser:
                 if name == TEXT:
                     text = _text(value, runner.manifest.sizes.max_source)
                     tokens, _ = runner.encode(text, truncate=truncate, **settings)
-                    samples = [self._sample(tokens, request.parameters)]
+                    samples = [self._sample(tokens, request, row)]
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
                     runner.check_ids(ids)
-                    samples = [self._sample(ids, request.parameters)]
+                    samples = [self._sample(ids, request, row)]
                 else:
                     found = _features(runner, value[: lengths[row]])
                     samples = [runner.sample_of_features(next(self._numbers), each, settings) for each in found]
@@ -113,10 +114,11 @@ class RequestParser:
             parsed.rows.append(samples)
         return parsed
 
-    def _sample(self, tokens: list[int], parameters: str) -> Sample:
+    def _sample(self, tokens: list[int], request: Request, row: int) -> Sample:
         decoder_only = self._runner.decoder_only
-        _, _, options = self._options(parameters, len(tokens) if decoder_only else 1)
-        return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only)
+        _, _, options = self._options(request.parameters, len(tokens) if decoder_only else 1)
+        entropy = request.entropy + row.to_bytes(8, "little")
+        return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
 
     def _resolve(self, parameters: str, prompt_length: int) -> tuple[dict[str, Any], bool, GenerationOptions]:
         """The settings of a request, whether to truncate its texts, and the options that they are."""

@@ -51,7 +51,7 @@ def output_of(model: LoadedModel, found: SearchResult, options: GenerationOption
     prompt_length
         Tokens of a decoder-only model's prompt, padding included, that every sequence begins with.
     """
-    first = 0 if model.decoder_only else 1  # the start token may be an end token too
+    first = 0 if model.decoder_only else options.beginning  # what is given may hold an end token
     rows = found.sequences[:, prompt_length:].tolist()
     sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]

@@ -92,7 +92,7 @@ def join_results(
     prompts = max(P for _, P, _ in results)
     new = max(found.sequences.shape[1] - P for _, P, found in results)
     count = sum(len(samples) for samples, _, _ in results) * returned
-    fill = options.fill_token_id if options.num_beams > 1 and options.eos_token_ids else options.pad_token_id or 0
+    fill = options.fill_token_id if options.normalize and options.eos_token_ids else options.pad_token_id or 0
     sequences = np.full((count, prompts + new), fill, np.int64)
     sequences[:, :prompts] = options.pad_token_id or 0
     scores = None if results[0][2].scores is None else np.zeros(count, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tightbeam.export.accuracy.draws import bundle_draws
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
@@ -25,6 +26,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 1},
     {"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0},
 )
+SEED = "seed"
+"""Setting of a bundle, not of transformers, whose draws the reference takes (`bundle_draws`)."""
 MAX_NEW_TOKENS = 24
 MAX_NEW_TOKENS_OF_LARGE = 10
 LARGE = 100_000_000
@@ -137,8 +140,9 @@ def greedy(checkpoint: Checkpoint, samples: Samples) -> list[list[int]]:
 def generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -> Generation:
     """Run ``model.generate`` under one setting; the best sequence of each sample, as the command prints it."""
     arguments = samples.arguments(checkpoint.model.dtype)
-    with torch.no_grad(), quiet_transformers():
-        out = checkpoint.model.generate(**arguments, return_dict_in_generate=True, output_scores=True, **settings)
+    asked = {name: value for name, value in settings.items() if name != SEED}
+    with torch.no_grad(), quiet_transformers(), _draws(checkpoint, samples, settings):
+        out = checkpoint.model.generate(**arguments, return_dict_in_generate=True, output_scores=True, **asked)
     scores = getattr(out, "sequences_scores", None)
     returned = out.sequences.shape[0] // len(samples.rows)
     ends = settings.get("eos_token_id", checkpoint.model.generation_config.eos_token_id)
@@ -149,6 +153,14 @@ def generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any])
     if not samples.as_ids and checkpoint.tokenizer is not None:
         texts = [samples.shown(checkpoint.tokenizer.decode(row, skip_special_tokens=True)) for row in sequences]
     return Generation(settings, sequences, None if scores is None else scores[::returned].tolist(), texts)
+
+
+def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -> AbstractContextManager[None]:
+    """The bundle's draws, where a setting has a seed."""
+    if SEED not in settings:
+        return nullcontext()
+    returned = settings.get("num_return_sequences", checkpoint.generation_config.get("num_return_sequences", 1))
+    return bundle_draws(samples.rows, settings[SEED], returned, settings["max_new_tokens"])
 
 
 def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
@@ -179,8 +191,11 @@ def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, 
     large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
     wanted = MAX_NEW_TOKENS_OF_LARGE if large else MAX_NEW_TOKENS
     length = min(longest, wanted, own.get("max_new_tokens") or longest)
+    sampled = own.get("do_sample") is True
     for settings in SETTINGS:
-        limits = {"max_new_tokens": length}
+        limits: dict[str, Any] = {"max_new_tokens": length}
+        if sampled:
+            limits |= {"do_sample": False} if settings else {SEED: 0}
         if least > length:
             limits["min_new_tokens"] = length // 2
         alone = {"num_return_sequences": 1} if settings.get("num_beams") == 1 else {}

@@ -13,13 +13,23 @@ __all__ = ["check_settings", "disable_sampling", "set_max_new_tokens"]
 
 
 def disable_sampling(checkpoint: Checkpoint) -> str:
-    """Turn sampling off, the default of most chat models; returns a note for the user, empty where it was off."""
-    if checkpoint.generation_config.get("do_sample") is not True:
+    """Turn sampling off where a bundle cannot sample as the checkpoint does; returns a note for the user, else ""."""
+    settings = checkpoint.generation_config
+    if settings.get("do_sample") is not True:
         return ""
-    del checkpoint.generation_config["do_sample"]
+    try:
+        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.is_speech)
+        return ""
+    except GenerationError as error:
+        reason = str(error)
+    try:
+        options_for({**settings, "do_sample": False}, {}, checkpoint.sizes, speech=checkpoint.family.is_speech)
+    except GenerationError:
+        return ""  # the same with and without sampling
+    del settings["do_sample"]
     checkpoint.model.generation_config.do_sample = False
     return (
-        "the checkpoint samples (do_sample), which a bundle cannot; it searches, as model.generate with do_sample=False"
+        f"the bundle searches, as model.generate with do_sample=False, and does not sample as the checkpoint: {reason}"
     )
 
 

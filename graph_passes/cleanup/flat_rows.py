@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.builder import read_instead, tidy
+from tightbeam.graph_passes.builder import give_instead, read_instead, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "flat_rows"
@@ -39,8 +39,12 @@ def _flatten(graph: gs.Graph) -> int:
         else:
             found = None
         found = found if found is not None else made.setdefault(_key(node), node.outputs[0])
-        if found is not node.outputs[0] and not any(output is node.outputs[0] for output in graph.outputs):
+        if found is node.outputs[0]:
+            continue
+        if not any(output is node.outputs[0] for output in graph.outputs):
             read_instead(node.outputs[0], found)
+        elif node.op == "Reshape":
+            give_instead(graph, found, node.outputs[0])
     tidy(graph)
     return before - len(graph.nodes)
 

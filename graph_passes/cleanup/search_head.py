@@ -1,10 +1,11 @@
 """Append the search head: from the logits to the best C candidates of each sample, inside the decoder graph.
 
     ... -> logits [R, 1, vocabulary]
-    ->  ... - BeamTopK(., beam_scores, history, lengths, banned, ...) -> candidate_scores, candidate_beams,
-                                                                         candidate_tokens [B, C]
+    ->  ... -> logits [R, vocabulary] - BeamTopK(., beam_scores, history, lengths, banned, ...)
+                                        -> candidate_scores, candidate_beams, candidate_tokens [B, C]
 
-Needs: the decoder output ``logits``. Saves host traffic: a step returns 20 B C bytes in place of 4 R x vocabulary.
+Needs: the decoder output ``logits``. Saves host traffic: a step returns 20 B C bytes in place of 4 R x vocabulary. The
+logits stay an output, which a runtime fetches where a search needs whole rows, and which costs nothing otherwise.
 Operator: ``plugins/ops/beam_top_k``, which calls ``plugins/ops/ngram_block``.
 """
 
@@ -17,6 +18,7 @@ from tightbeam.graph_passes.builder import Builder, graph_input, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult, RunSize
 
 NAME = "search_head"
+LOGITS = "logits"
 
 INPUTS: tuple[tuple[str, type, tuple[int | str, ...]], ...] = (
     ("beam_scores", np.float32, ("B", "M")),
@@ -36,7 +38,7 @@ OUTPUTS: tuple[tuple[str, type], ...] = (
 
 
 def search_head(graphs: ModelGraphs) -> PassResult:
-    """Replace the decoder's output ``logits`` by the outputs of BeamTopK, whose inputs become graph inputs, in place.
+    """Put the outputs of BeamTopK before the decoder's output ``logits``; its inputs become graph inputs, in place.
 
     The history of a decoder-only model includes the prompt, which its caches do not, so it has lengths of its own:
     ``history_lengths`` int32 [B].
@@ -50,9 +52,11 @@ def search_head(graphs: ModelGraphs) -> PassResult:
     names = {"lengths": "history_lengths"} if graphs.sizes.decoder_only else {}
     inputs = [graph_input(decoder, names.get(name, name), dtype, shape) for name, dtype, shape in INPUTS]
     outputs = [gs.Variable(name, dtype=np.dtype(dtype), shape=["B", "candidates"]) for name, dtype in OUTPUTS]
-    build.operator("BeamTopK", [build.rows(logits, vocabulary), *inputs], {}, outputs)
-    logits.dtype, logits.shape = None, None
-    decoder.outputs = [*outputs, *decoder.outputs[1:]]
+    logits.name, logits.dtype, logits.shape = f"{NAME}.logits", None, None
+    rows = build.rows(logits, vocabulary)
+    rows.name, rows.dtype, rows.shape = LOGITS, np.dtype(np.float32), ["R", vocabulary]
+    build.operator("BeamTopK", [rows, *inputs], {}, outputs)
+    decoder.outputs = [*outputs, rows, *decoder.outputs[1:]]
     tidy(decoder)
 
     def saved(run: RunSize) -> int:

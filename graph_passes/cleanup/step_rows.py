@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.builder import POSITIONS, ROWS, Builder, read_instead, tidy
+from tightbeam.graph_passes.builder import POSITIONS, ROWS, Builder, give_instead, read_instead, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.plugins.ops import DOMAIN
 
@@ -52,6 +52,9 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
 
 
 def _skip(decoder: gs.Graph, node: gs.Node) -> None:
-    """Remove a Reshape that changes nothing, unless its result is an output of the graph."""
-    if node.outputs[0] not in decoder.outputs:
-        read_instead(node.outputs[0], node.inputs[0])
+    """Remove a Reshape that changes nothing: its readers read its input, or its input is given as its output."""
+    before, after = node.inputs[0], node.outputs[0]
+    if any(after is output for output in decoder.outputs):
+        give_instead(decoder, before, after)
+    else:
+        read_instead(after, before)

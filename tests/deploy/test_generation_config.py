@@ -16,7 +16,7 @@ from support.audio import chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
 from tightbeam.deploy import Bundle, GenerationError, NoEffectWarning, Runner
-from tightbeam.deploy.generation.fields import DORMANT, INERT
+from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
 from tightbeam.deploy.generation.given import Layer, read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
@@ -133,10 +133,10 @@ def test_a_file_is_read_once_a_call(both: tuple[Runner, Any], tmp_path: Path, mo
         ({"num_beams": 0}, {}, "num_beams=0 (from {source})"),
         ({"num_beams": 0}, {"num_beams": -1}, "num_beams=-1 (from the call)"),
         ({"num_beems": 3}, {}, "num_beems=3 (from {source}) is not a generation setting; did you mean num_beams?"),
-        ({"do_sample": True}, {}, "do_sample=True (from {source}) is not supported; remove it there"),
+        ({"do_sample": 1}, {}, "do_sample=1 (from {source}) is neither true nor false; pass True or False"),
         ({"length_penalty": "x"}, {"num_beams": 2}, "length_penalty='x' (from {source})"),
         ({"num_beams": 200}, {}, "num_beams"),
-        ({}, {"temperature": 0.5}, "temperature=0.5 (from the call) is not supported; leave it out"),
+        ({}, {"temperature": 0.5}, "temperature=0.5 (from the call) does nothing without do_sample"),
         ({"num_beams": 2}, {"num_beams": 1, "num_return_sequences": 2}, "num_return_sequences=2 (from the call)"),
     ],
     ids=str,
@@ -209,8 +209,16 @@ def test_a_checkpoint_may_have_settings_without_effect(both: tuple[Runner, Any])
 def test_each_field_without_effect_is_removed() -> None:
     kept, notes = remove_settings_without_effect(dict.fromkeys(INERT, 3), speech=False)
     assert (kept, len(notes)) == ({}, len(INERT) - 3)  # the three that a saved config carries
-    kept, notes = remove_settings_without_effect({"generation_config": dict.fromkeys(DORMANT, 3)}, speech=False)
-    assert (kept, len(notes)) == ({}, len(DORMANT))
+    given = {"generation_config": dict.fromkeys((*DORMANT, *SAMPLING), 3)}
+    kept, notes = remove_settings_without_effect(given, speech=False)
+    read = dict.fromkeys((*WARPERS, *SAMPLING), 3)  # while sampling, which a checkpoint may ask for
+    assert kept["generation_config"][0].values == read
+    assert len(notes) == len(DORMANT) - len(WARPERS)
+    _, more = remove_settings_without_effect(given, speech=False, defaults={})
+    assert set(more) - set(notes) == {
+        f"{name}=3 (from generation_config) has no effect here, since nothing is sampled" for name in read
+    }
+    assert remove_settings_without_effect(given, speech=False, defaults={"do_sample": True})[1] == notes
     asked = {"return_segments": True, "return_token_timestamps": True, "logprob_threshold": -1.0}
     kept, notes = remove_settings_without_effect(asked, speech=False)
     assert (kept, notes) == ({"generation_config": (Layer("the call", asked, asked=True),)}, [])

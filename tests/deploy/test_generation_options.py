@@ -13,7 +13,7 @@ import torch
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.fields import DORMANT, INERT, SUPPORTED, UNSUPPORTED
+from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, SUPPORTED, UNSUPPORTED, WARPERS
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
 
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
@@ -25,19 +25,21 @@ def resolve(defaults: dict[str, Any] | None = None, **overrides: Any) -> Generat
 
 
 def test_each_field_of_transformers_is_in_exactly_one_table() -> None:
-    tables = (SUPPORTED, INERT, DORMANT.keys(), UNSUPPORTED.keys())
+    tables = (SUPPORTED, SAMPLING.keys(), INERT, DORMANT.keys(), UNSUPPORTED.keys())
     fields = set(GenerationConfig().__dict__)
     assert {field: sum(field in table for table in tables) for field in fields} == dict.fromkeys(fields, 1)
     others = set().union(*tables) - fields
-    assert others == {"_commit_hash"}  # carried by older files, dropped by transformers when it reads them
+    # The first is carried by older files, and dropped by transformers when it reads them; the second an argument.
+    assert others == {"_commit_hash", "decoder_input_ids", "seed"}
     assert sum(map(len, tables)) == len(fields | others)
 
 
 def test_defaults_of_transformers_are_neutral() -> None:
     filled_in = GenerationConfig._get_default_generation_params()
     for field, value in filled_in.items():
-        if value is not None and field in {**DORMANT, **UNSUPPORTED}:
-            assert value in {**DORMANT, **UNSUPPORTED}[field], field
+        neutral = {**SAMPLING, **DORMANT, **UNSUPPORTED}
+        if value is not None and field in neutral:
+            assert value in neutral[field], field
     assert resolve(filled_in | {"max_length": None}) == resolve() == resolve(**filled_in | {"max_length": None})
 
 
@@ -210,13 +212,62 @@ def test_dormant_fields_are_refused_from_the_call_only(field: str) -> None:
         resolve(**{field: 0.123})
 
 
+@pytest.mark.parametrize("field", sorted(SAMPLING))
+def test_settings_of_sampling_need_it(field: str) -> None:
+    assert resolve({field: 3}) == resolve() and resolve({field: 3}).sampling is None
+    with pytest.raises(GenerationError, match=rf"^{field}=3 \(from the call\) does nothing without do_sample; pass"):
+        resolve(**{field: 3})
+    value = {"seed": 3, "top_k": 3}.get(field, 0.5)
+    found = resolve({"do_sample": True, field: value}).sampling
+    assert found is not None and getattr(found, field) == value
+
+
+@pytest.mark.parametrize("field", WARPERS)
+def test_warpers_that_are_not_supported_are_refused_while_sampling(field: str) -> None:
+    with pytest.raises(GenerationError, match=rf"^{field}=0.1 \(from the checkpoint's .* is not supported; remove it"):
+        resolve({field: 0.1, "do_sample": True})
+
+
+def test_candidates_of_sampling() -> None:
+    """So many that the best ``top_k`` are among them with what equals the last one; rows where they would be many."""
+    for top_k, candidates in ((1, 16), (8, 16), (9, 32), (50, 64), (248, 256)):
+        options = resolve_options(BASE, {"do_sample": True, "top_k": top_k}, vocab_size=1000, max_positions=POSITIONS)
+        assert (options.candidates, options.samples_candidates, options.needs_logits) == (candidates, True, "")
+    for settings, reason in (({"top_k": 249}, "top_k=249"), ({"top_k": 0}, "top_k=0")):
+        assert resolve(do_sample=True, **settings).needs_logits == reason
+    assert resolve(do_sample=True, num_return_sequences=2).needs_logits == "num_return_sequences=2"
+
+
 CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"do_sample": True}, f"do_sample=True {CALL} is not supported; leave it out or pass do_sample=False"),
+        ({"do_sample": "yes"}, f"do_sample='yes' {CALL} is neither true nor false; pass True or False"),
+        (
+            {"do_sample": True, "num_beams": 2},
+            f"num_beams=2 {CALL} with do_sample is beam sampling, which is not supported; "
+            "pass num_beams=1 or do_sample=False",
+        ),
+        (
+            {"do_sample": True, "temperature": 0},
+            f"temperature=0 {CALL} is not above 0; pass a number such as 0.7, or do_sample=False",
+        ),
+        ({"do_sample": True, "top_k": -1}, f"top_k=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
+        ({"do_sample": True, "top_p": 1.5}, f"top_p=1.5 {CALL} is no share; pass a number from 0 to 1"),
+        ({"do_sample": True, "typical_p": 0}, f"typical_p=0 {CALL} is no share; pass a number above 0 to 1"),
+        ({"do_sample": True, "min_p": -0.1}, f"min_p=-0.1 {CALL} is no share; pass a number from 0 to 1"),
+        ({"do_sample": True, "seed": -1}, f"seed=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
+        (
+            {"do_sample": True, "seed": 1 << 64},
+            f"seed={1 << 64} {CALL} has more than 64 bits; pass one from 0 to {(1 << 64) - 1}",
+        ),
+        (
+            {"decoder_input_ids": []},
+            f"decoder_input_ids=[] {CALL} is not a list of token ids; pass a list such as [17, 4]",
+        ),
+        ({"seed": 1}, f"seed=1 {CALL} does nothing without do_sample; pass do_sample=True, or leave it out"),
         ({"num_beam": 4}, f"num_beam=4 {CALL} is not a generation setting; did you mean num_beams?"),
         ({"z" * 9999: 1}, f"{'z' * 60}...=1 {CALL} is not a generation setting; remove it"),
         ({"a\nb": 1}, f"'a\\nb'=1 {CALL} is not a generation setting; remove it"),
@@ -372,3 +423,15 @@ def test_none_in_a_call_unsets_what_the_checkpoint_sets() -> None:
 
 def test_an_end_of_sequence_token_among_the_bad_words_bans_nothing() -> None:
     assert resolve(bad_words_ids=[[2]]).bad_words_ids == ()
+
+
+def test_a_beginning_is_the_decoder_prompt() -> None:
+    start = resolve().prompt[0]
+    for given in ([9, 4], [start, 9, 4]):
+        options = resolve(decoder_input_ids=given, max_new_tokens=3)
+        assert (options.prompt, options.beginning, options.max_length) == ((start, 9, 4), 3, 6)
+    assert resolve(decoder_input_ids=[start]) == resolve()
+    with pytest.raises(GenerationError, match=r"decoder_input_ids=.* is for models with an encoder; pass the whole"):
+        resolve_options(
+            BASE, {"decoder_input_ids": [4]}, vocab_size=VOCABULARY, max_positions=POSITIONS, prompt_length=3
+        )

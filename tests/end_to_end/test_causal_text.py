@@ -18,6 +18,7 @@ from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
 from support.checkpoints import SENTENCES, CheckpointCache
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
@@ -111,20 +112,30 @@ def test_the_default_variant_is_dedup(
         assert bundle.path.name.endswith("-dedup")
 
 
-def test_sampling_checkpoints_are_searched_with_a_warning(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_sampling_checkpoints_sample_and_are_compared(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c", "llama")
     edit_json(folder / "generation_config.json", do_sample=True, temperature=0.6, top_p=0.9)
     notes: list[str] = []
     bundle = export_model(folder, tmp_path / "out", max_new_tokens=5, on_note=notes.append)
-    assert notes == [
-        "the checkpoint samples (do_sample), which a bundle cannot; it searches, as model.generate with do_sample=False"
-    ]
-    assert bundle.manifest.parity is not None
+    assert not notes
+    parity = bundle.manifest.parity
+    assert parity is not None and parity.settings == 3 and parity.tokens > 5 * 4 * 2
+    assert bundle.manifest.generation["do_sample"] is True
+    runner = Runner.load(bundle.path, threads=1)
+    assert runner.options().sampling == Sampling(temperature=0.6, top_p=0.9)
+    prompt = [[5, 6, 7]]
+    assert len({tuple(runner.generate(prompt).sequences[0].tolist()) for _ in range(12)}) > 1
+    expected = load_checkpoint(folder).model.generate(torch.tensor(prompt), do_sample=False, max_new_tokens=5)
+    np.testing.assert_array_equal(runner.generate(prompt, do_sample=False).sequences, expected.numpy())
+
+
+def test_sampling_that_no_bundle_has_is_searched_with_a_note(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "llama")
+    edit_json(folder / "generation_config.json", do_sample=True, epsilon_cutoff=0.1)
+    notes: list[str] = []
+    bundle = export_model(folder, tmp_path / "out", max_new_tokens=5, on_note=notes.append, check=False)
     assert "do_sample" not in bundle.manifest.generation
-    model = load_checkpoint(folder).model
-    expected = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=5)
-    found = Runner.load(bundle.path, threads=1).generate(np.array([[5, 6, 7]]))
-    np.testing.assert_array_equal(found.sequences, expected.numpy())
+    assert [note.partition(": ")[2].partition(" (")[0] for note in notes] == ["epsilon_cutoff=0.1"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])

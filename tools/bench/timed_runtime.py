@@ -22,6 +22,10 @@ class TimedRuntime:
         self.encoder_s = 0.0
         self.step_s: list[float] = []
 
+    @property
+    def gives_logits(self) -> bool:
+        return self._runtime.gives_logits
+
     def joining(self) -> None:
         """Whole batches alone are timed."""
         return None

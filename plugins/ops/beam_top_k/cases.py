@@ -71,6 +71,8 @@ def cases() -> list[Case]:
         random_case(8, B=2, M=2, vocabulary=50265, C=4, T=100, n=3, P=1, ids=40),
         random_case(9, B=1, M=3, vocabulary=9, C=6, T=8, n=1, ids=9, P=4),
         random_case(10, B=1, M=2, vocabulary=700, C=300, T=5),
+        random_case(12, B=2, M=1, vocabulary=20000, C=40, T=20, P=6, n=2, penalty=1.2, ids=8, normalize=False),
+        random_case(13, B=1, M=2, vocabulary=20011, C=64, T=9, P=3, levels=8),
         random_case(11, B=1, M=16, vocabulary=130, C=32, T=2000, n=4, ids=3, penalty=1.1),
         masked,
         far,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -18,6 +19,8 @@ namespace {
 
 constexpr char OP[] = "BeamTopK";
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr size_t BLOCK = 128;  // logits whose largest one is taken together
+constexpr int MANY = 16;       // candidates from which a bound is looked for first: a step's own are fewer
 
 struct Candidate {
   float score;
@@ -71,12 +74,15 @@ class Row {
     normalize();
     change();
     Best best(a_.C);
-    int token = 0;
-    for (; token < a_.vocabulary && !best.full(); ++token) offer(best, token);
-    // From here on a token has to be strictly above the worst one kept, which is a lower token.
-    while (best.full() && token < a_.vocabulary) {
-      token = static_cast<int>(math().next_above(logits_, token, a_.vocabulary, logits_[best.worst().token]));
-      if (token < a_.vocabulary) offer(best, token++);
+    const float least = least_of_best();
+    // Once full, a token has to be strictly above the worst one kept, which is a lower token.
+    for (int token = 0; token < a_.vocabulary; ++token) {
+      if (best.full() || least > NOTHING) {
+        const float bound = best.full() ? logits_[best.worst().token] : least;
+        token = static_cast<int>(math().next_above(logits_, token, a_.vocabulary, bound));
+        if (token >= a_.vocabulary) break;
+      }
+      offer(best, token);
     }
     for (const Candidate& changed : changed_) best.offer(changed);
     return best.sorted();
@@ -98,6 +104,21 @@ class Row {
     // Of a long double, since the logarithm of a double needs glibc 2.29.
     const long double total = math().sum_of_exponentials(logits_, a_.vocabulary, row_max);
     log_total_ = static_cast<float>(std::log(total));
+  }
+
+  // A number that the logits of the best C unchanged tokens are above; -inf where it is not worth looking for. The
+  // largest logits of so many blocks are at least the last of these, and no more of them are changed than are left out.
+  // What rounding may make an equal score is above it, too.
+  float least_of_best() const {
+    const size_t blocks = a_.vocabulary / BLOCK, wanted = a_.C + changed_.size();
+    if (a_.C < MANY || 2 * wanted > blocks) return NOTHING;
+    std::vector<float> highest(blocks);
+    for (size_t block = 0; block < blocks; ++block) highest[block] = math().row_max(logits_ + block * BLOCK, BLOCK);
+    std::nth_element(highest.begin(), highest.begin() + (wanted - 1), highest.end(), std::greater<float>());
+    const float found = highest[wanted - 1];
+    if (!std::isfinite(found)) return NOTHING;
+    const float size = std::fabs(found) + std::fabs(shift_) + std::fabs(log_total_);
+    return found - std::max(8 * std::numeric_limits<float>::epsilon() * size, std::numeric_limits<float>::min());
   }
 
   float score(int token) const { return (logits_[token] - shift_) - log_total_; }

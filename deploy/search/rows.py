@@ -1,0 +1,86 @@
+"""Whole rows of scores, for what a step's candidates do not say: their processors in numpy, and their largest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Floats, Ints
+
+__all__ = ["Rows", "largest"]
+
+BLOCK = 128
+"""Scores whose largest one is taken together."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The logits of a step, and what its search head applies to them. Valid until the next step.
+
+    Attributes
+    ----------
+    logits : floats [R, vocabulary]
+    history : int64 [R, T_history]
+        Tokens of each row, left-aligned.
+    lengths : int32 [B]
+        Those of them that count.
+    banned : int64 [R, P]
+        Tokens that get -inf; -1 where there is none.
+    normalize : bool
+        Log-softmax first.
+    repetition_penalty : float
+    no_repeat_ngram_size : int
+    """
+
+    logits: Array
+    history: Ints
+    lengths: Array
+    banned: Ints
+    normalize: bool
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+
+    def processed(self, row: int) -> Floats:
+        """The scores float32 [vocabulary] of a row, as the operator ``BeamTopK`` ranks them; not to be written to."""
+        scores: Floats = self.logits[row].astype(np.float32, copy=False)
+        if self.normalize:
+            shifted = scores - scores.max()
+            scores = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
+        length = int(self.lengths[row * len(self.lengths) // len(self.logits)])
+        history = self.history[row, :length]
+        out = [_repeats(history, self.no_repeat_ngram_size), self.banned[row][self.banned[row] >= 0]]
+        if self.repetition_penalty == 1 and not any(map(len, out)):
+            return scores
+        scores = scores.copy()
+        if self.repetition_penalty != 1:
+            seen, penalty = scores[history], np.float32(self.repetition_penalty)
+            scores[history] = np.where(seen < 0, seen * penalty, seen / penalty)
+        for tokens in out:
+            scores[tokens] = -np.inf
+        return scores
+
+
+def largest(scores: Floats, count: int) -> Ints:
+    """The tokens of the ``count`` largest scores [vocabulary], and of those that equal the last one, best first; of
+    equal scores the lower token."""
+    count = min(count, len(scores))
+    blocks = len(scores) // BLOCK
+    if blocks > 2 * count:  # so many blocks have a score of at least `least`
+        highest = scores[: blocks * BLOCK].reshape(blocks, BLOCK).max(axis=1)
+        least = np.partition(highest, blocks - count)[blocks - count]
+        tokens = np.flatnonzero(scores >= least)
+    else:
+        tokens = np.arange(len(scores))
+    ordered: Ints = tokens[np.argsort(-scores[tokens], kind="stable")]
+    return ordered[: int(np.count_nonzero(scores[ordered] >= scores[ordered[count - 1]]))]
+
+
+def _repeats(history: Ints, size: int) -> Ints:
+    """The tokens that would end an n-gram of ``size`` that ``history`` int64 [T] has already."""
+    if not 0 < size <= len(history):
+        return np.zeros(0, np.int64)
+    grams = np.lib.stride_tricks.sliding_window_view(history, size)
+    again = (grams[:, :-1] == history[len(history) - size + 1 :]).all(axis=1)
+    found: Ints = grams[again, -1]
+    return found

@@ -1,0 +1,122 @@
+"""Sampling: each next token is drawn from the model's distribution, as the settings warp it.
+
+Source: transformers 5.23 `GenerationMixin._sample` with do_sample=True. The distribution is the same; the draw is from
+a stream of random numbers that each returned sequence has to itself (`Sampling.uniforms`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.errors import NonFiniteError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.sampling import Sampling
+from tightbeam.deploy.search.batch import BatchSearch, Place
+from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.step import Candidates, SearchResult, Step
+from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row
+
+__all__ = ["SampleSearch"]
+
+
+class SampleSearch(BatchSearch):
+    """Continue each of a sample's M rows by a token that is drawn.
+
+    The rows are the returned sequences. They share the source, and nothing else: a row never continues another. A row
+    that has ended is padded until all rows of its sample have; then the sample is removed. There are no scores.
+    """
+
+    def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
+        self.ended = np.zeros((0, num_beams), np.bool_)
+        super().__init__(step, num_beams, callback)
+
+    def arrays(self) -> tuple[str, ...]:
+        return (*super().arrays(), "ended")
+
+    def filler(self, options: GenerationOptions) -> int:
+        return options.pad_token_id or 0
+
+    def join(
+        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+    ) -> None:
+        super().join(number, options, beginning, source)
+        sampling, place = settings_of(options), self.places[-1]
+        keyed = sampling if sampling.key else sampling.for_input()
+        count = options.max_length - place.P
+        place.draws = np.stack([keyed.uniforms(sequence, count) for sequence in range(self.M)])
+        self.ended = np.concatenate([self.ended, np.zeros((1, self.M), np.bool_)])
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        self._warpers = Warpers([settings_of(place.options) for place in self.places])
+
+    def advance(self) -> None:
+        candidates, prompted = self.run_decoder()
+        tokens = self._choose(candidates, prompted)  # [B, M]
+        self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
+        cancelled = self.cancelled(prompted, tokens[:, 0] if self.M == 1 else None)
+        last = self.lengths + 1 == self.max_lengths
+        self.ended |= self.is_end(tokens) & ~prompted[:, None]
+        finished = self.ended.all(axis=1) | last
+        for index in np.flatnonzero(finished & ~cancelled).tolist():
+            before = self.step.history[index, :, : self.lengths[index]]  # [M, T]
+            sequences = np.concatenate([before, tokens[index][:, None]], axis=1)
+            self.callback.on_finished(self.places[index].number, SearchResult(sequences, None))
+        self.write(tokens, last)
+        self.remove(finished | cancelled)
+
+    def _choose(self, candidates: Candidates, prompted: Bools) -> Ints:
+        """Draw the next tokens int64 [B, M]; those of a sample in its decoder prompt do not count."""
+        forced = dict(self.forced())
+        free = ~prompted
+        free[list(forced)] = False
+        if self.places[0].options.samples_candidates:
+            tokens = self._among_candidates(candidates, free)
+        else:
+            tokens = np.array([place.options.pad_token_id or 0 for place in self.places])[:, None].repeat(self.M, 1)
+            for index, row in zip(*np.nonzero(free[:, None] & ~self.ended), strict=True):
+                tokens[index, row] = self._from_row(candidates, int(index), int(row))
+        for index, only in forced.items():
+            weights = Warpers([settings_of(self.places[index].options)]).weights(np.zeros((1, len(only)), np.float32))
+            for row in np.flatnonzero(~self.ended[index]).tolist():
+                tokens[index, row] = drawn(np.array([only]), weights, np.array([self._uniforms(index, row)]))[0]
+        return tokens
+
+    def _among_candidates(self, candidates: Candidates, free: Bools) -> Ints:
+        """Draw among the candidates, tokens int64 [B, 1]. Where more tokens than these equal the last one that is kept,
+        a whole row is looked at, if the step has any."""
+        self._check(candidates.scores[:, 0], free)
+        C, top_k = candidates.scores.shape[1], self._warpers.top_k[:, 0]
+        numbers = np.array([self._uniforms(index, 0) for index in range(len(self.places))])
+        scores = np.where(free[:, None], candidates.scores, np.float32(0))
+        tokens = drawn(candidates.tokens, self._warpers.weights(scores), numbers)
+        if candidates.rows is not None and self.places[0].options.vocab_size > C:
+            tied = candidates.scores[:, -1] >= candidates.scores[self.index[:, 0], np.minimum(top_k, C) - 1]
+            for index in np.flatnonzero(tied & free).tolist():
+                tokens[index] = self._from_row(candidates, index, 0)
+        return tokens[:, None]
+
+    def _from_row(self, candidates: Candidates, index: int, row: int) -> int:
+        """Draw a token from all scores of a row."""
+        assert candidates.rows is not None
+        scores = candidates.rows.processed(index * self.M + row)
+        self._check(scores.max(keepdims=True), np.ones(1, np.bool_))
+        return drawn_from_row(scores, settings_of(self.places[index].options), self._uniforms(index, row))
+
+    def _check(self, best: Floats, free: Bools) -> None:
+        """Raise NonFiniteError where the best score of a row is -inf."""
+        if (np.isneginf(best) & free).any():
+            raise NonFiniteError("every token is banned, so that none can be drawn; ban fewer")
+
+    def _uniforms(self, index: int, row: int) -> float:
+        """The random number of a row's next token."""
+        place: Place = self.places[index]
+        assert place.draws is not None
+        return float(place.draws[row, max(0, int(self.lengths[index]) - place.P)])
+
+
+def settings_of(options: GenerationOptions) -> Sampling:
+    """The settings of sampling of a sample that samples."""
+    assert options.sampling is not None
+    return options.sampling

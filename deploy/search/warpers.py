@@ -1,0 +1,154 @@
+"""The warpers of sampling: which tokens may be drawn, and their probabilities.
+
+Source: the warpers of transformers 5.23 `generation/logits_process.py` for temperature, top_k, top_p, min_p and
+typical_p, in the order in which `generate` applies them. Of tokens with equal scores at the edge of ``top_p``, which
+transformers leaves to the order of its sort, the lower ones are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.generation.sampling import Sampling
+from tightbeam.deploy.search.rows import largest
+
+__all__ = ["Warpers", "drawn", "drawn_from_row"]
+
+LISTED = 256
+"""The most likely tokens of a row that are looked at, before all of them are."""
+
+
+class Warpers:
+    """The settings of R rows as columns.
+
+    Parameters
+    ----------
+    settings : sequence of Sampling
+        Those of each row.
+    """
+
+    def __init__(self, settings: Sequence[Sampling]) -> None:
+        def column(values: list[float], dtype: type) -> Floats:
+            return np.array(values, dtype)[:, None]
+
+        self.temperature = column([each.temperature for each in settings], np.float64)
+        self.top_k = column([each.top_k for each in settings], np.int64)
+        self.top_p = column([each.top_p for each in settings], np.float64)
+        self.min_p = column([each.min_p for each in settings], np.float64)
+        self._typical = [(row, each.typical_p) for row, each in enumerate(settings) if each.typical_p < 1]
+        self._cuts_p, self._cuts_min = bool((self.top_p < 1).any()), bool((self.min_p > 0).any())
+
+    def weights(self, scores: Floats, rest: float = 0.0) -> Floats:
+        """Weights of the best tokens, proportional to their probabilities.
+
+        Parameters
+        ----------
+        scores : float32 [R, n]
+            Processed scores of each row's best tokens, descending; all that ``top_k`` and ``typical_p`` keep.
+        rest : float
+            The weight of all tokens that are not listed, where the best one weighs 1.
+
+        Returns
+        -------
+        float64 [R, n]
+            0 for a token that cannot be drawn.
+        """
+        weights: Floats = np.exp((scores.astype(np.float64) - scores[:, :1]) / self.temperature)
+        last = np.take_along_axis(scores, np.minimum(self.top_k, scores.shape[1]) - 1, axis=1)
+        weights[(scores < last) & (self.top_k > 0)] = 0
+        if self._cuts_p:
+            mass = weights.cumsum(axis=1)
+            cut = (mass - weights >= self.top_p * (mass[:, -1:] + rest)) & (self.top_p < 1)
+            cut[:, 0] = False
+            weights[cut] = 0
+        if self._cuts_min:
+            weights[weights < self.min_p] = 0
+        for row, share in self._typical:
+            weights[row] = _typical(weights[row], share)
+        return weights
+
+
+def _typical(weights: Floats, mass: float) -> Floats:
+    """Weights [n] of which only those of ``typical_p`` are left."""
+    tokens = np.flatnonzero(weights)
+    shares = weights[tokens] / weights.sum()
+    information = -np.log(shares)
+    distance = np.abs(information - (shares * information).sum())
+    order = np.argsort(distance, kind="stable")
+    last = min(int((shares[order].cumsum() < mass).sum()), len(order) - 1)
+    kept = np.zeros_like(weights)
+    near = tokens[distance <= distance[order[last]]]
+    kept[near] = weights[near]
+    return kept
+
+
+def drawn(tokens: Ints, weights: Floats, uniforms: Floats) -> Ints:
+    """Draw a token for each row.
+
+    A row's tokens share the numbers from 0 to 1 in the order of their ids, each as much as its probability is: so
+    rounding, which changes the order of almost equal scores, moves no share.
+
+    Parameters
+    ----------
+    tokens : int64 [R, n]
+    weights : float64 [R, n]
+        At least one of each row is above 0.
+    uniforms : float64 [R]
+        Random numbers in [0, 1).
+
+    Returns
+    -------
+    int64 [R]
+    """
+    order = np.argsort(tokens, axis=1)
+    shares = np.take_along_axis(weights, order, axis=1).cumsum(axis=1)
+    below = np.minimum(uniforms * shares[:, -1], np.nextafter(shares[:, -1], 0))  # a product may round up to the sum
+    place = (shares <= below[:, None]).sum(axis=1)
+    chosen: Ints = np.take_along_axis(np.take_along_axis(tokens, order, axis=1), place[:, None], axis=1)[:, 0]
+    return chosen
+
+
+def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float) -> int:
+    """Draw a token from the processed scores float32 [vocabulary] of a whole row, of which one at least is finite."""
+    weights = scores - scores.max()
+    if sampling.temperature != 1:
+        weights /= np.float32(sampling.temperature)
+    np.exp(weights, out=weights)
+    if not sampling.truncates:
+        return _drawn_by_blocks(weights, uniform)
+    tokens = largest(scores, sampling.top_k or (len(scores) if sampling.typical_p < 1 else LISTED))
+    complete = sampling.top_k or len(tokens) == len(scores)
+    rest = 0.0 if complete else max(0.0, float(weights.sum(dtype=np.float64) - weights[tokens].sum(dtype=np.float64)))
+    kept = Warpers([sampling]).weights(scores[None, tokens], rest)
+    if not complete and kept[0, -1] > 0:  # tokens that are not listed may be kept, too
+        return _drawn_by_blocks(np.where(_nucleus(scores, weights, sampling), weights, np.float32(0)), uniform)
+    return int(drawn(tokens[None], kept, np.array([uniform]))[0])
+
+
+def _nucleus(scores: Floats, weights: Floats, sampling: Sampling) -> Bools:
+    """The tokens bool [vocabulary] that ``top_p`` and ``min_p`` keep; sorts numbers alone, not their tokens."""
+    descending = -np.sort(-scores)
+    ratios = np.exp((descending - descending[0]) / np.float32(sampling.temperature))
+    before = ratios.cumsum(dtype=np.float64) - ratios
+    count = (
+        len(scores) if sampling.top_p == 1 else max(1, int((before < sampling.top_p * (before[-1] + ratios[-1])).sum()))
+    )
+    kept: Bools = scores > descending[count - 1]
+    kept[np.flatnonzero(scores == descending[count - 1])[: count - int(kept.sum())]] = True
+    return kept & (weights >= sampling.min_p)
+
+
+def _drawn_by_blocks(weights: Floats, uniform: float) -> int:
+    """Draw a token by its weight, float32 [vocabulary]: the block of tokens that has the number, then the token."""
+    whole = len(weights) // LISTED * LISTED
+    sums = weights[:whole].reshape(-1, LISTED).sum(axis=1)
+    ends = np.append(sums, weights[whole:].sum()).cumsum(dtype=np.float64)
+    below = min(uniform * ends[-1], np.nextafter(ends[-1], 0))
+    block = int((ends <= below).sum())
+    own = weights[block * LISTED : (block + 1) * LISTED]
+    within = own.cumsum(dtype=np.float64)
+    place = int((within <= below - (ends[block] - within[-1])).sum())
+    return block * LISTED + min(place, int(np.flatnonzero(own)[-1]))
