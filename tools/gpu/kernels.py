@@ -14,7 +14,8 @@ Weak points, known from reading: the matrix kernels use mma.sync and cp.async, n
 tile of states goes through three barriers of the whole block; two blocks read a sample's states (32 queries each), the
 second at best from L2; a multiprocessor holds one block of LatentAttention, whose kernel for BART-large spills (ptxas
 13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a launch should be longer. The
-predictions in `works` were made from this before anything was measured.
+predictions in `works` were made from this before anything was measured, and before the machine code was counted, which
+allows other shares: docs/explanation/cuda-kernels.md has both.
 ``--rehearse`` runs the same on a machine without a GPU, at tiny sizes.
 """
 
