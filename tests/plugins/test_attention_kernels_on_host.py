@@ -11,7 +11,7 @@ import pytest
 from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
 from support.kernel_results import check_result, rounded
 from support.kernel_runs import GPU, run_kernels, run_on_host
-from support.operator_cases import MODULES, with_inputs
+from support.operator_cases import ATTENTION_CASES, MODULES, with_inputs, with_nan_query
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.native import Gpu
 
@@ -64,6 +64,17 @@ def test_a_sample_without_source_positions(name: str, dtype: str, multiprocessor
     check_result(name, case, dtype, found)
     assert (found["output"][:2].astype(np.float32) == 0).all()
     assert (found["lse"][:2] == -np.inf).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("multiprocessors", [1, 1000])
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_a_query_of_nan_gives_nan(name: str, multiprocessors: int, dtype: str) -> None:
+    """As on the CPU (test_operators.py), whether or not its parts are joined."""
+    case = with_nan_query(rounded(ATTENTION_CASES[name], dtype))
+    found = run_on_host(name, case, dtype, gpu=Gpu(multiprocessors, SHARED_BYTES))
+    check_result(name, case, dtype, found)
+    assert np.isnan(found["output"].astype(np.float32).reshape(24, -1)[0]).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

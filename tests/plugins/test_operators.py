@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.operator_cases import ATTENTION_CASES, with_nan_query
 from support.operator_runs import MODULES, check, model_of, outputs_of, run, session_of
 from support.tolerance import LUCK
 from tightbeam.plugins.library import cpu_library
@@ -270,6 +271,17 @@ def test_an_empty_prefix_has_no_weight(name: str, library: Path | None) -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_a_query_of_nan_gives_nan(name: str, library: Path | None) -> None:
+    case = with_nan_query(ATTENTION_CASES[name])
+    found = run(name, case, library)
+    check(name, case, found)
+    for tensor in found.keys() & {"output", "lse"}:
+        assert np.isnan(found[tensor].reshape(6, 4, -1)[0, 0]).all()
+        assert np.isfinite(found[tensor].reshape(24, -1)[1:]).all()
+
+
+@pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
 def test_a_step_writes_one_position_of_a_bound_cache(name: str, library: Path | None) -> None:
     sizes = {"V": 3} if name == "BeamAttention" else {}
@@ -359,6 +371,7 @@ def test_quantized_rows_do_not_depend_on_their_company(library: Path | None) -> 
 def test_quantized_operators_give_the_same_bits_on_every_instruction_set() -> None:
     program = """
 import hashlib
+from support.operator_cases import ATTENTION_CASES, with_nan_query
 from support.operator_runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()

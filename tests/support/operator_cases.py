@@ -57,6 +57,8 @@ def wide_cases() -> dict[str, list[Case]]:
             latent(22, B=1, M=1, H=2, G=1, K=2100, N=5),
             latent(23, B=1, M=2, H=4, G=4, K=64, N=40, rotary=64),
             latent(24, B=1, M=2, H=4, G=2, K=48, N=20, rotary=16),
+            latent(25, B=2, M=3, H=7, G=1, K=72, N=75, scaled=True),
+            latent(26, B=1, M=3, H=12, G=2, K=128, N=37, rotary=128),
         ],
         "BeamAttention": [
             beam(20, B=1, M=2, H=2, G=1, K=260, V=530, T=9, T_max=9, rotary=16),
@@ -68,6 +70,7 @@ def wide_cases() -> dict[str, list[Case]]:
             beam_latent(22, B=1, M=2, H=4, G=4, K=64, T=40, T_max=40, rotary=64, shifted=True),
             beam_latent(23, B=1, M=2, H=4, G=2, K=48, T=20, T_max=20, rotary=16, prefix=True),
             beam_latent(24, B=1, M=1, H=2, G=1, K=2100, T=5, T_max=5),
+            beam_latent(25, B=1, M=2, H=18, G=2, K=40, T=70, T_max=71, prefix=True, scaled=True, window=66),
         ],
     }
 
@@ -76,6 +79,25 @@ def with_inputs(case: Case, **inputs: Any) -> Case:
     """The case with other values of some inputs; None leaves an optional one out."""
     changed = {**case.inputs, **inputs}
     return replace(case, inputs={name: np.asarray(value) for name, value in changed.items() if value is not None})
+
+
+ATTENTION_SIZES: dict[str, Any] = {"B": 2, "M": 3, "H": 4, "G": 2, "K": 16}
+HISTORY_SIZES: dict[str, Any] = {**ATTENTION_SIZES, "T": 40, "T_max": 41, "lengths": [40, 7]}
+ATTENTION_CASES: dict[str, Case] = {
+    "SourceAttention": MODULES["SourceAttention"].random_case(40, **ATTENTION_SIZES, V=8, N=300),
+    "LatentAttention": MODULES["LatentAttention"].random_case(40, **ATTENTION_SIZES, N=300),
+    "BeamAttention": MODULES["BeamAttention"].random_case(40, **HISTORY_SIZES, V=8, prefix=True),
+    "BeamLatentAttention": MODULES["BeamLatentAttention"].random_case(40, **HISTORY_SIZES, prefix=True),
+}
+"""One case of each attention operator, of 6 rows and 4 heads."""
+
+
+def with_nan_query(case: Case) -> Case:
+    """The case with NaN for the query of row 0 and head 0."""
+    name = "projected" if "projected" in case.inputs else "query"
+    query = case.inputs[name].copy()
+    query.reshape(-1)[:16] = np.nan
+    return with_inputs(case, **{name: query})
 
 
 def outputs_of(name: str, case: Case) -> tuple[str, ...]:

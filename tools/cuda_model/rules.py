@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 __all__ = ["COLD", "LOOPS", "names_of"]
 
 LOOPS = {
-    # Shares of a score: from the warps whose columns the query has.
-    r"for \(int w = from\[t\] / COLUMNS": "score_warps / TILES",
     r"for \(int i = 0; i < parts; \+\+i": "joined_parts",
     # Keys that reach the bound are about as many as are wanted; every thread's own key is compared for the bound.
     r"rank \+= precedes.*rank_among\(mine, best, threads\)": "threads",
@@ -23,8 +21,7 @@ LOOPS = {
 """Pattern of a loop's source line -> its trips."""
 
 COLD: dict[str, Callable[[Mapping[str, float]], bool]] = {
-    r"turn_key_fragments\(b, corner": lambda names: not names.get("rotary"),
-    r"a\.key_scales\[": lambda names: not names.get("key_scales_given"),
+    r"dot \* key_scale\(": lambda names: not names.get("key_scales_given"),
     # Many equal logits; forbidden or penalised tokens; what one warp of a block does.
     r"find_bound\(C, memory\.capacity|keep_from\(bound, ~Key": lambda names: True,
     r"taken & ~forbids\) >> i": lambda names: True,
@@ -49,7 +46,8 @@ def names_of(kernel: str, given: Mapping[str, float]) -> dict[str, float]:
     names.setdefault("Q", H // G)
     columns = names.get("COLUMNS", 64)
     group_columns = names["D"] if G == 1 else K * max(1, 16 // max(1, H // G * (M if "TILES" in names else 1)))
-    names["score_warps"] = max(1, -(-group_columns // columns))
+    # Shares of a score: from the warps whose columns the query has.
+    names |= {"first_warp": 0, "end_warp": max(1, -(-group_columns // columns))}
     if "tiles" in names:
         names.setdefault("TILES", names["tiles"])
     if "TILES" in names:

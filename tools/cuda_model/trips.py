@@ -21,7 +21,7 @@ from tools.cuda_model.sass import Instruction, Place
 
 __all__ = ["Names", "Trips", "evaluate", "header_trips", "trips_of"]
 
-FIRST_THREAD = {"thread": 0, "lane": 0, "warp": 0, "part": 0, "group": 0, "WARP": 32}
+FIRST_THREAD = {"thread": 0, "lane": 0, "lane_": 0, "warp": 0, "warp_": 0, "part": 0, "group": 0, "WARP": 32}
 FOR = re.compile(r"for \((?:const )?(?:int|unsigned|long long|auto) (\w+) = (.*?)(?:, \w+ = .*?)?; (.*?); (.*)$")
 CHOICE = re.compile(r"\(([^()?:]+)\?([^()?:]+):([^()?:]+)\)")
 WHOLE_CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")

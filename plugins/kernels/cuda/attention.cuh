@@ -94,6 +94,8 @@ __device__ __forceinline__ float rotated(const Arguments& a, int table_row, int 
 // Softmax and weighted values of one query over some of its positions.
 struct PartialSoftmax {
   float row_max, row_sum;
+
+  __device__ float lse() const { return row_sum == 0.0f ? -infinity() : row_max + logf(row_sum); }
 };
 
 // Joins parts that were made apart: part i has `softmax(i)` and the weighted sum `sum(i)` of one output number.
@@ -105,12 +107,12 @@ __device__ __forceinline__ float join_parts(int parts, Softmax softmax, Sum sum,
   for (int i = 0; i < parts; ++i) {
     const PartialSoftmax part = softmax(i);
     const float weight = weight_below(part.row_max, row_max);
-    // A part in which no position counts may hold anything.
-    if (weight == 0.0f) continue;
+    // A part in which no position counts may hold anything. One whose scores are all NaN has a row max of -inf too.
+    if (weight == 0.0f && !isnan(part.row_sum)) continue;
     row_sum += weight * part.row_sum;
     value += weight * sum(i);
   }
-  if (lse) *lse = row_sum == 0.0f ? -infinity() : row_max + logf(row_sum);
+  if (lse) *lse = PartialSoftmax{row_max, row_sum}.lse();
   return row_sum == 0.0f ? 0.0f : value / row_sum;
 }
 
@@ -342,6 +344,26 @@ __device__ __forceinline__ void put(const SplitResult<Float>& result, int split,
     result.output[row * result.width + column] = from_float<Float>(value);
   else
     result.workspace[(split * result.rows + row) * result.width + column] = value;
+}
+// 8 values, each a sum times `factor`; rows and pointers are aligned to 16 bytes.
+template <class Half>
+__device__ __forceinline__ void put_pack(const SplitResult<Half>& result, int split, long long row, int column,
+                                         const float* sums, float factor) {
+  if (result.splits == 1) {
+    Pack<Half> pack;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) pack.values[i] = from_float<Half>(sums[i] * factor);
+    store_16(result.output + row * result.width + column, pack);
+  } else {
+    float* to = result.workspace + (split * result.rows + row) * result.width + column;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      Pack<float> pack = load_16(sums + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) pack.values[j] *= factor;
+      store_16(to + i, pack);
+    }
+  }
 }
 template <class Float>
 __device__ __forceinline__ void put_lse(const SplitResult<Float>& result, int split, long long row, float value) {

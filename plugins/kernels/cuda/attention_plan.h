@@ -1,6 +1,10 @@
 // Division of the work of the attention kernels, decided on the host. Plain structs and arithmetic.
 #pragma once
 
+#ifndef __CUDACC_RTC__
+#include <type_traits>
+#endif
+
 #include "kernels/cuda/launch.h"
 
 namespace tightbeam {
@@ -18,12 +22,12 @@ constexpr int SIMT_COLUMNS = 4 * SIMT_THREADS, SIMT_STRIDE = SIMT_CHUNK + 4;
 constexpr unsigned SIMT_SHARED_BYTES =
     4 * ((SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE + SIMT_QUERIES * (SIMT_POSITIONS + 1));
 
-// attend_tensor_core of attention_rows.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of
-// each; and its shared memory, as byte offsets.
+// attention_tensor_core.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of each; and its
+// shared memory, as byte offsets.
 struct TensorCoreShape {
   int tiles, steps, columns, warps;
-  int D_padded, stride;  // columns of a row in shared memory, and from row to row
-  unsigned scores_at, weights_at, state_at, bytes;
+  int stride;  // numbers from row to row in shared memory
+  unsigned scores_at, weights_at, state_at, parts_at, bytes;
 };
 
 // Destination of a source attention's result: with one split in the outputs, else every split in the workspace, as
@@ -97,18 +101,15 @@ inline unsigned stream_bytes_per_warp(const RowStreamPlan& plan, int numbers, bo
 }
 
 inline TensorCoreShape matrix_shape(int D, int tiles, int steps, int columns) {
-  TensorCoreShape shape = {tiles, steps, columns, ceil_div(D, columns), ceil_div(D, 16) * 16, 0, 0, 0, 0, 0};
-  shape.stride = shape.D_padded + 8;  // an odd number of 16-byte units: no bank conflicts
+  TensorCoreShape shape = {tiles, steps, columns, ceil_div(D, columns), 0, 0, 0, 0, 0, 0};
+  shape.stride = shape.warps * columns + 8;  // an odd number of 16-byte units: no bank conflicts
   shape.scores_at = static_cast<unsigned>(2 * 16 * steps * shape.stride * 2);
   shape.weights_at = shape.scores_at + static_cast<unsigned>(shape.warps * 16 * tiles * 16 * steps * 4);
   shape.state_at = shape.weights_at + static_cast<unsigned>(16 * tiles * (16 * steps + 8) * 2);
-  shape.bytes = shape.state_at + static_cast<unsigned>(3 * 16 * tiles * 4);
+  shape.parts_at = shape.state_at + static_cast<unsigned>(3 * 16 * tiles * 4);
+  shape.bytes = shape.parts_at + static_cast<unsigned>(16 + shape.warps * columns / 8 * 4);
   return shape;
 }
-
-// True where a rotation can be applied to matrix fragments: they are rotated 8 columns at a time, all in one half of a
-// head.
-constexpr bool rotates_fragments(int K, int rotary) { return rotary == 0 || (K % 8 == 0 && rotary % 16 == 0); }
 
 // The largest shape that serves `queries` queries of one block row and fits the GPU; warps = 0 where none does.
 inline TensorCoreShape plan_tensor_core(int D, int queries, const Gpu& gpu) {
@@ -122,6 +123,23 @@ inline TensorCoreShape plan_tensor_core(int D, int queries, const Gpu& gpu) {
       }
   }
   return {};
+}
+
+// Calls launch(tiles, steps, columns, rotated) with the shape as constants.
+template <class Launch>
+void with_tensor_core_shape(const TensorCoreShape& shape, bool rotated, const Launch& launch) {
+  const auto with_rotation = [&](auto tiles, auto steps, auto columns) {
+    rotated ? launch(tiles, steps, columns, std::true_type()) : launch(tiles, steps, columns, std::false_type());
+  };
+  constexpr std::integral_constant<int, 1> one = {};
+  constexpr std::integral_constant<int, 2> two = {};
+  constexpr std::integral_constant<int, 64> narrow = {};
+  if (shape.columns == 128)
+    with_rotation(one, one, std::integral_constant<int, 128>());
+  else if (shape.tiles == 2)
+    shape.steps == 2 ? with_rotation(two, two, narrow) : with_rotation(two, one, narrow);
+  else
+    shape.steps == 2 ? with_rotation(one, two, narrow) : with_rotation(one, one, narrow);
 }
 
 #endif

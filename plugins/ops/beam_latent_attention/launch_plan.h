@@ -1,4 +1,4 @@
-// Launch plan of BeamLatentAttention's kernels: one block a row and 16 or 32 of its heads.
+// Launch plan of BeamLatentAttention's kernels: one block a row and 16 of its heads.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -9,15 +9,13 @@ namespace tightbeam {
 namespace device {
 template <class Float>
 __global__ void beam_latent_attention_simt_kernel(BeamLatentAttentionArguments<Float> a);
-template <class Half, int STEPS, int COLUMNS>
-__global__ void beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape,
-                                                         bool aligned);
+template <class Half, int STEPS, int COLUMNS, bool ROTATED>
+__global__ void beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArguments<Half> a, TensorCoreShape shape);
 }  // namespace device
 
 struct BeamLatentAttentionPlan {
   Launch launch;
   TensorCoreShape tensor_core;  // no warps: without tensor cores
-  bool aligned;
 };
 
 template <class Float>
@@ -25,12 +23,14 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   constexpr int NUMBERS = 16 / sizeof(Float);
   const int D = a.G * a.K;
   BeamLatentAttentionPlan plan = {};
-  plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.cache) && aligned_16(a.row);
-  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && rotates_fragments(a.K, a.rotary))
+  const bool aligned = a.K % NUMBERS == 0 && aligned_16(a.query) && aligned_16(a.row) && aligned_16(a.cache) &&
+                       aligned_16(a.output) && aligned_16(a.prefix_output) && aligned_16(a.cosines) &&
+                       aligned_16(a.sines);
+  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && aligned && a.rotary % 16 == 0)
     plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.
-  plan.launch = {{a.B * a.M, ceil_div(a.H, 16), tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS)},
+  plan.launch = {{ceil_div(a.H, 16) * (tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS)), a.M, a.B},
                  tensor_core ? plan.tensor_core.warps * 32 : SIMT_THREADS,
                  tensor_core ? plan.tensor_core.bytes : SIMT_SHARED_BYTES};
   return plan;
@@ -54,12 +54,10 @@ void launch_beam_latent_attention(const BeamLatentAttentionArguments<Float>& a, 
   if (shape.warps == 0) {
     launcher(Kernel<beam_latent_attention_simt_kernel<Float>>(), plan.launch, a);
   } else if constexpr (sizeof(Float) == 2) {
-    if (shape.columns == 128)
-      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, 1, 128>>(), plan.launch, a, shape, plan.aligned);
-    else if (shape.steps == 2)
-      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, 2, 64>>(), plan.launch, a, shape, plan.aligned);
-    else
-      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, 1, 64>>(), plan.launch, a, shape, plan.aligned);
+    with_tensor_core_shape(shape, a.rotary > 0, [&](auto, auto steps, auto columns, auto rotated) {
+      launcher(Kernel<beam_latent_attention_tensor_core_kernel<Float, steps(), columns(), rotated()>>(), plan.launch, a,
+               shape);
+    });
   }
 }
 

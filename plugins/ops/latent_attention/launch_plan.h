@@ -10,17 +10,16 @@ namespace device {
 template <class Float>
 __global__ void latent_attention_simt_kernel(LatentAttentionArguments<Float> a, int positions,
                                              SplitResult<Float> result);
-template <class Half, int TILES, int STEPS, int COLUMNS>
+template <class Half, int TILES, int STEPS, int COLUMNS, bool ROTATED>
 __global__ void latent_attention_tensor_core_kernel(LatentAttentionArguments<Half> a, TensorCoreShape shape,
-                                                    int positions, bool aligned, SplitResult<Half> result);
+                                                    int positions, SplitResult<Half> result);
 }  // namespace device
 
 struct LatentAttentionPlan {
   Launch launch, combine;       // `combine` runs where splits > 1
   TensorCoreShape tensor_core;  // no warps: without tensor cores
-  bool aligned;
-  int queries;            // of a block
-  int splits, positions;  // of the source, and positions of one split
+  int queries;                  // of a block
+  int splits, positions;        // of the source, and positions of one split
   unsigned long long workspace_bytes;
 };
 
@@ -29,8 +28,9 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   constexpr int NUMBERS = 16 / sizeof(Float);
   const int D = a.G * a.K, queries = a.M * a.H;
   LatentAttentionPlan plan = {};
-  plan.aligned = a.K % NUMBERS == 0 && aligned_16(a.states);
-  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && rotates_fragments(a.K, a.rotary))
+  const bool aligned = a.K % NUMBERS == 0 && aligned_16(a.query) && aligned_16(a.states) && aligned_16(a.output) &&
+                       aligned_16(a.cosines) && aligned_16(a.sines);
+  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && aligned && a.rotary % 16 == 0)
     plan.tensor_core = plan_tensor_core(D, queries, gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   plan.queries = tensor_core ? 16 * plan.tensor_core.tiles : SIMT_QUERIES;
@@ -40,7 +40,7 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
                             split_overhead<Float>(smaller(queries, plan.queries), D, D));
   plan.positions = larger(32, ceil_div(ceil_div(a.N, plan.splits), 32) * 32);
   plan.splits = larger(1, ceil_div(a.N, plan.positions));
-  plan.launch = {{a.B * blocks * plan.splits, slices, 1},
+  plan.launch = {{blocks * slices, plan.splits, a.B},
                  tensor_core ? plan.tensor_core.warps * 32 : SIMT_THREADS,
                  tensor_core ? plan.tensor_core.bytes : SIMT_SHARED_BYTES};
   plan.combine = {{a.B * a.M * a.H, 1, 1}, 128, 0};
@@ -71,17 +71,10 @@ void launch_latent_attention(const LatentAttentionArguments<Float>& a, const Gpu
   if (shape.warps == 0) {
     launcher(Kernel<latent_attention_simt_kernel<Float>>(), plan.launch, a, plan.positions, result);
   } else if constexpr (sizeof(Float) == 2) {
-    const auto tensor_core = [&](auto kernel) {
-      launcher(kernel, plan.launch, a, shape, plan.positions, plan.aligned, result);
-    };
-    if (shape.columns == 128)
-      tensor_core(Kernel<latent_attention_tensor_core_kernel<Float, 1, 1, 128>>());
-    else if (shape.tiles == 2)
-      shape.steps == 2 ? tensor_core(Kernel<latent_attention_tensor_core_kernel<Float, 2, 2, 64>>())
-                       : tensor_core(Kernel<latent_attention_tensor_core_kernel<Float, 2, 1, 64>>());
-    else
-      shape.steps == 2 ? tensor_core(Kernel<latent_attention_tensor_core_kernel<Float, 1, 2, 64>>())
-                       : tensor_core(Kernel<latent_attention_tensor_core_kernel<Float, 1, 1, 64>>());
+    with_tensor_core_shape(shape, a.rotary > 0, [&](auto tiles, auto steps, auto columns, auto rotated) {
+      launcher(Kernel<latent_attention_tensor_core_kernel<Float, tiles(), steps(), columns(), rotated()>>(),
+               plan.launch, a, shape, plan.positions, result);
+    });
   }
   if (plan.splits > 1) launcher(Kernel<combine_splits_kernel<Float>>(), plan.combine, result);
 }
