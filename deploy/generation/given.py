@@ -19,7 +19,6 @@ __all__ = [
     "GENERATION_CONFIG",
     "LINE",
     "REQUEST",
-    "ROW",
     "Layer",
     "caller_layers",
     "layers",
@@ -32,7 +31,7 @@ __all__ = [
 GENERATION_CONFIG = "generation_config"
 """Keyword whose value holds settings: layers, or what `read_generation_config` makes one of."""
 CHECKPOINT = "the checkpoint's generation config"
-CALL, COMMAND_LINE, LINE, REQUEST, ROW = "the call", "the command line", "the line", "the request", "the row"
+CALL, COMMAND_LINE, LINE, REQUEST = "the call", "the command line", "the line", "the request"
 EXAMPLE = '{"num_beams": 4}'
 
 
