@@ -10,7 +10,7 @@ from tightbeam.deploy.arrays import Array, Floats, Ints
 
 __all__ = ["Rows", "largest"]
 
-BLOCK = 128
+BLOCK = 64
 """Scores whose largest one is taken together."""
 
 
@@ -66,12 +66,11 @@ def largest(scores: Floats, count: int) -> Ints:
     equal scores the lower token."""
     count = min(count, len(scores))
     blocks = len(scores) // BLOCK
+    ranked = scores
     if blocks > 2 * count:  # so many blocks have a score of at least `least`
-        highest = scores[: blocks * BLOCK].reshape(blocks, BLOCK).max(axis=1)
-        least = np.partition(highest, blocks - count)[blocks - count]
-        tokens = np.flatnonzero(scores >= least)
-    else:
-        tokens = np.arange(len(scores))
+        ranked = scores[: blocks * BLOCK].reshape(blocks, BLOCK).max(axis=1)
+    least = np.partition(ranked, len(ranked) - count)[len(ranked) - count]
+    tokens = np.flatnonzero(scores >= least)
     ordered: Ints = tokens[np.argsort(-scores[tokens], kind="stable")]
     return ordered[: int(np.count_nonzero(scores[ordered] >= scores[ordered[count - 1]]))]
 
