@@ -21,6 +21,7 @@ from support.checkpoints import SENTENCES, CheckpointCache
 from support.commands import MODULE, SHORT, Command, Done, caller, process
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.command import run_model
+from tightbeam.deploy.generation.given import caller_layers, merged
 from tightbeam.export.command import main as export_main
 from tightbeam.export.progress import STEPS
 
@@ -121,12 +122,25 @@ NOT_SETTINGS = {
     "partition_rows",
 }
 FOR_SPEECH = {"language", "task"}
+SAMPLING: dict[str, Any] = {"temperature": 3.0, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5, "seed": 9}
 
 
 def test_every_option_is_in_the_table() -> None:
     assert OPTIONS.keys() == inspect.signature(run_model).parameters.keys() - NOT_SETTINGS - FOR_SPEECH - {
-        "generation_config"
+        "generation_config",
+        "do_sample",
+        *SAMPLING,
     }
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_option_of_sampling_reaches_the_search(bundle: Path, call: Command, runner: Runner, name: str) -> None:
+    ids = [runner.encode(SENTENCES[0])[0]]
+    settings = {"num_beams": 1, "seed": 1, "max_new_tokens": 12, name: SAMPLING[name]}
+    expected = runner.generate(ids, do_sample=True, **settings)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+    done = call(bundle, "-", "--json", "--do-sample", *options, stdin=SENTENCES[0].encode()).succeeded()
+    assert done.records[0]["tokens"] == expected.sequences[0, : len(done.records[0]["tokens"])].tolist()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -149,7 +163,7 @@ def test_option_reaches_the_search(
             patch.setattr(Runner, "sample", recording)
             options = [part for key, v in settings.items() for part in (f"--{key.replace('_', '-')}", str(v))]
             done = call(bundle, "-", "--json", *options, stdin=SENTENCES[0].encode()).succeeded()
-        assert given.pop() == settings
+        assert merged(list(caller_layers(given.pop()))) == settings
         assert not given
         record = done.records[0]
         assert record.get("sequences", [record["tokens"]]) == expected.sequences.tolist()
