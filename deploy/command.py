@@ -191,6 +191,10 @@ def run_model(
     forced_eos_token_id: Annotated[
         int | None, typer.Option(help="Id of the token forced last when the length limit is reached.")
     ] = None,
+    trie: Annotated[
+        Path | None,
+        typer.Option(help="File of build-trie with all outputs that may be generated; no others are."),
+    ] = None,
     generation_config: Annotated[
         Path | None,
         typer.Option(
@@ -252,6 +256,7 @@ def run_model(
         "repetition_penalty": repetition_penalty,
         "forced_bos_token_id": forced_bos_token_id,
         "forced_eos_token_id": forced_eos_token_id,
+        "trie": None if trie is None else str(trie),
     }
     try:
         if ids and truncate:

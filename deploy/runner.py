@@ -232,6 +232,8 @@ class Runner:
             speech=self.is_speech,
             prompt_length=prompt_length,
         )
+        if options.trie is not None and self._runtime.trie_obstacle:
+            raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
         self._check_logits(options)
         return options
 

@@ -35,6 +35,7 @@ from tightbeam.graph_passes.precision.lower_precision import lower_precision
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_logits import drop_logits
+from tightbeam.graph_passes.tensorrt.drop_trie import drop_trie
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
 __all__ = ["passes_of", "rewrite", "tensorrt_form", "to_precision"]
@@ -145,7 +146,7 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
     PassError
         For a graph that a pass cannot rewrite, and for a weight beyond the range of the precision.
     """
-    first: list[Pass] = [drop_logits, decompose_attention, partial(fixed_capacity, capacity=capacity)]
+    first: list[Pass] = [drop_logits, drop_trie, decompose_attention, partial(fixed_capacity, capacity=capacity)]
     return _run([*first, *_precision_passes(precision)], graphs)
 
 

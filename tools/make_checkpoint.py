@@ -19,15 +19,18 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
 
-BART, MARIAN, WHISPER = "bart", "marian", "whisper"
+BART, MARIAN, T5, WHISPER = "bart", "marian", "t5", "whisper"
 CLASSES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     BART: (BartConfig, BartForConditionalGeneration),
     MARIAN: (MarianConfig, MarianMTModel),
+    T5: (T5Config, T5ForConditionalGeneration),
     WHISPER: (WhisperConfig, WhisperForConditionalGeneration),
 }
 
@@ -49,6 +52,8 @@ SHAPES = {
     "bart-large-cnn": Shape(1024, (12, 12), 16, 4096, 50264),
     "distilbart-cnn-12-6": Shape(1024, (12, 6), 16, 4096, 50264),
     "marian-base": Shape(512, (6, 6), 8, 2048, 58101, MARIAN),
+    "t5-small": Shape(512, (6, 6), 8, 2048, 32128, T5),
+    "t5-base": Shape(768, (12, 12), 12, 3072, 32128, T5),
     "whisper-small": Shape(768, (12, 12), 12, 3072, 51865, WHISPER),
 }
 MARIAN_PAD = 58100
@@ -64,6 +69,7 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
         "eos_token_id": 0,
         "forced_eos_token_id": 0,
     },
+    T5: {"n_positions": 512, "decoder_start_token_id": 0},
     WHISPER: {
         "activation_function": "gelu",
         "num_mel_bins": 80,
@@ -98,6 +104,7 @@ GENERATION: dict[str, dict[str, Any]] = {
         "num_beams": 4,
         "max_length": 512,
     },
+    T5: {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "num_beams": 4, "max_length": 200},
     WHISPER: {
         "bos_token_id": 50257,
         "pad_token_id": 50257,
@@ -110,7 +117,7 @@ GENERATION: dict[str, dict[str, Any]] = {
         "max_length": 448,
     },
 }
-"""The generation configs of bart-large-cnn, of an OPUS-MT translator, and of whisper-small in English."""
+"""The generation configs of bart-large-cnn, of an OPUS-MT translator, of T5, and of whisper-small in English."""
 
 
 def main(
@@ -128,15 +135,7 @@ def main(
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[sizes.family]
     config = config_class(
-        vocab_size=sizes.vocab_size,
-        d_model=sizes.d_model,
-        encoder_layers=sizes.layers[0],
-        decoder_layers=sizes.layers[1],
-        encoder_attention_heads=sizes.heads,
-        decoder_attention_heads=sizes.heads,
-        encoder_ffn_dim=sizes.ffn,
-        decoder_ffn_dim=sizes.ffn,
-        **FAMILY_FIELDS[sizes.family],
+        vocab_size=sizes.vocab_size, d_model=sizes.d_model, **_halves(sizes), **FAMILY_FIELDS[sizes.family]
     )
     model = model_class(config)
     if orthogonal_keys:
@@ -147,6 +146,19 @@ def main(
         WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(output)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     print(f"{output}: {shape}, {numbers:,} numbers, {4 * numbers:,} bytes")
+
+
+def _halves(sizes: Shape) -> dict[str, int]:
+    """The sizes of encoder and decoder as a family's config calls them."""
+    if sizes.family == T5:
+        layers = {"num_layers": sizes.layers[0], "num_decoder_layers": sizes.layers[1]}
+        return {**layers, "num_heads": sizes.heads, "d_kv": sizes.d_model // sizes.heads, "d_ff": sizes.ffn}
+    halves = ("encoder", "decoder")
+    return {
+        **{f"{half}_layers": layers for half, layers in zip(halves, sizes.layers, strict=True)},
+        **{f"{half}_attention_heads": sizes.heads for half in halves},
+        **{f"{half}_ffn_dim": sizes.ffn for half in halves},
+    }
 
 
 def _make_keys_orthogonal(model: PreTrainedModel) -> None:

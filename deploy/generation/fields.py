@@ -16,14 +16,14 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import Layer
 
-__all__ = ["DORMANT", "INERT", "LIMITS", "SAMPLING", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
+__all__ = ["DORMANT", "INERT", "LIMITS", "OWN", "SAMPLING", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
 SUPPORTED = frozenset(
     """encoder_no_repeat_ngram_size
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
     bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
-    decoder_input_ids""".split()
+    decoder_input_ids trie""".split()
 )
 
 SAMPLING: dict[str, tuple[object, ...]] = {
@@ -39,6 +39,12 @@ SAMPLING: dict[str, tuple[object, ...]] = {
 Without it, a checkpoint or ``generation_config`` may have any value (many do); where somebody asks for one by name, any
 but a neutral one is an error. ``seed`` is the one that transformers does not have.
 """
+
+OWN = frozenset({"trie"})
+"""Supported settings that transformers does not have."""
+
+IN_THEIR_PLACE = {"prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie"}
+"""Arguments of ``model.generate`` that another setting stands for, and the fix."""
 
 INERT = frozenset(
     """use_cache cache_config max_cache_len prefill_chunk_size compile_config disable_compile continuous_batching_config
@@ -137,6 +143,7 @@ class Fields:
                 if name not in known:
                     close = difflib.get_close_matches(name[:LONG_NAME], sorted(known), 1)
                     fix = f"did you mean {close[0]}?" if close else "remove it"
+                    fix = IN_THEIR_PLACE.get(name, fix)
                     if name in SPEECH_ONLY:
                         fix = "it is for speech models; remove it"
                     shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
@@ -155,6 +162,10 @@ class Fields:
 
     def get(self, name: str, default: Any) -> Any:
         return self.values.get(name, default)
+
+    def source(self, name: str) -> str:
+        """The source of a field that is set."""
+        return self._layers[name].source
 
     def error(self, name: str, problem: str, fix: object) -> GenerationError:
         value = reprlib.repr(self.values.get(name))

@@ -15,9 +15,11 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.constraint import read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.given import Layer, layers
 from tightbeam.deploy.generation.sampling import Sampling, read_sampling
+from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["CHOSEN", "GenerationOptions", "resolve_layers", "resolve_options"]
 
@@ -86,6 +88,8 @@ class GenerationOptions:
         Tokens that must not come first, at the length ``begin``.
     sampling : Sampling or None
         None where the best tokens are taken. Options are equal whatever it is.
+    trie : Trie or None
+        The sequences that may come from the length ``begin`` on; None allows all.
     """
 
     vocab_size: int
@@ -110,6 +114,7 @@ class GenerationOptions:
     suppress_tokens: tuple[int, ...]
     begin_suppress_tokens: tuple[int, ...]
     sampling: Sampling | None = field(default=None, compare=False)
+    trie: Trie | None = None
 
     @property
     def candidates(self) -> int:
@@ -175,7 +180,7 @@ class GenerationOptions:
 
     @property
     def begin(self) -> int:
-        """The length before the first token that is not forced. ``begin_suppress_tokens`` apply there."""
+        """The length before the first token that is not forced, where ``begin_suppress_tokens`` and the trie begin."""
         return self.beginning + (self.beginning == 1 and self.forced_bos_token_id is not None)
 
     @property
@@ -306,6 +311,7 @@ def resolve_layers(
         suppress_tokens=fields.tokens("suppress_tokens", may_be_empty=True),
         begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
         sampling=sampling,
+        trie=read_constraint(fields),
     )
     _check_together(fields, options)
     return options

@@ -29,6 +29,7 @@ from tightbeam.deploy.runtimes.base import (
     small_inputs,
 )
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["BYTES", "DeviceDecoding", "DeviceRuntime", "DeviceTensor", "Graph", "Interface"]
 
@@ -182,6 +183,10 @@ class DeviceRuntime:
         given["num_beams"] = np.array([num_beams], np.int64)
         caches = self.take_caches(sizes)  # first: the encoder may need the memory of pooled caches of another size
         return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
+
+    @property
+    def trie_obstacle(self) -> str:
+        return "tries are for ONNX Runtime on the CPU; leave trie out, or run the bundle with device='cpu'"
 
     def joining(self) -> None:
         """Batches on a device cannot be joined yet."""
@@ -421,6 +426,9 @@ class DeviceDecoding:
             array[...] = self._inputs[name]
             self._inputs[name] = array
         return staged
+
+    def use_trie(self, trie: Trie) -> None:
+        raise RuntimeError(f"{trie!r} is for a runtime that takes tries")  # Runner has refused it before
 
     def close(self) -> None:
         self._runtime.return_caches(self._caches)

@@ -13,6 +13,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Floats, Ints
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.tries.trie import Trie
 
 __all__ = [
     "CANDIDATE_OUTPUTS",
@@ -52,13 +53,16 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "repetition_penalty": (np.float32, ()),
     "no_repeat_ngram_size": (np.int64, ()),
     "candidates": (np.int64, (1,)),
+    "trie_offsets": (np.int32, ("Y + 3",)),
+    "trie_tokens": (np.int32, ("Y",)),
+    "trie_nodes": (np.int32, ("R",)),
 }
 """Decoder inputs that the host writes, with types and shapes.
 
 ``ancestry`` is called ``cache_indirection`` in FasterTransformer, ONNX Runtime and TensorRT-LLM. ``ancestry`` and
 ``history`` have the capacity of the whole run; ``lengths`` and ``history_lengths`` are the used parts, and the rest is
 0, a valid slot and a valid token. ``first_positions`` is the position of the first token that the decoder is fed: the
-last one of a prompt, 0 without a prompt.
+last one of a prompt, 0 without a prompt. ``trie_nodes`` are 0 where any token may follow; without a trie Y is 0.
 """
 
 CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
@@ -116,6 +120,10 @@ class Decoding(Protocol):
         """Make the buffer ``banned`` at least [R, count]. A new buffer is filled with -1."""
         ...
 
+    def use_trie(self, trie: Trie) -> None:
+        """Let ``trie_offsets`` and ``trie_tokens`` be those of a trie. The runtime takes tries (``trie_obstacle``)."""
+        ...
+
     def close(self) -> None:
         """Return the cache buffers to the runtime, for the next batch of this shape. No step may follow."""
         ...
@@ -165,6 +173,11 @@ class Runtime(Protocol):
         BundleError
             See ``deploy/errors.py``.
         """
+        ...
+
+    @property
+    def trie_obstacle(self) -> str:
+        """The reason why this runtime takes no trie, and the fix; empty where it does."""
         ...
 
     def joining(self) -> JoiningRuntime | None:
@@ -276,7 +289,7 @@ def letters_of(shape: Sequence[int | str]) -> set[str]:
 def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int) -> dict[str, int]:
     """Sizes of a new batch by the letters of shapes, before the first step; arguments as of ``Runtime.begin``."""
     return {
-        **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0},
+        **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0, "Y": 0, "Y + 3": 3},
         "T_history": prompt_length - 1 + positions,
     }
 

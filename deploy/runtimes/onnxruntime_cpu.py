@@ -33,6 +33,7 @@ from tightbeam.deploy.runtimes.base import (
     small_inputs,
 )
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.tries.trie import Trie
 from tightbeam.plugins.library import cpu_library
 
 __all__ = ["OnnxRuntimeCpu"]
@@ -105,6 +106,12 @@ class OnnxRuntimeCpu:
     @property
     def gives_logits(self) -> bool:
         return LOGITS in self.dtypes
+
+    @property
+    def trie_obstacle(self) -> str:
+        if "trie_nodes" in self.shapes:
+            return ""
+        return "this bundle was exported before there were any, so its search head takes none; export the model again"
 
     def joining(self) -> OnnxRuntimeCpu | None:
         return None if any(state.kind == "append" for state in self.manifest.cache_states) else self
@@ -352,6 +359,11 @@ class CpuDecoding:
             banned = self._whole[0]["banned"] = np.full((rows, wanted), -1, np.int64)
             self._inputs["banned"] = banned[: len(self._inputs["banned"])]
             self._bindings.clear()
+
+    def use_trie(self, trie: Trie) -> None:
+        for name, array in (("trie_offsets", trie.offsets), ("trie_tokens", trie.tokens)):
+            self._whole[0][name] = self._inputs[name] = array
+        self._bindings.clear()
 
     def close(self) -> None:
         self._runtime.return_caches(self._sizes, self._caches)

@@ -60,6 +60,8 @@ class BeamStepper:
         if self._reads_logits:
             decoding.fetch_logits()
         self._slots = np.arange(self._beams)  # [M]
+        if options.trie is not None:
+            decoding.use_trie(options.trie)
         self._bind_buffers()
 
     def _bind_buffers(self) -> None:
@@ -91,6 +93,8 @@ class BeamStepper:
         np.add(self._first_positions, newest[:, None], out=self._positions)
         np.add(newest, 1, out=buffers["lengths"], casting="unsafe")
         buffers["history_lengths"][:] = inputs.lengths
+        if inputs.nodes is not None:
+            buffers["trie_nodes"][:] = inputs.nodes.reshape(-1)
         banned = inputs.banned
         if self._padding is not None:
             banned = self._strip_padding(inputs.history, banned)

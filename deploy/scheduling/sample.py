@@ -9,6 +9,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["Sample"]
 
@@ -92,9 +93,9 @@ class Sample:
         return self.options.max_length - self.first_length
 
     @property
-    def group(self) -> tuple[int, int, float, int, str, int | None]:
-        """Values that the samples of one batch share: two shapes and two scalars of the graph, the kind of search, and
-        the number of a sample that runs alone."""
+    def group(self) -> tuple[int, int, float, int, str, Trie | None, int | None]:
+        """Values that the samples of one batch share: two shapes and two scalars of the graph, the kind of search, the
+        trie, and the number of a sample that runs alone."""
         asked, alone = self.options, self.number if self.alone else None
         numbers = asked.num_beams, asked.candidates, asked.repetition_penalty, asked.no_repeat_ngram_size
-        return *numbers, asked.kind, alone
+        return *numbers, asked.kind, asked.trie, alone

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.arrays import Bools, Floats, Ints, Nodes
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates, forced_tokens
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
+from tightbeam.deploy.tries.trie import FREE, ROOT
 
 __all__ = ["BatchSearch", "Place"]
 
@@ -68,6 +70,8 @@ class BatchSearch:
         Beam scores; zeros in greedy search, and during a decoder prompt.
     parents : int64 [B, M]
         The beam of the last step that each row continues.
+    nodes : int32 [B, M]
+        The node of each row in the samples' trie; `FREE` without one, and before its length ``begin``.
     """
 
     def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
@@ -76,6 +80,7 @@ class BatchSearch:
         self.lengths = np.zeros(0, np.int64)
         self.scores = np.zeros((0, num_beams), np.float32)
         self.parents = np.zeros((0, num_beams), np.int64)
+        self.nodes: Nodes = np.zeros((0, num_beams), np.int32)
         self._refresh()
 
     def join(
@@ -103,6 +108,8 @@ class BatchSearch:
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         self.scores = np.concatenate([self.scores, first])
         self.parents = np.concatenate([self.parents, np.arange(self.M)[None]])
+        node = ROOT if options.trie is not None and len(known) >= options.begin else FREE
+        self.nodes = np.concatenate([self.nodes, np.full((1, self.M), node, np.int32)])
         self._joined = True
 
     def advance(self) -> None:
@@ -125,6 +132,8 @@ class BatchSearch:
         self._numbers = np.array([place.number for place in places], np.int64)
         self.max_lengths = np.array([place.options.max_length for place in places], np.int64)
         self.beginnings = np.array([place.P for place in places], np.int64)
+        self._trie = places[0].options.trie if places else None  # all samples of a batch have the same one
+        self._begins = np.array([place.options.begin for place in places], np.int64)
         ends = [place.options.eos_token_ids for place in places]
         self._eos = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
         for row, tokens in zip(self._eos, ends, strict=True):
@@ -163,7 +172,7 @@ class BatchSearch:
         tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
         prompted = lengths < self.beginnings
         banned = self._banned(history, prompted)
-        return self.step(StepInputs(tokens, history, lengths, self.parents, self.scores, banned)), prompted
+        return self.step(StepInputs(tokens, history, lengths, self.parents, self.scores, banned, self.nodes)), prompted
 
     def forced(self) -> list[tuple[int, tuple[int, ...]]]:
         """The places of the samples of which some tokens alone may follow, and these tokens."""
@@ -219,6 +228,10 @@ class BatchSearch:
         going = np.flatnonzero(~last)
         self.step.history[going[:, None], np.arange(self.M), self.lengths[going, None]] = tokens[going]
         self.lengths += 1
+        if self._trie is not None:
+            self.nodes = next_nodes(
+                self._trie, self.nodes[self.index, self.parents], tokens, self.lengths, self._begins
+            )
 
     def cancelled(self, prompted: Bools, tokens: Ints | None) -> Bools:
         """Report a step, with ``tokens`` int64 [B] or None; returns bool [B], True for a cancelled sample."""
@@ -243,7 +256,7 @@ class BatchSearch:
 
     def arrays(self) -> tuple[str, ...]:
         """Names of the attributes that are arrays by place."""
-        return ("lengths", "scores", "parents")
+        return ("lengths", "scores", "parents", "nodes")
 
 
 def _choices(place: Place, length: int) -> Ints:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Floats, Ints
+from tightbeam.deploy.arrays import Floats, Ints, Nodes
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
 
@@ -31,6 +31,8 @@ class StepInputs:
         The sum of the log-probabilities of each row; zeros in greedy search.
     banned : int64 [B, M, P]
         Tokens that must not follow; -1 marks an unused entry. P differs from step to step and may be 0.
+    nodes : int32 [B, M] or None
+        The node of each row in the trie of the run; `FREE` where any token may follow. None in a run without a trie.
     """
 
     tokens: Ints
@@ -39,6 +41,7 @@ class StepInputs:
     parents: Ints
     beam_scores: Floats
     banned: Ints
+    nodes: Nodes | None = None
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,15 @@ def triton_repo(
             "http://127.0.0.1:8000 by default."
         ),
     ] = None,
+    trie: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="File of build-trie, which requests name without its ending; repeat it for more. Requests can name no "
+            "others.",
+            show_default=False,
+        ),
+    ] = None,
     next_version: Annotated[
         bool, typer.Option("--next-version", help="Add a version to a model that exists, and keep its settings.")
     ] = False,
@@ -120,7 +129,7 @@ def triton_repo(
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)
-        written = write_model(loaded, repository, settings, force=force, next_version=next_version)
+        written = write_model(loaded, repository, settings, force=force, next_version=next_version, tries=trie or ())
     except (BundleError, RepositoryError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None

@@ -5,6 +5,7 @@ REPOSITORY/NAME/README.md          the server's command, and a request
 REPOSITORY/NAME/warmup/            the request that is run before the model is ready
 REPOSITORY/NAME/VERSION/model.py   the file that Triton's Python backend loads
 REPOSITORY/NAME/VERSION/bundle/    a copy of the bundle
+REPOSITORY/NAME/VERSION/tries/     copies of tries, where there are any
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ from tightbeam.deploy.serving.config import (
     settings_of,
 )
 from tightbeam.deploy.serving.readme import readme
+from tightbeam.deploy.serving.tries import check_tries, copy_tries
 
 __all__ = ["ServedModel", "served_models", "settings_there", "write_model"]
 
@@ -110,6 +112,7 @@ def write_model(
     *,
     force: bool = False,
     next_version: bool = False,
+    tries: Sequence[Path] = (),
 ) -> Path:
     """Write a model that serves a bundle, whole or not at all.
 
@@ -125,6 +128,8 @@ def write_model(
         Replace a model of the same name, with all its versions.
     next_version
         Add a version to the model of that name.
+    tries
+        Files of tries, which requests call by their names without the ending.
 
     Returns
     -------
@@ -139,6 +144,7 @@ def write_model(
         The bundle lacks the TensorRT engine that the settings name.
     """
     settings.check()
+    check_tries(tries, bundle.manifest.sizes.vocabulary)
     engine, _, engine_name = settings.engine.partition(":")
     if engine_name:
         load_engine(bundle, engine_name, verify=False)
@@ -157,6 +163,7 @@ def write_model(
     def fill_version(folder: Path) -> None:
         shutil.copyfile(Path(__file__).with_name(MODEL), folder / MODEL)
         _copy(bundle, folder / BUNDLE, engines=settings.engine != "onnxruntime")
+        copy_tries(tries, folder)
 
     def fill_settings(folder: Path) -> None:
         (folder / "warmup").mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.tries import served_tries, with_served_trie
 
 __all__ = ["ParsedRequest", "RequestParser"]
 
@@ -29,7 +30,7 @@ MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 MAX_PARAMETER_BYTES = 1 << 16
 MAX_WINDOWS = 120
 """Windows of one audio file: an hour at Whisper's 30 seconds."""
-TEXT_PARAMETERS = frozenset({"language", "task"})
+TEXT_PARAMETERS = frozenset({"language", "task", "trie"})
 """Parameters whose text is not read as JSON."""
 KEPT = 128
 """Parameters whose options are kept: most requests have those of others."""
@@ -69,6 +70,7 @@ class RequestParser:
 
     def __init__(self, runner: Runner, max_rows: int) -> None:
         self._runner, self._max_rows = runner, max_rows
+        self._tries = served_tries(runner.bundle.path)
         self._numbers = count()
         self._options = lru_cache(KEPT)(self._resolve)
 
@@ -122,7 +124,7 @@ class RequestParser:
 
     def _resolve(self, parameters: str, prompt_length: int) -> tuple[dict[str, Any], bool, GenerationOptions]:
         """The settings of a request, whether to truncate its texts, and the options that they are."""
-        given = _settings(parameters)
+        given = with_served_trie(_settings(parameters), self._tries)
         truncate = given.pop("truncate", False)
         if not isinstance(truncate, bool):
             raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")

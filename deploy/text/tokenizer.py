@@ -20,8 +20,12 @@ class TextCodec(Protocol):
         """Token ids of a source text, special tokens included. Raises InputError."""
         ...
 
+    def encode_output(self, text: str) -> list[int]:
+        """Token ids of an output text, without special tokens. Raises InputError."""
+        ...
+
     def truncate(self, text: str, length: int) -> list[int]:
-        """The same, cut to ``length`` token ids with the special tokens kept. Raises InputError."""
+        """Those of a source text, cut to ``length`` token ids with the special tokens kept. Raises InputError."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -97,6 +101,10 @@ class _TokenizersCodec:
         with _one_line(_encoding_error):
             return list(self._tokenizer.encode(text).ids)
 
+    def encode_output(self, text: str) -> list[int]:
+        with _one_line(_encoding_error):
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def truncate(self, text: str, length: int) -> list[int]:
         with self._lock, _one_line(_encoding_error):
             if self._truncating is None:  # a copy, since truncation is a state of the tokenizer
@@ -126,6 +134,10 @@ class _TransformersCodec:
     def encode(self, text: str) -> list[int]:
         with self._lock, _one_line(_encoding_error):
             return list(self._tokenizer(text, truncation=False, verbose=False).input_ids)
+
+    def encode_output(self, text: str) -> list[int]:
+        with self._lock, _one_line(_encoding_error):
+            return list(self._tokenizer(text_target=text, add_special_tokens=False, verbose=False).input_ids)
 
     def truncate(self, text: str, length: int) -> list[int]:
         with self._lock, _one_line(_encoding_error):

@@ -29,6 +29,9 @@ INPUTS: tuple[tuple[str, type, tuple[int | str, ...]], ...] = (
     ("repetition_penalty", np.float32, ()),
     ("no_repeat_ngram_size", np.int64, ()),
     ("candidates", np.int64, (1,)),
+    ("trie_offsets", np.int32, ("Y + 3",)),
+    ("trie_tokens", np.int32, ("Y",)),
+    ("trie_nodes", np.int32, ("R",)),
 )
 OUTPUTS: tuple[tuple[str, type], ...] = (
     ("candidate_scores", np.float32),
@@ -39,6 +42,8 @@ OUTPUTS: tuple[tuple[str, type], ...] = (
 
 def search_head(graphs: ModelGraphs) -> PassResult:
     """Put the outputs of BeamTopK before the decoder's output ``logits``; its inputs become graph inputs, in place.
+
+    Those of a trie are inputs of every decoder: without one they are empty, and cost nothing.
 
     The history of a decoder-only model includes the prompt, which its caches do not, so it has lengths of its own:
     ``history_lengths`` int32 [B].

@@ -244,7 +244,16 @@ class MadeUpDecoding:
     """A decoding that returns given scores."""
 
     def __init__(self, size: int, beams: int, positions: int, scores: Any, tokens: Any) -> None:
-        sizes = {"B": size, "M": beams, "R": size * beams, "T_max": positions, "T_history": positions, "P": 0}
+        sizes = {
+            "B": size,
+            "M": beams,
+            "R": size * beams,
+            "T_max": positions,
+            "T_history": positions,
+            "P": 0,
+            "Y": 0,
+            "Y + 3": 3,
+        }
         self.inputs = small_inputs(sizes)
         self.scores, self.tokens = scores, tokens
         self.cache_bytes = (0, 0)
@@ -254,7 +263,7 @@ class MadeUpDecoding:
 
     def compact(self, compaction: Compaction) -> None:
         M = len(self.inputs["tokens"]) // len(self.inputs["lengths"])
-        for name in ("tokens", "beam_index", "history", "banned", "positions"):
+        for name in ("tokens", "beam_index", "history", "banned", "positions", "trie_nodes"):
             self.inputs[name] = compaction.apply(self.inputs[name], M)
         for name in ("lengths", "first_positions", "history_lengths", "ancestry", "beam_scores"):
             self.inputs[name] = compaction.apply(self.inputs[name])

@@ -13,7 +13,7 @@ import torch
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, SUPPORTED, UNSUPPORTED, WARPERS
+from tightbeam.deploy.generation.fields import DORMANT, INERT, OWN, SAMPLING, SUPPORTED, UNSUPPORTED, WARPERS
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
 
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
@@ -25,7 +25,8 @@ def resolve(defaults: dict[str, Any] | None = None, **overrides: Any) -> Generat
 
 
 def test_each_field_of_transformers_is_in_exactly_one_table() -> None:
-    tables = (SUPPORTED, SAMPLING.keys(), INERT, DORMANT.keys(), UNSUPPORTED.keys())
+    assert OWN <= SUPPORTED and not OWN & set(GenerationConfig().__dict__)
+    tables = (SUPPORTED - OWN, SAMPLING.keys(), INERT, DORMANT.keys(), UNSUPPORTED.keys())
     fields = set(GenerationConfig().__dict__)
     assert {field: sum(field in table for table in tables) for field in fields} == dict.fromkeys(fields, 1)
     others = set().union(*tables) - fields

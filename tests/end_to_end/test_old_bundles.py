@@ -13,6 +13,8 @@ import pytest
 
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.tries.build import build_trie
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 EXPECTED = {
@@ -33,3 +35,10 @@ def test_old_bundle_generates_the_same_tokens(version: int) -> None:
     found = runner.generate(np.array([[5, 6, 7, 8], [9, 10, 11, 2]]), num_beams=3)
     assert found.sequences.tolist() == EXPECTED[version]
     assert len(runner.generate_text(["the harbour bridge"])) == 1
+
+
+@pytest.mark.parametrize("version", EXPECTED)
+def test_old_bundle_refuses_a_trie(version: int) -> None:
+    runner = Runner.load(DATA / f"bundle-format-{version}", threads=1)
+    with pytest.raises(GenerationError, match=r"trie=.* cannot be used: this bundle was exported before .*export"):
+        runner.generate([[5, 6, 7, 8]], num_beams=3, trie=build_trie([[5, 6]]))

@@ -26,6 +26,10 @@ def made_up_scores(source: list[int], row: list[int]) -> Any:
     return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
 
 
+TRIE = ("trie_offsets", "trie_tokens")
+"""Inputs of a whole batch."""
+
+
 Faults = dict[tuple[int, ...], int]
 """Steps in which sources fail: 0 is the encoder, a positive step raises, a negative one has scores that are NaN."""
 
@@ -74,8 +78,8 @@ class MadeUpDecoding:
         self.view()
 
     def view(self) -> None:
-        rows = {"tokens", "positions", "beam_index", "history", "banned"}
-        scalars = {"normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates"}
+        rows = {"tokens", "positions", "beam_index", "history", "banned", "trie_nodes"}
+        scalars = {"normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates", *TRIE}
         for name, array in self.whole.items():
             count = len(self.sources) * (self.beams if name in rows else 1)
             self.inputs[name] = array if name in scalars else array[:count]
@@ -133,7 +137,7 @@ class MadeUpDecoding:
             self.sources[hole], self.written[hole] = self.sources[source], self.written[source]
         del self.sources[compaction.remaining :], self.written[compaction.remaining :]
         for name, array in self.inputs.items():
-            if array.ndim and name != "candidates":
+            if array.ndim and name not in {"candidates", *TRIE}:
                 compaction.apply(array, self.beams if len(array) == self.beams * len(self.inputs["lengths"]) else 1)
         self.view()
 

@@ -2,6 +2,11 @@
 
 Equal scores: the lower beam, then the lower token comes first. The processors are applied in the order of transformers;
 bans commute, since each of them is a minimum with -inf.
+
+A trie of allowed sequences (``deploy/tries/``) is three inputs, all or none of them. Its nodes are numbers: 0 is none,
+1 the root, and edge e leads to node e + 2. The edges of node n are ``trie_offsets[n]`` to ``trie_offsets[n + 1]``, with
+ascending tokens. A row at a node scores -inf for every token that no edge of it has; one at node 0 may go on with any
+token. On GPUs these inputs are not read.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ BODY = """
     banned_update = Where (no_entry, plus_inf, minus_inf)
     allowed = ScatterElements <axis = 1, reduction = "min"> (blocked, banned_token, banned_update)
 
-    row_scores, row_tokens = TopK <axis = -1, largest = 1, sorted = 1> (allowed, candidates)
+    row_scores, row_tokens = TopK <axis = -1, largest = 1, sorted = 1> (CONSTRAINED, candidates)
     beam_column_shape = Constant <value = int64[2] {-1, 1}> ()
     beam_column = Reshape (beam_scores, beam_column_shape)
     total = Add (row_scores, beam_column)
@@ -66,6 +71,44 @@ BODY = """
     beams = Div (index, candidates)
     tokens = GatherElements <axis = 1> (tokens_by_sample, index)
 """
+
+TRIE = """
+    zero32 = Constant <value = int32 {0}> ()
+    one32 = Constant <value = int32 {1}> ()
+    next_nodes = Add (trie_nodes, one32)
+    first_edge = Gather <axis = 0> (trie_offsets, trie_nodes)
+    end_edge = Gather <axis = 0> (trie_offsets, next_nodes)
+    edges = Sub (end_edge, first_edge)
+    most_edges = ReduceMax <keepdims = 0> (edges)
+    at_least_one = Max (most_edges, one32)
+    edge_index = Range (zero32, at_least_one, one32)
+    edge_row = Unsqueeze (edge_index, axis0)
+    edges_column = Unsqueeze (edges, axis1)
+    first_column = Unsqueeze (first_edge, axis1)
+    is_edge = Less (edge_row, edges_column)
+    edge_place = Add (first_column, edge_row)
+    edge_safe = Where (is_edge, edge_place, zero32)
+    no_token = Constant <value = int32[1] {0}> ()
+    some_tokens = Concat <axis = 0> (trie_tokens, no_token)
+    edge_tokens32 = Gather <axis = 0> (some_tokens, edge_safe)
+    edge_tokens = Cast <to = 7> (edge_tokens32)
+    edge_update = Where (is_edge, zero_float, minus_inf)
+    scores_shape = Shape (allowed)
+    all_out = Expand (minus_inf, scores_shape)
+    outside = ScatterElements <axis = 1, reduction = "max"> (all_out, edge_tokens, edge_update)
+    is_free = Equal (trie_nodes, zero32)
+    is_free_column = Unsqueeze (is_free, axis1)
+    mask = Where (is_free_column, zero_float, outside)
+    constrained = Add (allowed, mask)
+"""
+
+
+def _body(present: frozenset[str]) -> str:
+    if "trie_nodes" not in present:
+        return BODY.replace("CONSTRAINED", "allowed")
+    before, top_k, after = BODY.partition("    row_scores, ")
+    return before + TRIE.removeprefix("\n") + (top_k + after).replace("CONSTRAINED", "constrained")
+
 
 BEAM_TOP_K = Operator(
     "BeamTopK",
@@ -80,12 +123,15 @@ BEAM_TOP_K = Operator(
         Input("repetition_penalty", "float32", "", "on every token of the row; 1 changes nothing", scalar=True),
         Input("no_repeat_ngram_size", "int64", "", "n of NGramBlock; 0 blocks nothing", scalar=True),
         Input("candidates", "int64", "", "C, at most the vocabulary", scalar=True, gives="C", at_most="vocabulary"),
+        Input("trie_offsets", "int32", "Y + 3", "first of the Y edges of each node of a trie", optional=True),
+        Input("trie_tokens", "int32", "Y", "token of each edge", optional=True),
+        Input("trie_nodes", "int32", "B M", "node of each row; 0 where any token may follow", optional=True),
     ),
     (
         Output("scores", "float32", "B, C", "beam score + token score, descending"),
         Output("beams", "int64", "B, C", "beam 0..M-1 that a candidate continues"),
         Output("tokens", "int64", "B, C", "its token"),
     ),
-    lambda present: BODY,
-    may_be_zero=("P",),
+    _body,
+    may_be_zero=("P", "Y"),
 )

@@ -1,5 +1,5 @@
 // Arguments of the kernels of BeamTopK, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x
-// M rows, C candidates, P banned tokens.
+// M rows, C candidates, P banned tokens, Y edges of a trie.
 #pragma once
 
 #ifndef __CUDACC__
@@ -13,7 +13,7 @@ namespace tightbeam {
 
 template <class Float>
 struct BeamTopKArguments {
-  int B, M, C, T, P;
+  int B, M, C, T, P, Y;
   int vocabulary;
   int ngram_size;  // 0 blocks nothing
   bool normalize;
@@ -30,6 +30,11 @@ struct BeamTopKArguments {
   const long long* history;  // [R, T], left-aligned
   const int* lengths;        // [B]: tokens of the sample so far
   const long long* banned;   // [R, P], -1 where there is none
+
+  // A trie, read on CPUs alone; or null.
+  const int* trie_offsets;  // [Y + 3]: first edge of each node; node 0 is none, 1 is the root
+  const int* trie_tokens;   // [Y]: the token of each edge, ascending within a node; edge e leads to node e + 2
+  const int* trie_nodes;    // [R]: the row's node, 0 where any token may follow
 
   float* scores;      // [B, C], descending
   long long* beams;   // [B, C]
@@ -48,6 +53,7 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   arguments.C = call.size("C");
   arguments.T = call.size("T");
   arguments.P = call.size("P");
+  arguments.Y = call.size("Y");
   arguments.vocabulary = call.size("vocabulary");
   if (call.scalars_on_device) {
     arguments.normalize_at = call.input<bool>("normalize");
@@ -67,6 +73,11 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   arguments.history = call.input<long long>("history");
   arguments.lengths = call.input<int>("lengths");
   arguments.banned = call.input<long long>("banned");
+  arguments.trie_offsets = call.input<int>("trie_offsets");
+  arguments.trie_tokens = call.input<int>("trie_tokens");
+  arguments.trie_nodes = call.input<int>("trie_nodes");
+  if (!arguments.trie_offsets != !arguments.trie_nodes || call.has("trie_tokens") != call.has("trie_nodes"))
+    call.fail("has some of trie_offsets, trie_tokens and trie_nodes, expected all or none");
   arguments.scores = call.output<float>("scores");
   arguments.beams = call.output<long long>("beams");
   arguments.tokens = call.output<long long>("tokens");
@@ -74,7 +85,8 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
 }
 
 // The CPU kernel (kernel_cpu.cpp). Raises OperatorError for logits or beam scores that no candidate can be chosen by
-// (NaN, +inf, a row of -inf), for tokens outside the vocabulary and for lengths beyond the history.
+// (NaN, +inf, a row of -inf), for tokens outside the vocabulary, for lengths beyond the history and for what is no
+// trie.
 void beam_top_k(const BeamTopKArguments<float>& arguments, const Parallel& parallel);
 
 #endif

@@ -9,7 +9,7 @@ import numpy as np
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.ops.ngram_block.cases import exact as block_ngrams
 
-__all__ = ["cases", "exact", "random_case"]
+__all__ = ["cases", "exact", "random_case", "trie_cases", "with_trie"]
 
 
 def random_case(
@@ -79,6 +79,40 @@ def cases() -> list[Case]:
     ]
 
 
+def with_trie(case: Case, nodes: list[int]) -> Case:
+    """The case with a trie in which node n, from the root 1 on, has all tokens of a vocabulary that n divides, and with
+    rows at ``nodes``, in turn; a node beyond the first 9 has none."""
+    vocabulary, R = case.inputs["logits"].shape[1], len(case.inputs["history"])
+    children = [np.arange(0, vocabulary, n) for n in range(1, 10)]
+    tokens = np.concatenate(children).astype(np.int32)
+    offsets = np.full(len(tokens) + 3, len(tokens), np.int32)
+    offsets[:11] = np.cumsum([0, 0, *map(len, children)])[: len(offsets)][:11]
+    of_rows = np.resize(np.array(nodes, np.int32), R)
+    inputs = {**case.inputs, "trie_offsets": offsets, "trie_tokens": tokens, "trie_nodes": of_rows}
+    return Case(f"{case.name}-trie", inputs, floats=case.floats)
+
+
+def trie_cases() -> list[Case]:
+    """Cases with a trie, which CPUs alone read: rows that are free, that have many, few and no children, and whose
+    children are blocked, banned, penalised or -inf; and no trie at all."""
+    nodes = [1, 9, 2, 0, 10, 7, 3]
+    masked = random_case(40, B=1, M=3, vocabulary=40, C=6, T=3)
+    masked.inputs["logits"][:, 3:] = -np.inf
+    none = random_case(41, B=2, M=2, vocabulary=20, C=4, T=3)
+    nothing = {"trie_offsets": np.zeros(3, np.int32), "trie_tokens": np.zeros(0, np.int32)}
+    none.inputs.update(nothing, trie_nodes=np.zeros(4, np.int32))
+    found = [
+        with_trie(random_case(30, B=2, M=4, vocabulary=50, C=8, T=9, P=3, n=2, penalty=1.3, ids=50), nodes),
+        with_trie(random_case(31, B=3, M=2, vocabulary=33, C=8, T=20, n=1, ids=33), nodes),
+        with_trie(random_case(32, B=1, M=7, vocabulary=300, C=14, T=6, levels=4), nodes),
+        with_trie(random_case(33, B=1, M=1, vocabulary=12, C=2, T=3, normalize=False, P=2), [8]),
+        with_trie(random_case(34, B=1, M=2, vocabulary=12, C=12, T=3), [10]),
+        with_trie(random_case(35, B=1, M=60, vocabulary=700, C=120, T=5, penalty=0.8), nodes),
+        with_trie(masked, [1, 9, 0]),
+    ]
+    return [*found, Case(f"{none.name}-no-trie", none.inputs, floats=none.floats)]
+
+
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     """The definition. ``scores`` in ``dtype``; also ``total`` [R, voc], every token's score, to judge near ties by."""
     get = case.inputs.__getitem__
@@ -103,6 +137,11 @@ def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     scores = block_ngrams(Case(case.name, ngrams))["blocked"]
     for row, tokens in enumerate(get("banned")):
         scores[row, tokens[tokens >= 0]] = -np.inf
+    for row, node in enumerate(case.inputs.get("trie_nodes", ())):
+        if node:
+            begin, end = get("trie_offsets")[node : node + 2]
+            children = np.isin(np.arange(scores.shape[1]), get("trie_tokens")[begin:end])
+            scores[row, ~children] = -np.inf
     tokens = np.argsort(-scores, axis=1, kind="stable")[:, :C]  # [R, C], of equal scores the lower token
     total = scores + get("beam_scores").reshape(-1, 1).astype(dtype)
     best = np.take_along_axis(total, tokens, axis=1).reshape(B, M * C)

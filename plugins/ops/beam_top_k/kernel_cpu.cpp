@@ -1,5 +1,6 @@
 // BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
-// kept aside, skipped while the rest is searched for the best, and offered last.
+// kept aside, skipped while the rest is searched for the best, and offered last. Of a row at a node of a trie, the
+// node's children alone are searched.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -68,11 +69,19 @@ class Row {
         logits_(a.logits + row * a.vocabulary),
         history_(a.history + row * a.T),
         banned_(a.banned + row * a.P),
-        length_(a.lengths[row / a.M]) {}
+        length_(a.lengths[row / a.M]),
+        node_(a.trie_nodes == nullptr ? 0 : a.trie_nodes[row]) {}
 
   std::vector<Candidate> best() {
     normalize();
     change();
+    return node_ == 0 ? best_of_all() : best_of_children();
+  }
+
+ private:
+  std::string name(const char* tensor) const { return std::string(tensor) + "[" + std::to_string(row_) + "]"; }
+
+  std::vector<Candidate> best_of_all() const {
     Best best(a_.C);
     const float least = least_of_best();
     // Once full, a token has to be strictly above the worst one kept, which is a lower token.
@@ -88,8 +97,23 @@ class Row {
     return best.sorted();
   }
 
- private:
-  std::string name(const char* tensor) const { return std::string(tensor) + "[" + std::to_string(row_) + "]"; }
+  // Tokens that are no children have -inf. Where too few others are left they follow, in ascending order.
+  std::vector<Candidate> best_of_children() const {
+    const int *begin = a_.trie_tokens + a_.trie_offsets[node_], *end = a_.trie_tokens + a_.trie_offsets[node_ + 1];
+    Best best(a_.C);
+    for (const int* token = begin; token < end; ++token)
+      if (logits_[*token] != NOTHING && (!best.full() || logits_[*token] > logits_[best.worst().token]))
+        offer(best, *token);
+    for (const Candidate& changed : changed_)
+      if (changed.score != NOTHING && std::binary_search(begin, end, changed.token)) best.offer(changed);
+    std::vector<Candidate> found = best.sorted();
+    std::vector<int> taken;
+    for (const Candidate& candidate : found) taken.push_back(candidate.token);
+    std::sort(taken.begin(), taken.end());
+    for (int token = 0; found.size() < static_cast<size_t>(a_.C); ++token)
+      if (!std::binary_search(taken.begin(), taken.end(), token)) found.push_back({NOTHING, token});
+    return found;
+  }
 
   void normalize() {
     const float row_max = math().row_max(logits_, a_.vocabulary);
@@ -153,7 +177,7 @@ class Row {
   const size_t row_;
   const float* const logits_;
   const long long *const history_, *const banned_;
-  const int length_;
+  const int length_, node_;
   float shift_ = 0, log_total_ = 0;
   std::vector<Candidate> changed_;
 };
@@ -167,8 +191,31 @@ void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const l
                    std::to_string(a.vocabulary - 1));
 }
 
+// The nodes of the rows, their edges and the tokens of these: all that a step reads of a trie.
+void check_trie(const BeamTopKArguments<float>& a) {
+  for (int row = 0; row < a.B * a.M; ++row) {
+    const int node = a.trie_nodes[row];
+    const auto refuse = [&](const char* tensor, const char* what) {
+      fail(OP, std::string(tensor) + " of node " + std::to_string(node) + " (trie_nodes[" + std::to_string(row) +
+                   "]) " + what);
+    };
+    if (node < 0 || node > a.Y + 1)
+      fail(OP, "trie_nodes[" + std::to_string(row) + "] is " + std::to_string(node) + ", expected 0 to " +
+                   std::to_string(a.Y + 1));
+    const int begin = a.trie_offsets[node], end = a.trie_offsets[node + 1];
+    if (node == 0) continue;
+    if (begin < 0 || begin > end || end > a.Y) refuse("trie_offsets", "are not ascending");
+    for (int edge = begin; edge < end; ++edge) {
+      const int token = a.trie_tokens[edge], before = edge == begin ? -1 : a.trie_tokens[edge - 1];
+      if (token <= before) refuse("trie_tokens", "are not ascending");
+      if (token >= a.vocabulary) refuse("trie_tokens", "hold one outside the vocabulary");
+    }
+  }
+}
+
 void check(const BeamTopKArguments<float>& a) {
   check_lengths(OP, a.lengths, a.B, a.T, "the tokens of history");
+  if (a.trie_nodes != nullptr) check_trie(a);
   for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row)
     if (std::isnan(a.beam_scores[row]) || a.beam_scores[row] == -NOTHING)
       fail(OP, "beam_scores[" + std::to_string(row / a.M) + ", " + std::to_string(row % a.M) + "] is " +
@@ -179,23 +226,32 @@ void check(const BeamTopKArguments<float>& a) {
   }
 }
 
-// The best C of a sample's rows: by total, then by beam, then by place in the row.
+// The best C of a sample's rows: by total, then by beam, then by place in the row. Each row is in that order already,
+// so the rows are merged, and no more is sorted than is returned.
 void merge(const BeamTopKArguments<float>& a, size_t b, const std::vector<std::vector<Candidate>>& rows) {
-  struct Total {
-    float score;
-    int beam, token;
+  struct Head {
+    float total;
+    int beam, place;
   };
-  std::vector<Total> totals;
-  totals.reserve(static_cast<size_t>(a.M) * a.C);
-  for (int m = 0; m < a.M; ++m)
-    for (const Candidate& candidate : rows[b * a.M + m])
-      totals.push_back({candidate.score + a.beam_scores[b * a.M + m], m, candidate.token});
-  std::stable_sort(totals.begin(), totals.end(),
-                   [](const Total& one, const Total& two) { return one.score > two.score; });
-  for (int c = 0; c < a.C; ++c) {
-    a.scores[b * a.C + c] = totals[c].score;
-    a.beams[b * a.C + c] = totals[c].beam;
-    a.tokens[b * a.C + c] = totals[c].token;
+  const auto follows = [](const Head& one, const Head& two) {
+    return one.total != two.total ? one.total < two.total : one.beam > two.beam;
+  };
+  const auto head = [&](int m, int place) {
+    return Head{rows[b * a.M + m][place].score + a.beam_scores[b * a.M + m], m, place};
+  };
+  std::vector<Head> heads;
+  for (int m = 0; m < a.M; ++m) heads.push_back(head(m, 0));
+  std::make_heap(heads.begin(), heads.end(), follows);
+  for (size_t c = b * a.C; c < (b + 1) * a.C; ++c) {
+    std::pop_heap(heads.begin(), heads.end(), follows);
+    const Head best = heads.back();
+    heads.pop_back();
+    a.scores[c] = best.total;
+    a.beams[c] = best.beam;
+    a.tokens[c] = rows[b * a.M + best.beam][best.place].token;
+    if (best.place + 1 == a.C) continue;
+    heads.push_back(head(best.beam, best.place + 1));
+    std::push_heap(heads.begin(), heads.end(), follows);
   }
 }
 

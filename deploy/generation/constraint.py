@@ -1,0 +1,53 @@
+"""The setting ``trie``: the sequences that the output may be."""
+
+from __future__ import annotations
+
+import os
+
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.fields import Fields
+from tightbeam.deploy.generation.given import CHECKPOINT
+from tightbeam.deploy.tries.file import read_trie
+from tightbeam.deploy.tries.trie import Trie
+
+__all__ = ["read_constraint"]
+
+FIX = "pass a file that build-trie has made"
+
+
+def read_constraint(fields: Fields) -> Trie | None:
+    """Read the trie that the settings name.
+
+    Parameters
+    ----------
+    fields : Fields
+        Merged settings; ``trie`` is a file or a `Trie`. A checkpoint cannot name one.
+
+    Returns
+    -------
+    Trie or None
+
+    Raises
+    ------
+    GenerationError
+        It does not go with another setting, is none, cannot be read, or has tokens that the model does not score.
+    """
+    given = fields.get("trie", None)
+    if given is None:
+        return None
+    if fields.source("trie") == CHECKPOINT:
+        raise fields.error("trie", "names a file, which no checkpoint may", "remove it there")
+    for name in ("do_sample", "decoder_input_ids"):
+        other = fields.get(name, None)
+        if other is not None and other is not False:
+            raise fields.error("trie", f"does not go with {name}", "leave one out")
+    if not isinstance(given, Trie | str | os.PathLike):
+        raise fields.error("trie", "is no trie", FIX)
+    try:
+        trie = given if isinstance(given, Trie) else read_trie(given)
+    except InputError as error:
+        raise GenerationError(str(error)) from None
+    if trie.vocabulary > fields.vocab_size:
+        holds = f"holds token {trie.vocabulary - 1}, outside the vocabulary of {fields.vocab_size}"
+        raise fields.error("trie", holds, "build it with this model's tokenizer")
+    return trie

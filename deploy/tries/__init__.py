@@ -1,0 +1,1 @@
+"""Tries of allowed token sequences: constraints of the output as data, built once and read by every step."""
