@@ -66,6 +66,7 @@ def test_all_defaults() -> None:
         bad_words_ids=(),
         suppress_tokens=(),
         begin_suppress_tokens=(),
+        encoder_no_repeat_ngram_size=0,
     )
 
 
