@@ -26,6 +26,10 @@ class TimedRuntime:
     def gives_logits(self) -> bool:
         return self._runtime.gives_logits
 
+    @property
+    def trie_obstacle(self) -> str:
+        return self._runtime.trie_obstacle
+
     def joining(self) -> None:
         """Whole batches alone are timed."""
         return None
