@@ -129,6 +129,7 @@ def test_every_option_is_in_the_table() -> None:
     assert OPTIONS.keys() == inspect.signature(run_model).parameters.keys() - NOT_SETTINGS - FOR_SPEECH - {
         "generation_config",
         "do_sample",
+        "trie",
         *SAMPLING,
     }
 

@@ -300,7 +300,7 @@ def test_objects_with_token_ids_truncation_and_settings_without_effect(runner: R
 @pytest.mark.parametrize(
     ("own", "common", "error"),
     [
-        ({"temperature": 0.5}, {}, "temperature=0.5 (from the line) is not supported; leave it out"),
+        ({"temperature": 0.5}, {}, "temperature=0.5 (from the line) does nothing without do_sample; pass"),
         ({"num_return_sequences": 3}, {"num_beams": 2}, "num_return_sequences=3 (from the line) is more than num_be"),
         ({"num_beams": 1}, {"num_return_sequences": 2}, "num_return_sequences=2 (from the call) is more than num_bea"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -76,7 +77,7 @@ def planned_splits(name: str, batch: int) -> int:
         outputs["output"] = (R, H, H * K)
     placed = ({tensor: TensorAt(shape, 4096) for tensor, shape in shapes.items()} for shapes in (inputs, outputs))
     found = plan(name, "float16", *placed, {"scale": 1.0}, H200, 4096)
-    splits, rest = divmod(found.kernels[0].grid[0], batch * WORK[name].blocks)
+    splits, rest = divmod(math.prod(found.kernels[0].grid), batch * WORK[name].blocks)
     assert rest == 0
     assert len(found.kernels) == (2 if splits > 1 else 1)
     return splits

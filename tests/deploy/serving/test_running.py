@@ -414,8 +414,8 @@ class Failing:
         poisoned: set[int] = set()
         sample, advance = reading.RequestParser._sample, Batch.advance
 
-        def noted(parser: reading.RequestParser, tokens: list[int], parameters: str) -> Any:
-            made = sample(parser, tokens, parameters)
+        def noted(parser: reading.RequestParser, tokens: list[int], *rest: Any) -> Any:
+            made = sample(parser, tokens, *rest)
             poisoned.update([made.number] if poison in tokens else [])
             return made
 
