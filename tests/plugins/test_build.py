@@ -67,6 +67,7 @@ def test_library_is_built_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
 # ---- instruction sets ----
 
 
+@pytest.mark.slow
 @needs_cmake
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set elsewhere")
 def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_section_rates_in_a_rehearsal(tmp_path: Path) -> None:
     assert found["notes"] == ["A rehearsal on the host: no figure means anything."]
 
 
+@pytest.mark.slow
 def test_section_kernels_in_a_rehearsal(tmp_path: Path) -> None:
     cuda_host.kernels("attention"), cuda_host.kernels("search")  # compiled here, or the test is skipped
     found = rehearse("kernels", tmp_path)
