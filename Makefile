@@ -63,7 +63,7 @@ docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a d
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 
-slow: $(BUILT) ## [10 min] the tests that take minutes or gigabytes
+slow: $(BUILT) ## [not measured] the tests that take minutes or gigabytes
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 wheel: $(READY) ## [1 min] build the wheel with the CPU library into dist/, for machines without a compiler
@@ -73,7 +73,7 @@ cuda: $(READY) ## [12 min] build and install the CUDA library too, for every sup
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
 	@$(ALONE)
 
-cuda-check: $(BUILT) ## [15 min] compile each CUDA kernel for each kind of GPU, without one, and compare its machine code with its budget
+cuda-check: $(BUILT) ## [6 min] compile each CUDA kernel for each kind of GPU, without one, and compare its machine code with its budget
 	$(BIN)/python -m tools.cuda_model.check
 
 gpu-check: $(ON_GPU) ## [66 min at most] every check and measurement that needs a GPU, on the GPU of this machine; see docs/hardware.md
