@@ -234,22 +234,11 @@ class Runner:
         )
         if options.trie is not None and self._runtime.trie_obstacle:
             raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
-        self._check_logits(options)
-        return options
-
-    def _check_logits(self, options: GenerationOptions) -> None:
-        """Raise GenerationError for settings that need whole rows of scores where the runtime has none."""
-        if options.needs_logits and not self._runtime.gives_logits:
-            on_cpu = isinstance(self._runtime, OnnxRuntimeCpu)
+        if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
             raise GenerationError(
-                f"{options.needs_logits} needs all scores of a step, which "
-                + (
-                    "this bundle does not give; export the model again, or "
-                    if on_cpu
-                    else "engines on a GPU do not give; "
-                )
-                + options.without_logits
+                f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"
             )
+        return options
 
     def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Warn the caller of a public method of the settings that have no effect, and return the others."""
@@ -791,6 +780,8 @@ def _keyed(
     source: Array, mask: Array, options: Sequence[GenerationOptions], prompt: Prompt | None
 ) -> list[GenerationOptions]:
     """The options of each sample, with draws that depend on its source without padding."""
+    if options[0].sampling is None:
+        return list(options)
     inputs = list(source)
     if prompt is not None:
         inputs = [row[skipped:] for row, skipped in zip(prompt.tokens, prompt.padding, strict=True)]

@@ -148,9 +148,8 @@ class DeviceRuntime:
         self._pool: dict[str, tuple[Memory, ...]] = {}
 
     @property
-    def gives_logits(self) -> bool:
-        """A step on a device gives candidates alone."""
-        return False
+    def logits_obstacle(self) -> str:
+        return "engines on a GPU do not give;"
 
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
         """Raise BundleError for a batch larger than the graphs were built for."""

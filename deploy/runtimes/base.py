@@ -103,7 +103,7 @@ class Decoding(Protocol):
         ...
 
     def fetch_logits(self) -> None:
-        """Make later steps give `logits` too, where the runtime ``gives_logits``."""
+        """Make later steps give `logits` too, where the runtime has no ``logits_obstacle``."""
         ...
 
     @property
@@ -138,8 +138,8 @@ class Runtime(Protocol):
     """Runs the two graphs of a bundle on one device."""
 
     @property
-    def gives_logits(self) -> bool:
-        """True where a step can give all logits, besides the candidates."""
+    def logits_obstacle(self) -> str:
+        """The clause that says why no step gives all logits, before a fix in the settings; empty where steps can."""
         ...
 
     def begin(

@@ -104,8 +104,8 @@ class OnnxRuntimeCpu:
             raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
 
     @property
-    def gives_logits(self) -> bool:
-        return LOGITS in self.dtypes
+    def logits_obstacle(self) -> str:
+        return "" if LOGITS in self.dtypes else "this bundle does not give; export the model again, or"
 
     @property
     def trie_obstacle(self) -> str:
@@ -247,7 +247,7 @@ class CpuDecoding:
 
     def fetch_logits(self) -> None:
         runtime = self._runtime
-        if self._logits is None and runtime.gives_logits:
+        if self._logits is None and not runtime.logits_obstacle:
             vocabulary = runtime.manifest.sizes.vocabulary
             self._logits = np.zeros((self._sizes["B"] * self._sizes["M"], vocabulary), runtime.dtypes[LOGITS])
             self._bindings.clear()

@@ -44,7 +44,7 @@ class BeamStepper:
         self._prompt_lengths = np.full(len(self._samples), prompt_length)  # [B']
         self._padding: Array | None = None  # [B'], of the remaining samples
         self._padded: Array | None = None  # the search's history [B, M, T_history], where the decoder's has no padding
-        self._ngram_size = options.no_repeat_ngram_size
+        self._options = options
         if prompt is not None:
             inputs["first_positions"][:] = prompt.first_positions
             if prompt.padding.any():
@@ -54,10 +54,7 @@ class BeamStepper:
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
         inputs["candidates"][...] = options.candidates
-        self._penalty = options.repetition_penalty
-        self._normalize = options.normalize
-        self._reads_logits = options.reads_logits
-        if self._reads_logits:
+        if options.reads_logits:
             decoding.fetch_logits()
         self._slots = np.arange(self._beams)  # [M]
         if options.trie is not None:
@@ -69,7 +66,7 @@ class BeamStepper:
         inputs = self._decoding.inputs
         rows, M = len(inputs["tokens"]), self._beams
         # No row is longer than the buffer and its last token, so a larger size bans nothing.
-        inputs["no_repeat_ngram_size"][...] = min(self._ngram_size, inputs["history"].shape[1] + 1)
+        inputs["no_repeat_ngram_size"][...] = min(self._options.no_repeat_ngram_size, inputs["history"].shape[1] + 1)
         self._places = np.arange(rows // M)[:, None]  # [B, 1]
         self._first_rows = M * self._places
         self._tokens = inputs["tokens"].reshape(-1, M)
@@ -106,7 +103,8 @@ class BeamStepper:
 
     def _whole_rows(self) -> Rows | None:
         """All scores of the step, where they are fetched."""
-        inputs, logits = self._decoding.inputs, self._decoding.logits if self._reads_logits else None
+        inputs, options = self._decoding.inputs, self._options
+        logits = self._decoding.logits if options.reads_logits else None
         if logits is None:
             return None
         return Rows(
@@ -114,9 +112,9 @@ class BeamStepper:
             history=inputs["history"],
             lengths=inputs["history_lengths"],
             banned=inputs["banned"],
-            normalize=self._normalize,
-            repetition_penalty=self._penalty,
-            no_repeat_ngram_size=self._ngram_size,
+            normalize=options.normalize,
+            repetition_penalty=options.repetition_penalty,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
         )
 
     def _strip_padding(self, history: Array, banned: Array) -> Array:
@@ -126,7 +124,8 @@ class BeamStepper:
         for sample, padding in enumerate(self._padding):
             self._rows_history[sample, :, : T - padding] = history[sample, :, padding:]
         np.subtract(T, self._padding, out=self._decoding.inputs["history_lengths"], casting="unsafe")
-        return np.concatenate([banned, banned_by_padding(history, self._padding, self._ngram_size)], axis=2)
+        by_padding = banned_by_padding(history, self._padding, self._options.no_repeat_ngram_size)
+        return np.concatenate([banned, by_padding], axis=2)
 
     def _ban(self, banned: Array) -> None:
         """Write banned tokens [B, M, P] into their buffer, filled up with -1."""

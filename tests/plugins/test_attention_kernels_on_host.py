@@ -70,7 +70,7 @@ def test_a_sample_without_source_positions(name: str, dtype: str, multiprocessor
 @pytest.mark.parametrize("multiprocessors", [1, 1000])
 @pytest.mark.parametrize("name", ATTENTION_CASES)
 def test_a_query_of_nan_gives_nan(name: str, multiprocessors: int, dtype: str) -> None:
-    """As on the CPU (test_operators.py), whether or not its parts are joined."""
+    """The output is NaN as on the CPU (test_operators.py), whether or not its parts are joined."""
     case = with_nan_query(rounded(ATTENTION_CASES[name], dtype))
     found = run_on_host(name, case, dtype, gpu=Gpu(multiprocessors, SHARED_BYTES))
     check_result(name, case, dtype, found)

@@ -17,7 +17,7 @@ __all__ = ["draws_of_ours", "torch_probabilities", "warpers_of"]
 
 
 class _Model(GenerationMixin):  # type: ignore[misc]
-    """As much of a model as the processors' list is made from."""
+    """The part of a model that the processors' list is made from."""
 
     config = type("Config", (), {"is_encoder_decoder": True})()
 

@@ -23,8 +23,8 @@ class TimedRuntime:
         self.step_s: list[float] = []
 
     @property
-    def gives_logits(self) -> bool:
-        return self._runtime.gives_logits
+    def logits_obstacle(self) -> str:
+        return self._runtime.logits_obstacle
 
     @property
     def trie_obstacle(self) -> str:

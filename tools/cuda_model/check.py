@@ -21,7 +21,7 @@ __all__ = ["Largest", "faults_of", "kernels_of"]
 
 BATCHES = (1, 128)
 TYPES = ("float16", "float32")
-"""Of BART's kernels; those of the others in the first one alone."""
+"""Types of BART's kernels; those of the others are checked in the first one alone."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ def kernels_of(device: Device) -> Iterator[KernelFloors]:
 
 
 def faults_of(name: str, found: Largest, budget: Budget | None) -> list[str]:
-    """What is beyond a budget, one text each.
+    """List the figures beyond a budget, one text each.
 
     Parameters
     ----------

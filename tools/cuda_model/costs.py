@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 
 from tools.cuda_model.sass import Instruction
 
-__all__ = ["KINDS", "Cost", "cost_of", "is_byte_load", "is_spill", "kind_of"]
+__all__ = ["Cost", "cost_of", "is_byte_load", "is_spill", "kind_of"]
 
-KINDS = ("integer", "float", "tensor", "special", "shared", "global", "async", "local", "control", "uniform", "other")
 INTEGER = set(
     "IADD3 IADD LOP3 LOP ISETP SEL SHF LEA PRMT VIADD VIMNMX IMNMX IABS PLOP3 SGXT BMSK LOP32I IADD32I MOV32I SHL SHR "
     "VOTE VIADDMNMX ISCADD MOV CS2R P2R R2P ICMP VABSDIFF FMNMX FSETP FSEL FMNMX3 VIMNMX3 HMNMX2 FSET FCHK NOP".split()
 )
 """Through the pipe of 16 lanes that also takes comparisons of floats."""
 PRODUCTS = {"IMAD", "IMUL", "IDP", "XMAD"}
-"""Of integers: on half of the lanes of the float pipe."""
+"""Products of integers: on half of the lanes of the float pipe."""
 FLOAT = set("FFMA FADD FMUL HADD2 HFMA2 HMUL2 FSWZADD FADD2 FFMA2 FMUL2 F2FP HSET2 HSETP2 HFMA2_MMA FFMA32I".split())
 SPECIAL = {"MUFU", "F2F", "I2F", "F2I", "FRND", "POPC", "FLO", "BREV", "I2FP", "I2IP", "F2IP"}
 TENSOR = {"HMMA", "HGMMA", "IMMA", "QGMMA", "UTCHMMA"}
@@ -33,11 +32,22 @@ GLOBAL = {"LDG", "STG", "ATOMG", "RED", "LD", "ST", "ATOM", "LDGMC"}
 ASYNC = {"LDGSTS", "UBLKCP", "UTMALDG", "LDGDEPBAR", "DEPBAR"}
 LOCAL = {"LDL", "STL"}
 CONTROL = set("BRA EXIT RET CALL BSSY BSYNC BREAK WARPSYNC BAR YIELD ERRBAR MEMBAR NANOSLEEP BRX JMP BMOV CCTL".split())
+GROUPS: dict[str, set[str]] = {
+    "integer": INTEGER | PRODUCTS,
+    "float": FLOAT,
+    "tensor": TENSOR,
+    "special": SPECIAL,
+    "shared": SHARED,
+    "global": GLOBAL,
+    "async": ASYNC,
+    "local": LOCAL,
+    "control": CONTROL,
+}
 
 
 @dataclass
 class Cost:
-    """What one warp executes. ``cycles``: of each pipe, in cycles of a quarter; ``memory_cycles``: of the
+    """The work of one warp. ``cycles``: of each pipe, in cycles of a quarter; ``memory_cycles``: of the
     multiprocessor's memory pipe; ``loaded_bytes``: from global memory if all lanes take part.
     """
 
@@ -59,20 +69,9 @@ class Cost:
 
 
 def kind_of(instruction: Instruction) -> str:
-    """One of ``KINDS``."""
+    """The kind of an instruction: one of ``GROUPS``, "uniform" or "other"."""
     name = instruction.name
-    groups = {
-        "integer": INTEGER | PRODUCTS,
-        "float": FLOAT,
-        "tensor": TENSOR,
-        "special": SPECIAL,
-        "shared": SHARED,
-        "global": GLOBAL,
-        "async": ASYNC,
-        "local": LOCAL,
-        "control": CONTROL,
-    }
-    for kind, names in groups.items():
+    for kind, names in GROUPS.items():
         if name in names:
             return kind
     return "uniform" if name.startswith("U") or name in ("R2UR", "S2UR", "LDC", "LDCU", "S2R") else "other"
