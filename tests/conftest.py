@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -33,6 +34,13 @@ def quick_torch() -> None:
     torch.set_num_threads(1)
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeded_interrupts() -> None:
+    """A shell starts what runs in the background with SIGINT ignored, and a test's commands would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

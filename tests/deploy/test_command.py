@@ -422,16 +422,9 @@ def test_closed_output_pipe(bundle: Path) -> None:
     assert running.returncode == 1
 
 
-def heed_interrupts() -> None:
-    """Undo the ignored SIGINT that a process in the background has from its shell."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_interrupt(bundle: Path) -> None:
     command = [*MODULE, str(bundle), "-", "--batch-size", "1", *SHORT]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
-    ) as running:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdin and running.stdout and running.stderr
         running.stdin.write(b"a small town\n")
         running.stdin.flush()

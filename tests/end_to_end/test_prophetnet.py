@@ -104,7 +104,7 @@ def test_the_longest_source_and_output(bundles: BundleCache) -> None:
         assert (runner.manifest.sizes.max_source, runner.manifest.sizes.max_target) == (LONGEST + 1, LONGEST)
         ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LONGEST + 1, LONGEST))
         lengths = {"max_length": LONGEST, "min_length": LONGEST}
-        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 3)])
+        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 4)])
 
 
 def test_only_the_main_stream_is_cached(bundles: BundleCache) -> None:

@@ -102,7 +102,7 @@ def processes_of(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            line = process.read_bytes().replace(b"\0", b" ").decode()
+            line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(folder) in line and str(os.getpid()) not in str(process):
