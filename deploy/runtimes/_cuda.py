@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from tightbeam.deploy.errors import DeviceError, RuntimeSetupError
 from tightbeam.deploy.runtimes.base import lay_out
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
-__all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "Memory", "StagedArrays", "open_device"]
+__all__ = ["ALIGNMENT", "CudaDevice", "CudaGraph", "HostMemory", "Memory", "StagedArrays", "open_device"]
 
 ALIGNMENT = 256
 """Bytes; TensorRT requires it of every address."""
@@ -46,12 +45,17 @@ class Memory:
         weakref.finalize(self, free)
 
 
-class _HostMemory(Memory):
+class HostMemory(Memory):
     """Page-locked memory with numpy's array interface: arrays over it hold a reference to it."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1"}
+
+    def array(self, shape: Sequence[int], dtype: npt.DTypeLike, start: int = 0) -> Array:
+        """Return an array over the bytes from ``start`` on."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return np.asarray(self)[start : start + nbytes].view(dtype).reshape(shape)
 
 
 class CudaGraph:
@@ -119,17 +123,20 @@ class CudaDevice:
         address = int(self._run(self._runtime.cudaMalloc, max(nbytes, 1)))
         return Memory(address, nbytes, partial(self._releases.release, self._runtime.cudaFree, address))
 
-    def host_array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Allocate an array of zeros in page-locked host memory, aligned."""
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Allocate uninitialized page-locked memory of the host, aligned; 0 bytes have an address too."""
         address = int(self._run(self._runtime.cudaHostAlloc, max(nbytes, 1), self._runtime.cudaHostAllocDefault))
-        ctypes.memset(address, 0, nbytes)
-        memory = _HostMemory(address, nbytes, partial(self._releases.release, self._runtime.cudaFreeHost, address))
-        return np.asarray(memory).view(dtype).reshape(shape)
+        return HostMemory(address, nbytes, partial(self._releases.release, self._runtime.cudaFreeHost, address))
 
     def upload(self, target: int, source: int, nbytes: int) -> None:
         """Copy from page-locked memory to the GPU. The caller holds both until ``synchronize``."""
         self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
+
+    def upload_columns(self, target: int, source: int, rows: int, pitch: int, width: int) -> None:
+        """Copy the first ``width`` bytes of each of ``rows`` rows, which lie ``pitch`` bytes apart on both sides."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        if rows and width:
+            self._run(self._runtime.cudaMemcpy2DAsync, target, pitch, source, pitch, width, rows, kind, self._stream)
 
     def download(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the GPU to page-locked memory. The caller holds both until ``synchronize``."""
@@ -247,18 +254,28 @@ class StagedArrays:
     ----------
     device : CudaDevice
     described : mapping of str to (dtype, shape)
+    memory : callable, optional
+        Takes the bytes, and returns memory of the host and of the GPU; by default both are allocated.
     """
 
-    def __init__(self, device: CudaDevice, described: Mapping[str, tuple[npt.DTypeLike, Sequence[int]]]) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        described: Mapping[str, tuple[npt.DTypeLike, Sequence[int]]],
+        memory: Callable[[int], tuple[HostMemory, Memory]] | None = None,
+    ) -> None:
         self._device = device
         nbytes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in described.items()}
         self._starts, self._nbytes = lay_out(nbytes, ALIGNMENT)
-        block = device.host_array((self._nbytes,), np.uint8)
-        self._host, self._memory = block.ctypes.data, device.allocate(self._nbytes)
-        self.arrays: dict[str, Array] = {}
-        for name, (dtype, shape) in described.items():
-            place = slice(self._starts[name], self._starts[name] + nbytes[name])
-            self.arrays[name] = block[place].view(dtype).reshape(shape)
+        if memory is None:
+            host, self._memory = device.allocate_host(self._nbytes), device.allocate(self._nbytes)
+        else:
+            host, self._memory = memory(self._nbytes)
+        self._host = host.address
+        host.array((self._nbytes,), np.uint8)[:] = 0
+        self.arrays: dict[str, Array] = {
+            name: host.array(shape, dtype, self._starts[name]) for name, (dtype, shape) in described.items()
+        }
 
     def address(self, name: str) -> int:
         """Return the address of an array's copy on the GPU."""
@@ -271,6 +288,14 @@ class StagedArrays:
 
     def upload(self) -> None:
         self._device.upload(self._memory.address, self._host, self._nbytes)
+
+    def upload_columns(self, name: str, columns: int) -> None:
+        """Upload the first ``columns`` numbers of each row of one array."""
+        array = self.arrays[name]
+        pitch = array.shape[-1] * array.itemsize
+        rows = math.prod(array.shape[:-1])
+        source = self._host + self._starts[name]
+        self._device.upload_columns(self.address(name), source, rows, pitch, columns * array.itemsize)
 
     def download(self, name: str, nbytes: int) -> None:
         """Download the first bytes of one array."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.errors import DeviceError, ExecutionError
 from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, CudaGraph, Memory, StagedArrays
+from tightbeam.deploy.runtimes._memory_pool import BatchMemory, MemoryPool
+from tightbeam.deploy.runtimes._step_uploads import StepUploads
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     SMALL_INPUTS,
@@ -37,6 +40,8 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "boo
 """Bytes of one number of each tensor type."""
 CAPTURES = 3
 """Attempts to capture a step."""
+SECOND = " (second)"
+"""Suffix of a growing state's name, in the name of its second block."""
 log = logging.getLogger(__name__)
 
 
@@ -76,10 +81,6 @@ class DeviceTensor:
     width: int
     start: int = 0
 
-    @classmethod
-    def new(cls, device: CudaDevice, shape: Sequence[int], dtype: str) -> DeviceTensor:
-        return cls(device.allocate(math.prod(shape) * BYTES[dtype]), tuple(shape), BYTES[dtype])
-
     @property
     def address(self) -> int:
         return self.memory.address + self.start
@@ -106,6 +107,15 @@ class DeviceTensor:
 def _set(function: Callable[[str, Sequence[int], int], None], name: str, tensor: DeviceTensor) -> None:
     """``set_input`` or ``set_output`` of a graph."""
     function(name, tensor.shape, tensor.address)
+
+
+def _allocate(device: CudaDevice, caches: frozenset[str], name: str, nbytes: int) -> Memory:
+    """Allocate a block of a batch. Those of caches are zero: the decoder reads past the written positions under a mask,
+    which needs finite numbers."""
+    memory = device.allocate(nbytes)
+    if name in caches:
+        device.clear(memory.address, nbytes)
+    return memory
 
 
 class DeviceRuntime:
@@ -145,7 +155,9 @@ class DeviceRuntime:
         self.bound: object = None
         """Token of the decoding that the decoder is bound to."""
         self._encoded_together = encoded_together
-        self._pool: dict[str, tuple[Memory, ...]] = {}
+        caches = frozenset(name for state in self.states for name in self.blocks_of(state))
+        self.on_device = MemoryPool(partial(_allocate, device, caches))
+        self.on_host = MemoryPool(lambda name, nbytes: device.allocate_host(nbytes))
 
     @property
     def logits_obstacle(self) -> str:
@@ -180,8 +192,9 @@ class DeviceRuntime:
         sizes = sizes_of(B, N, num_beams, positions, prompt_length)
         given = {"input_ids": source, "input_features": source, "attention_mask": attention_mask}
         given["num_beams"] = np.array([num_beams], np.int64)
-        caches = self.take_caches(sizes)  # first: the encoder may need the memory of pooled caches of another size
-        return DeviceDecoding(self, self._encode(given, sizes), caches, sizes, candidates)
+        wanted = self._wanted(sizes, {name: array.shape for name, array in given.items()})
+        memory = BatchMemory(self.on_device, self.on_host, wanted)
+        return DeviceDecoding(self, self._encode(given, sizes, memory), memory, sizes, candidates)
 
     @property
     def trie_obstacle(self) -> str:
@@ -191,22 +204,48 @@ class DeviceRuntime:
         """Batches on a device cannot be joined yet."""
         return None
 
-    def _encode(self, given: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
+    def _wanted(self, sizes: Mapping[str, int], given: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return the bytes of a batch's tensors on the GPU, given the shapes of the encoder's inputs.
+
+        A state that is updated in place has one block, one that grows has two, used alternately.
+        """
+        full = {**sizes, "T": sizes["T_max"]}
+        on_host = self.encoder_interface.on_host
+        tensors = [(name, given[name], tensor.dtype) for name, tensor in self._sent.items() if name not in on_host]
+        for tensor in self.encoder_interface.outputs:
+            tensors.append((tensor.name, resolve(self.inputs[tensor.name].shape, sizes), tensor.dtype))
+        for state in self.states:
+            for name in self.blocks_of(state):
+                tensors.append((name, resolve(state.shape, full), self.inputs[state.input].dtype))
+        return {name: math.prod(shape) * BYTES[dtype] for name, shape, dtype in tensors}
+
+    @staticmethod
+    def blocks_of(state: CacheStateEntry) -> tuple[str, ...]:
+        """Names of a state's blocks."""
+        return (state.input,) if state.kind == "in_place" else (state.input, state.input + SECOND)
+
+    @property
+    def _sent(self) -> dict[str, TensorEntry]:
+        """The inputs of the encoder, and the mask, where the decoder reads it."""
+        mask = [self.inputs[name] for name in ("attention_mask",) if name in self.inputs]
+        return {tensor.name: tensor for tensor in (*mask, *self.encoder_interface.inputs)}
+
+    def _encode(
+        self, given: Mapping[str, Array], sizes: Mapping[str, int], memory: BatchMemory
+    ) -> dict[str, DeviceTensor]:
         """Run the encoder over a few samples at a time, and return the decoder's source inputs by name."""
         device, interface = self.device, self.encoder_interface
-        mask = [self.inputs[name] for name in ("attention_mask",) if name in self.inputs]
-        wanted = {tensor.name: tensor for tensor in (*mask, *interface.inputs)}
         sent, staged = {}, {}
-        for name, tensor in wanted.items():
-            staged[name] = device.host_array(given[name].shape, tensor.dtype)
+        for name, tensor in self._sent.items():
+            staged[name] = memory.host_array(name, given[name].shape, tensor.dtype)
             staged[name][...] = given[name]
             if name not in interface.on_host:
-                sent[name] = DeviceTensor.new(device, staged[name].shape, tensor.dtype)
-                device.upload(sent[name].memory.address, staged[name].ctypes.data, staged[name].nbytes)
+                sent[name] = DeviceTensor(memory.on_device[name], staged[name].shape, BYTES[tensor.dtype])
+                device.upload(sent[name].address, staged[name].ctypes.data, staged[name].nbytes)
         encoded = {}
         for tensor in interface.outputs:
             shape = resolve(self.inputs[tensor.name].shape, sizes)
-            encoded[tensor.name] = DeviceTensor.new(device, shape, tensor.dtype)
+            encoded[tensor.name] = DeviceTensor(memory.on_device[tensor.name], shape, BYTES[tensor.dtype])
         by_sample = [sent[tensor.name] for tensor in interface.inputs if tensor.shape[0] == "B"]
         with self.running("encoder"):
             for samples in self._parts(sizes, [*by_sample, *encoded.values()]):
@@ -221,8 +260,8 @@ class DeviceRuntime:
                 for name, output in encoded.items():
                     _set(self.encoder.set_output, name, output.samples(samples, sizes["B"]))
                 self.encoder.execute(device.stream)
-            device.synchronize()  # raises failures of the encoder here, and the staged arrays may be freed
-        return encoded | {tensor.name: sent[tensor.name] for tensor in mask}
+            device.synchronize()  # raises failures of the encoder here
+        return encoded | {name: tensor for name, tensor in sent.items() if name in self.inputs}
 
     def _parts(self, sizes: Mapping[str, int], tensors: Sequence[DeviceTensor]) -> Iterator[slice]:
         """Slices of samples to encode together, such that each slice of ``tensors`` is aligned."""
@@ -231,32 +270,6 @@ class DeviceRuntime:
         count = max(1, self._encoded_together // sizes["N"] // aligned) * aligned
         for start in range(0, B, count):
             yield slice(start, min(start + count, B))
-
-    def take_caches(self, sizes: Mapping[str, int]) -> dict[str, tuple[Memory, ...]]:
-        """Take the memory of each state by its input from the pool, or allocate it where the pool has none of this
-        size. A state that is updated in place has one block, one that grows has two, used alternately.
-
-        New memory is zero: the decoder reads past the written positions under a mask, which needs finite numbers.
-        """
-        full = {**sizes, "T": sizes["T_max"]}
-        wanted = {
-            state.input: (math.prod(resolve(state.shape, full)) * BYTES[self.inputs[state.input].dtype], state.kind)
-            for state in self.states
-        }
-        pooled, self._pool = self._pool, {}
-        if {name: memories[0].nbytes for name, memories in pooled.items()} == {n: w[0] for n, w in wanted.items()}:
-            return pooled
-        del pooled  # freed before the new ones are allocated
-        caches = {}
-        for name, (nbytes, kind) in wanted.items():
-            caches[name] = tuple(self.device.allocate(nbytes) for _ in range(1 if kind == "in_place" else 2))
-            for memory in caches[name]:
-                self.device.clear(memory.address, memory.nbytes)
-        return caches
-
-    def return_caches(self, caches: dict[str, tuple[Memory, ...]]) -> None:
-        """Return the memory of a finished decoding to the pool."""
-        self._pool = caches
 
 
 class DeviceDecoding:
@@ -275,7 +288,7 @@ class DeviceDecoding:
         self,
         runtime: DeviceRuntime,
         source: dict[str, DeviceTensor],
-        caches: dict[str, tuple[Memory, ...]],
+        memory: BatchMemory,
         sizes: Mapping[str, int],
         candidates: int,
     ) -> None:
@@ -283,7 +296,10 @@ class DeviceDecoding:
         self._sizes = dict(sizes)
         self._source = source
         self._fixed_bytes = sum(source[tensor.name].nbytes for tensor in runtime.encoder_interface.outputs)
-        self._caches = caches
+        self._memory = memory
+        blocks = {state.input: runtime.blocks_of(state) for state in runtime.states}
+        self._names = [name for names in blocks.values() for name in names]
+        self._caches = {state: tuple(memory.on_device[name] for name in names) for state, names in blocks.items()}
         self._in_place: dict[str, DeviceTensor] = {}
         self._grown: dict[str, DeviceTensor] = {}
         self._outputs = {state.input: state.output for state in runtime.states}
@@ -294,13 +310,16 @@ class DeviceDecoding:
         self._inputs = small_inputs(sizes)
         self._on_host = [name for name in sorted(runtime.decoder_interface.on_host) if name in SMALL_INPUTS]
         for name in self._on_host:
-            self._inputs[name] = self._device.host_array(self._inputs[name].shape, self._inputs[name].dtype)
+            array = self._inputs[name]
+            self._inputs[name] = memory.host_array(name, array.shape, array.dtype)
+            self._inputs[name][...] = array
         self._inputs["candidates"][...] = candidates
         sent = [name for name in SMALL_INPUTS if name in runtime.inputs and name not in self._on_host]
-        self._small = self._stage(*(name for name in sent if name != "banned"))
-        self._banned = self._stage(*(name for name in sent if name == "banned"))
+        self._uploads = StepUploads(self._device, self._inputs, sent, memory.pair)
+        self._columns: dict[str, int] | None = None
+        """Columns of the histories that a step uploads; None for the first, which uploads all."""
         results = {name: (dtype, (sizes["B"], candidates)) for name, dtype in CANDIDATE_OUTPUTS.items()}
-        self._results = StagedArrays(self._device, results)
+        self._results = StagedArrays(self._device, results, lambda nbytes: memory.pair("results", nbytes))
         self._candidates = dict(self._results.arrays)
         self._binding: object = None
         self._taken: tuple[bytes, ...] = ()
@@ -318,6 +337,8 @@ class DeviceDecoding:
                 self._bind()
             if self._grown:
                 self._bind_grown()
+            if self._columns is not None and self._columns != (columns := self._uploads.plan()):
+                self._columns, self._captured, self._steps = columns, None, min(self._steps, 1)
             if self._captured is None and 1 <= self._steps <= CAPTURES:
                 self._captured = self._capture()
             if self._captured is None:
@@ -326,6 +347,8 @@ class DeviceDecoding:
                 self._captured.launch()
             self._device.synchronize()
         self._steps += 1
+        if self._columns is None:
+            self._columns = self._uploads.plan()
         for name, tensor in self._grown.items():
             self._grown[name] = self._next(name, tensor)
         scores, beams, tokens = self._candidates.values()
@@ -339,8 +362,7 @@ class DeviceDecoding:
         return None
 
     def _enqueue(self) -> None:
-        self._small.upload()
-        self._banned.upload()
+        self._uploads.enqueue(self._columns)
         self._graph.execute(self._device.stream)
         for name, array in self._candidates.items():
             self._results.download(name, array.nbytes)
@@ -353,7 +375,7 @@ class DeviceDecoding:
         try:
             if not self._graph.can_be_captured(self._device.stream):
                 raise DeviceError("the runtime cannot be captured")
-            return self._device.capture(self._enqueue, self._small, self._banned, self._results)
+            return self._device.capture(self._enqueue, *self._uploads.staged, self._results)
         except (DeviceError, runtime.failures) as error:
             if self._steps == CAPTURES:
                 runtime.makes_cuda_graphs = False
@@ -365,9 +387,8 @@ class DeviceDecoding:
         self._captured, self._steps = None, 0
         binding = self._runtime.bound = object()
         self._taken, self._made_for = self._host_values(), self._sizes["B"]
-        for staged in (self._small, self._banned):
-            for name in staged.arrays:
-                graph.set_input(name, self._inputs[name].shape, staged.address(name))
+        for name, address in self._uploads.addresses().items():
+            graph.set_input(name, self._inputs[name].shape, address)
         for name in self._on_host:
             graph.set_input(name, self._inputs[name].shape, self._inputs[name].ctypes.data)
         for name, tensor in (*self._source.items(), *self._in_place.items()):
@@ -409,29 +430,18 @@ class DeviceDecoding:
             self._binding = None
 
     def reserve_banned(self, count: int) -> None:
-        rows, room = self._inputs["banned"].shape
+        room = self._inputs["banned"].shape[1]
         wanted = banned_capacity(count, room)
         if wanted != room:
-            self._inputs["banned"] = np.full((rows, wanted), -1, np.int64)
-            self._banned = self._stage(*self._banned.arrays)
+            self._uploads.resize_banned(wanted)
             self._binding = None
-
-    def _stage(self, *names: str) -> StagedArrays:
-        """Move these inputs to page-locked memory with a place on the GPU, and make ``inputs`` refer to it."""
-        staged = StagedArrays(
-            self._device, {name: (self._inputs[name].dtype, self._inputs[name].shape) for name in names}
-        )
-        for name, array in staged.arrays.items():
-            array[...] = self._inputs[name]
-            self._inputs[name] = array
-        return staged
 
     def use_trie(self, trie: Trie) -> None:
         raise RuntimeError(f"{trie!r} is for a runtime that takes tries")  # Runner has refused it before
 
     def close(self) -> None:
-        self._runtime.return_caches(self._caches)
+        self._memory.put_back()
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
-        return self._fixed_bytes, sum(memory.nbytes for memories in self._caches.values() for memory in memories)
+        return self._fixed_bytes, sum(self._memory.wanted[name] for name in self._names)

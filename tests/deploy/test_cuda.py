@@ -71,7 +71,7 @@ def test_out_of_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DeviceError, match=r"^no memory of the host, page-locked, for 104 bytes; run fewer rows together$"
     ):
-        device.host_array((13,), np.int64)
+        device.allocate_host(104)
 
     def cudaGraphInstantiate(graph: object, flags: int) -> tuple[Code, None]:
         return Code.cudaErrorMemoryAllocation, None
@@ -84,11 +84,11 @@ def test_out_of_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_arrays_are_freed_after_their_last_use() -> None:
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
-    array = device.host_array((2, 3), np.int64)[1:]
+    array = device.allocate_host(48).array((2, 3), np.int64)[1:]
     gc.collect()
-    assert len(cuda.host) == 1 and (array == 0).all() and array.shape == (1, 3)
-    assert device.host_array((0, 4), np.int64).shape == (0, 4)
-    assert device.host_array((), np.bool_).shape == ()
+    assert len(cuda.host) == 1 and array.shape == (1, 3)
+    assert device.allocate_host(0).array((0, 4), np.int64).shape == (0, 4)
+    assert device.allocate_host(1).array((), np.bool_).shape == ()
     assert len(cuda.host) == 1
     del array, device
     expect_nothing_left(cuda)
@@ -113,6 +113,25 @@ def test_staged_arrays_are_one_copy_and_aligned() -> None:
     device.synchronize()
     assert staged.arrays["d"].tolist() == [0, 1, -7, -7, -7]
     assert cuda.done[-1].nbytes == 8
+
+
+def test_columns_of_a_staged_array() -> None:
+    """The other columns on the GPU stay as they are, as do the other arrays of the block."""
+    cuda = CudaInMemory()
+    device = CudaDevice(cuda)
+    staged = StagedArrays(device, {"a": (np.int64, (2, 3, 5)), "b": (np.int32, (4, 6))})
+    staged.upload()
+    device.synchronize()
+    for array in staged.arrays.values():
+        array[...] = np.arange(1, array.size + 1).reshape(array.shape)
+    for name, columns in (("a", 2), ("b", 0)):
+        staged.upload_columns(name, columns)
+    device.synchronize()
+    wanted = staged.arrays["a"].copy()
+    wanted[..., 2:] = 0
+    np.testing.assert_array_equal(cuda.array(staged.address("a"), (2, 3, 5), np.int64), wanted)
+    assert not cuda.array(staged.address("b"), (4, 6), np.int32).any()
+    assert [work.nbytes for work in cuda.done] == [staged.on_host.stop - staged.on_host.start, 2 * 3 * 2 * 8]
 
 
 def test_a_failed_capture_ends() -> None:
@@ -163,7 +182,7 @@ def test_memory_released_while_a_stream_is_captured() -> None:
     """Python may collect objects at any time; a release would invalidate the capture."""
     cuda = CudaInMemory()
     device = CudaDevice(cuda)
-    kept, others = device.allocate(8), [device.allocate(8), device.host_array((4,), np.int64)]
+    kept, others = device.allocate(8), [device.allocate(8), device.allocate_host(32)]
     others.append(device.capture(lambda: None))  # type: ignore[arg-type]
 
     def enqueue() -> None:

@@ -215,7 +215,7 @@ def test_caches_of_another_size_are_freed_before_the_encoder_runs(bundles: Bundl
     made = in_memory(bundles("dedup", "bart"))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     made.runner.generate(ids, mask, num_beams=8, max_new_tokens=60)
-    held = sum(memory.nbytes for memories in made.runtime._pool.values() for memory in memories)
+    held = sum(memory.nbytes for memory in made.runtime.on_device.blocks.values())
     execute, taken = made.encoder.execute, []
 
     def measured(stream: int) -> None:
@@ -223,7 +223,8 @@ def test_caches_of_another_size_are_freed_before_the_encoder_runs(bundles: Bundl
         execute(stream)
 
     made.encoder.execute = measured
-    made.runner.generate(ids, mask, num_beams=1, max_new_tokens=3)
+    longer = np.tile(ids, (1, 3)), np.tile(mask, (1, 3))
+    made.runner.generate(*longer, num_beams=1, max_new_tokens=3)
     assert taken[0] < held
 
 

@@ -162,24 +162,63 @@ def test_a_step_is_one_launch_and_brings_back_candidates_alone(bundles: BundleCa
     assert bindings == len(made.decoder.addresses), "each is bound once"
 
 
-def test_caches_are_reused_by_the_next_batch_of_this_shape(bundles: BundleCache) -> None:
-    for variant in ("dedup", "baseline"):
-        path = bundles(variant, "bart")
-        made, expected = in_memory(path), Runner.load(path, threads=1)
-        ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
-        asked = {"num_beams": 3, "max_new_tokens": 10}
-        names = [state.input for state in made.runtime.entry.cache_states]
+@pytest.mark.parametrize("variant", ["dedup", "baseline"])
+def test_a_batch_uses_the_memory_of_the_one_before(bundles: BundleCache, variant: str) -> None:
+    """Nothing is allocated or cleared for a batch whose tensors fit, on the GPU or on the host."""
+    path = bundles(variant, "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    asked = {"num_beams": 3, "max_new_tokens": 10, "suppress_tokens": [8]}
+    expect_same(made.runner, expected, [(ids, mask, asked)])
+    allocated, cleared = made.cuda.allocations, made.cuda.kinds().count("clear")
+    held = sum(size for where in (made.cuda.device, made.cuda.host) for size, _ in where.values())
+    assert cleared == len(made.runtime.entry.cache_states) * (2 if variant == "baseline" else 1)
+    smaller = {"num_beams": 2, "max_new_tokens": 7, "no_repeat_ngram_size": 2}
+    for run in ((ids[::-1].copy(), mask[::-1].copy(), asked), (ids[:2], mask[:2], smaller), (ids, mask, asked)):
+        expect_same(made.runner, expected, [run])
+    assert (made.cuda.allocations, made.cuda.kinds().count("clear")) == (allocated, cleared)
+    longer = {**asked, "max_new_tokens": 30}
+    expect_same(made.runner, expected, [(ids, mask, longer), (ids[:1], mask[:1], {**asked, "num_beams": 5})])
+    assert made.cuda.allocations > allocated
+    made.runner.generate(ids, mask, **longer)
+    largest = sum(size for where in (made.cuda.device, made.cuda.host) for size, _ in where.values())
+    assert held < largest
+    alone = in_memory(path)
+    alone.runner.generate(ids, mask, **longer)
+    assert largest <= sum(size for where in (alone.cuda.device, alone.cuda.host) for size, _ in where.values())
 
-        def spare(made: InMemory = made, names: list[str] = names) -> list[int]:
-            return [memory.address for name in names for memory in made.runtime._pool[name]]
 
+def test_large_histories_are_uploaded_as_far_as_they_are_read(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns in use, by powers of two, each with a CUDA graph; none where no step reads them."""
+    monkeypatch.setattr("tightbeam.deploy.runtimes._step_uploads.WORTH_A_COPY", 1)
+    monkeypatch.setattr("tightbeam.deploy.runtimes._step_uploads.COLUMNS", 4)
+    path = bundles("dedup", "bart")
+    made, expected = in_memory(path), Runner.load(path, threads=1)
+    ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)
+    R, B = 3 * len(ids), len(ids)
+    for settings, read in (
+        ({"num_beams": 3, "no_repeat_ngram_size": 2}, {4: R, 8: R}),
+        ({"num_beams": 3, "repetition_penalty": 1.5}, {4: R, 8: R}),
+        ({"num_beams": 3}, {4: R}),
+        ({"num_beams": 1, "no_repeat_ngram_size": 2}, {8: B}),
+        ({"num_beams": 1}, {}),
+    ):
+        asked = {**settings, "max_new_tokens": 20, "min_new_tokens": 20, "suppress_tokens": [8]}
+        before = len(made.cuda.done)
         expect_same(made.runner, expected, [(ids, mask, asked)])
-        kept, cleared = spare(), made.cuda.kinds().count("clear")
-        assert cleared == len(kept)
-        expect_same(made.runner, expected, [(ids[::-1].copy(), mask[::-1].copy(), asked)])
-        assert spare() == kept and made.cuda.kinds().count("clear") == cleared
-        expect_same(made.runner, expected, [(ids[:2], mask[:2], asked)])
-        assert made.cuda.kinds().count("clear") == 2 * cleared
+        uploads: list[list[int]] = [[]]
+        for work in made.cuda.done[before:]:
+            if work.kind == "execute":
+                uploads.append([])
+            elif work.kind == "host to device":
+                uploads[-1].append(work.nbytes)
+        for used in range(2, 21):
+            columns = next(size for size in (4, 8, 16, 20) if size >= used)
+            wide = [rows * width * columns for width, rows in read.items()]
+            copies = uploads[used][1:-1]  # between the small inputs and the banned tokens
+            assert copies == wide or (columns == 20 and len(copies) <= len(wide)), (settings, used)
 
 
 def test_interleaved_decodings(bundles: BundleCache) -> None:

@@ -180,6 +180,24 @@ class CudaInMemory:
         self.enqueue(stream, Work(kind.value, count, lambda: self._copy(dst, src, count), src, dst))
         return (Code.cudaSuccess,)
 
+    def cudaMemcpy2DAsync(
+        self, dst: int, dpitch: int, src: int, spitch: int, width: int, height: int, kind: Kind, stream: int
+    ) -> tuple[Code]:
+        assert 0 < width <= min(dpitch, spitch) and height > 0
+        self.check(
+            dst, dpitch * (height - 1) + width, self.host if kind == Kind.cudaMemcpyDeviceToHost else self.device
+        )
+        self.check(
+            src, spitch * (height - 1) + width, self.host if kind == Kind.cudaMemcpyHostToDevice else self.device
+        )
+
+        def copy() -> None:
+            for row in range(height):
+                self._copy(dst + row * dpitch, src + row * spitch, width)
+
+        self.enqueue(stream, Work(kind.value, width * height, copy, src, dst))
+        return (Code.cudaSuccess,)
+
     def cudaMemsetAsync(self, devPtr: int, value: int, count: int, stream: int) -> tuple[Code]:
         self.check(devPtr, count, self.device)
         self.enqueue(stream, Work("clear", count, lambda: self._clear(devPtr, value, count)))
