@@ -108,7 +108,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
 """Fields that transformers requires: None in a call leaves the checkpoint's value, and unsets any other field."""
 
-SPEECH_ONLY = frozenset({"language", "task"})
+SPEECH_ONLY = frozenset({"language", "task", "return_timestamps"})
 """Fields of speech models only."""
 
 LIMITS = ("max_new_tokens", "max_length")

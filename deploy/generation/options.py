@@ -19,6 +19,7 @@ from tightbeam.deploy.generation.constraint import read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.given import Layer, layers
 from tightbeam.deploy.generation.sampling import Sampling, read_sampling
+from tightbeam.deploy.generation.timestamps import TimestampRules
 from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["CHOSEN", "GenerationOptions", "resolve_layers", "resolve_options"]
@@ -88,6 +89,8 @@ class GenerationOptions:
         Tokens that must not come first, at the length ``begin``.
     sampling : Sampling or None
         None where the best tokens are taken. Options are equal whatever it is.
+    timestamps : TimestampRules or None
+        The rules of a speech model's timestamps; None without timestamps.
     trie : Trie or None
         The sequences that may come from the length ``begin`` on; None allows all.
     """
@@ -114,6 +117,7 @@ class GenerationOptions:
     suppress_tokens: tuple[int, ...]
     begin_suppress_tokens: tuple[int, ...]
     sampling: Sampling | None = field(default=None, compare=False)
+    timestamps: TimestampRules | None = None
     trie: Trie | None = None
 
     @property
@@ -131,7 +135,8 @@ class GenerationOptions:
     @property
     def samples_candidates(self) -> bool:
         """True where tokens are drawn among the candidates of a step: one row, of which a few tokens are kept."""
-        return self.sampling is not None and self.num_beams == 1 and 0 < self.sampling.top_k <= MOST_CANDIDATES
+        few = self.sampling is not None and self.num_beams == 1 and 0 < self.sampling.top_k <= MOST_CANDIDATES
+        return few and self.timestamps is None
 
     def for_input(self, *source: Sequence[int] | Array, entropy: bytes = b"") -> GenerationOptions:
         """Return these options for one input, on which its draws depend.
@@ -156,16 +161,19 @@ class GenerationOptions:
         """The kind of search, which samples of one batch share."""
         if self.sampling is not None:
             return "among candidates" if self.samples_candidates else "from rows"
-        return "beams" if self.normalize else "greedy"
+        search = "beams" if self.normalize else "greedy"
+        return f"{search} from rows" if self.reads_logits else search
 
     @property
     def reads_logits(self) -> bool:
         """True where all scores of a row are looked at, if the runtime gives them."""
-        return self.sampling is not None
+        return self.sampling is not None or self.timestamps is not None
 
     @property
     def needs_logits(self) -> str:
         """The setting that needs all scores of a row; empty where candidates suffice."""
+        if self.timestamps is not None:
+            return "return_timestamps=True"
         if self.sampling is None or self.samples_candidates:
             return ""
         if self.num_beams > 1:
@@ -175,6 +183,8 @@ class GenerationOptions:
     @property
     def without_logits(self) -> str:
         """The fix where a runtime has no logits."""
+        if self.timestamps is not None:
+            return "pass return_timestamps=False"
         top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
         return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 else top_k
 
@@ -242,6 +252,7 @@ def resolve_layers(
     prompt_length: int | None = None,
     after_start: Sequence[int] = (),
     choices: Sequence[int] = (),
+    timestamps: TimestampRules | None = None,
 ) -> GenerationOptions:
     """Merge layers of settings, as `resolve_options` does.
 
@@ -255,6 +266,8 @@ def resolve_layers(
         Tokens after the start token.
     choices : sequence of int
         Tokens for the entry `CHOSEN` of ``after_start``.
+    timestamps : TimestampRules, optional
+        The rules of timestamps, of a speech model that makes them.
 
     Returns
     -------
@@ -269,6 +282,8 @@ def resolve_layers(
     fields.check_supported()
     num_beams = fields.integer("num_beams", 1, minimum=1)
     returned = fields.integer("num_return_sequences", 1, minimum=1)
+    if timestamps is not None and fields.get("trie", None) is not None:
+        raise fields.error("trie", "does not go with return_timestamps", "leave one out")
     sampling = read_sampling(fields)
     if sampling is not None:
         if num_beams > 1:
@@ -311,6 +326,7 @@ def resolve_layers(
         suppress_tokens=fields.tokens("suppress_tokens", may_be_empty=True),
         begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
         sampling=sampling,
+        timestamps=timestamps,
         trie=read_constraint(fields),
     )
     _check_together(fields, options)

@@ -13,20 +13,22 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import layers, merged
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_layers
+from tightbeam.deploy.generation.timestamps import TimestampRules
 
 __all__ = ["last_text_token", "speech_options"]
 
 TASKS = ("transcribe", "translate")
 PROMPT_FIELDS = frozenset(
-    """language task is_multilingual lang_to_id task_to_id no_timestamps_token_id forced_decoder_ids""".split()
+    """language task is_multilingual lang_to_id task_to_id no_timestamps_token_id forced_decoder_ids return_timestamps
+    max_initial_timestamp_index""".split()
 )
+LATEST_START = "max_initial_timestamp_index"
 INERT = frozenset(
-    """alignment_heads median_filter_width max_initial_timestamp_index prev_sot_token_id return_segments
+    """alignment_heads median_filter_width prev_sot_token_id return_segments
     return_token_timestamps compression_ratio_threshold logprob_threshold""".split()
 )
 """Fields about timestamps, long audio and second attempts, which are unsupported."""
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "return_timestamps": (False,),
     "condition_on_prev_tokens": (False,),
     "no_speech_threshold": (),
     "prompt_ids": (),
@@ -52,6 +54,7 @@ def speech_options(
             fix = f"pass {name}={neutral[0]!r}" if neutral else f"leave {name} out"
             raise GenerationError(f"{name}={reprlib.repr(given[name])} is not supported for speech; {fix}")
     after_start, choices = _prompt(given, merged(whole[1:]), vocab_size)
+    timestamps = _timestamps(given, vocab_size)
     own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys()
     plain = [{name: value for name, value in layer.values.items() if name not in own} for layer in whole]
     length = given.get("max_length")
@@ -66,7 +69,35 @@ def speech_options(
         max_positions=max_positions,
         after_start=after_start,
         choices=choices,
+        timestamps=timestamps,
     )
+
+
+def _timestamps(given: Mapping[str, Any], vocab_size: int) -> TimestampRules | None:
+    """The rules of timestamps, where they are asked for."""
+    asked = given.get("return_timestamps", False)
+    if not isinstance(asked, bool):
+        raise GenerationError(f"return_timestamps={reprlib.repr(asked)} is no choice; pass True or False")
+    if not asked:
+        return None
+    before, eos, latest = (given.get(name) for name in ("no_timestamps_token_id", "eos_token_id", LATEST_START))
+    if before is None:
+        raise GenerationError(
+            "return_timestamps=True needs no_timestamps_token_id, which the checkpoint lacks; pass it"
+        )
+    if before + 1 >= vocab_size:
+        raise GenerationError(
+            f"return_timestamps=True: no token follows no_timestamps_token_id={before}, so that this model has no "
+            "timestamps; pass return_timestamps=False"
+        )
+    if not isinstance(eos, int) or not 0 <= eos <= before:
+        raise GenerationError(
+            f"return_timestamps=True with eos_token_id={reprlib.repr(eos)}, expected one token below the timestamps; "
+            "pass one, or return_timestamps=False"
+        )
+    if latest is not None and (not isinstance(latest, int) or isinstance(latest, bool) or latest < 0):
+        raise GenerationError(f"{LATEST_START}={reprlib.repr(latest)} is no number of timestamps; pass 0 or more")
+    return TimestampRules(before + 1, eos, latest)
 
 
 def last_text_token(generation: Mapping[str, Any], vocab_size: int) -> int:
@@ -101,7 +132,9 @@ def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) 
     ending = given.get("no_timestamps_token_id")
     if ending is not None:
         _check(ending, "no_timestamps_token_id", vocab_size)
-        if not prompt or prompt[-1] != ending:
+        if given.get("return_timestamps"):
+            prompt = prompt[:-1] if prompt and prompt[-1] == ending else prompt
+        elif not prompt or prompt[-1] != ending:
             prompt.append(ending)
     return [token for token in prompt if token is not None], choices
 

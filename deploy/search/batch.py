@@ -14,12 +14,16 @@ from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
+from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
 from tightbeam.deploy.tries.trie import FREE, ROOT
 
 __all__ = ["BatchSearch", "Place"]
 
 NO_TOKEN = -2
 """Filler in the table of end tokens, which equals no token."""
+
+
+LOWEST = np.finfo(np.float32).min
 
 
 @dataclass
@@ -156,8 +160,13 @@ class BatchSearch:
         """
         found, prompted = self.run_decoder()
         forced = self.forced()
-        if forced:
+        free = [] if found.rows is None else np.flatnonzero(~prompted).tolist()
+        if forced or free:
             found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
+        for index in free:
+            rows = [self.row_scores(found, index, beam) for beam in range(self.M)]
+            ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
+            found.scores[index], found.beams[index], found.tokens[index] = ranked
         for index, only in forced:
             own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
             found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
@@ -172,7 +181,28 @@ class BatchSearch:
         tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
         prompted = lengths < self.beginnings
         banned = self._banned(history, prompted)
-        return self.step(StepInputs(tokens, history, lengths, self.parents, self.scores, banned, self.nodes)), prompted
+        scores = np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
+        return self.step(StepInputs(tokens, history, lengths, self.parents, scores, banned, self.nodes)), prompted
+
+    def row_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
+        """The scores float32 [vocabulary] of the next token of a row, all processors applied; not to be written to.
+
+        Parameters
+        ----------
+        candidates : Candidates
+            Those of the step, with its rows.
+        index : int
+            The sample's place.
+        beam : int
+            The row.
+        """
+        assert candidates.rows is not None
+        place, scores = self.places[index], candidates.rows.processed(index * self.M + beam)
+        if place.options.timestamps is not None:
+            scores = scores.copy()
+            new = self.step.history[index, beam, place.P : self.lengths[index]]
+            apply_timestamp_rules(place.options.timestamps, scores, new)
+        return scores
 
     def forced(self) -> list[tuple[int, tuple[int, ...]]]:
         """The places of the samples of which some tokens alone may follow, and these tokens."""

@@ -99,8 +99,7 @@ class SampleSearch(BatchSearch):
 
     def _from_row(self, candidates: Candidates, index: int, row: int) -> int:
         """Draw a token from all scores of a row."""
-        assert candidates.rows is not None
-        scores = candidates.rows.processed(index * self.M + row)
+        scores = self.row_scores(candidates, index, row)
         self._check(scores.max(keepdims=True), np.ones(1, np.bool_))
         return drawn_from_row(scores, settings_of(self.places[index].options), self._uniforms(index, row))
 

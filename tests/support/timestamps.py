@@ -1,0 +1,53 @@
+"""A tiny Whisper whose timestamps occur: that of other tests, under another generation config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
+from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.export.checkpoint.quiet import quiet_transformers
+
+__all__ = ["TIMESTAMPS", "generate", "with_timestamps"]
+
+TIMESTAMPS: dict[str, Any] = {
+    "_from_model_config": False,
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 47, "<|de|>": 48, "<|fr|>": 49},
+    "task_to_id": {"transcribe": 50, "translate": 51},
+    "prev_sot_token_id": 52,
+    "no_timestamps_token_id": 55,
+    "max_initial_timestamp_index": 20,
+    "max_length": 30,
+    "eos_token_id": 45,
+    "bos_token_id": 45,
+    "pad_token_id": 45,
+    "decoder_start_token_id": 46,
+    "suppress_tokens": [5, 6, 46, 50, 51, 52, 53, 54],
+    "begin_suppress_tokens": [9, 45],
+}
+"""Tokens in Whisper's order: text below 45, end, start, languages, tasks, no speech (54), timestamps from 56 on. A
+window is one second, in 50 positions."""
+
+
+def with_timestamps(bundles: BundleCache, variant: str, **changes: Any) -> tuple[Any, Runner]:
+    """The model and the runner of one variant under `TIMESTAMPS`, in which ``changes`` replaces values."""
+    checkpoint = bundles.trace("whisper", generation=WHISPER_GENERATION)[0]
+    folder = bundles(variant, "whisper", generation=WHISPER_GENERATION)
+    kept = {name: value for name, value in checkpoint.generation_config.items() if name not in WHISPER_GENERATION}
+    settings = {**kept, **TIMESTAMPS, **changes}
+    checkpoint.model.generation_config = transformers.GenerationConfig(**settings)
+    runner = Runner.load(folder, threads=1)
+    runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": settings}))
+    return checkpoint.model, runner
+
+
+def generate(model: Any, features: torch.Tensor, **settings: Any) -> Any:
+    """What ``model.generate`` returns for features."""
+    with torch.no_grad(), quiet_transformers():
+        return model.generate(features, **settings)
