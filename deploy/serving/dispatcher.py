@@ -108,9 +108,10 @@ class Dispatcher:
             self._fail(list(self._open.values()), "the model is being unloaded")
             self._changed.notify_all()
         self._messages.put(None)
-        self._sender.join()
-        self._worker.stop()
-        self._receiver.join()
+        with self._worker.stopping():
+            self._sender.join()
+            self._worker.stop()
+            self._receiver.join()
 
     # Triton's thread
 
@@ -231,8 +232,9 @@ class Dispatcher:
                 self._worker.start()
                 fault = None
             except WorkerError as error:  # the next request tries it again
-                print(f"tightbeam: the model cannot be loaded again: {error}", file=sys.stderr, flush=True)
                 fault = str(error)
+                if not self._closing:
+                    print(f"tightbeam: the model cannot be loaded again: {fault}", file=sys.stderr, flush=True)
             with self._changed:
                 self._restarts += 1
                 self._starts += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +16,12 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.serving.config import RepositoryError
-from tightbeam.deploy.serving.local_server import NVIDIA_DRIVER, LocalServer, ServerError
+from tightbeam.deploy.serving.local_server import NVIDIA_DRIVER, LocalServer
 from tightbeam.deploy.serving.repository import ServedModel, served_models
 from tightbeam.deploy.serving.shell_commands import SAMPLE_TEXT, request_command
+from tightbeam.deploy.serving.stop_signals import StopSignals
 from tightbeam.deploy.serving.tensors import AUDIO
+from tightbeam.deploy.serving.triton_server import ServerError
 
 __all__ = ["main"]
 
@@ -59,7 +60,6 @@ def serve_local(
     The server comes with the package's extra "server", for Linux on x86-64 with Python 3.11 or 3.12; a tritonserver on
     PATH will do too.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends the server too, as Ctrl-C does
     try:
         models = served_models(repository)
         if text is not None and not any(_takes_text(model.bundle) for model in models):
@@ -67,9 +67,12 @@ def serve_local(
         with tempfile.TemporaryDirectory(prefix="serve-local-") as folder:
             requests = {} if audio is None else _audio_requests(models, audio, Path(folder))
             ports = (http_port, grpc_port, metrics_port)
-            with LocalServer(repository, ports=ports, environment=server) as running:
+            with (
+                StopSignals() as signals,
+                LocalServer(repository, ports=ports, environment=server, check=signals.raise_interrupt) as running,
+            ):
                 _print_requests(models, running, text or SAMPLE_TEXT, requests)
-                code = running.process.wait()
+                code = running.wait()
                 raise ServerError(f"the server ended by itself, with code {code}; its last lines are above")
     except (BundleError, InputError, RepositoryError, ServerError) as error:
         say(f"error: {error}")

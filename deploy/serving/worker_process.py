@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
 
@@ -17,7 +19,7 @@ from tightbeam.deploy.serving.messages import Cancel, Failed, Ready, Report, Req
 __all__ = ["WorkerError", "WorkerProcess"]
 
 SHUTDOWN_SECONDS = 5.0
-"""Time for the worker to exit before it is killed."""
+"""Time for the worker to exit before it is killed, also where it does not read, or still loads the model."""
 
 
 class WorkerError(RuntimeError):
@@ -40,12 +42,16 @@ class WorkerProcess:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._stopping = False
+        self._changing = threading.Lock()  # held while a process is started, or the last one is named
         self.start()
 
     def start(self) -> None:
         """Start the process, and wait until the model is loaded. Raises WorkerError where it cannot be."""
         ours, theirs = socketpair()
-        with theirs:
+        with ours, theirs, self._changing:
+            if self._stopping:
+                raise WorkerError("the process that generates is being stopped")
             command = [sys.executable, "-m", "tightbeam.deploy.serving.worker", str(theirs.fileno())]
             self._process = subprocess.Popen(
                 [*command, self._settings.model_dump_json()],
@@ -53,7 +59,8 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 env=with_huge_pages(os.environ),
             )
-        self._pipe = Connection(ours.detach())
+            descriptor = ours.detach()
+        self._pipe = Connection(descriptor)
         first = self._receive()
         if not isinstance(first, Ready):
             self._process.wait()
@@ -64,14 +71,26 @@ class WorkerProcess:
         """True while the process runs."""
         return self._process.poll() is None
 
-    def stop(self) -> None:
-        """Stop the process, and wait until it has ended."""
-        with suppress(WorkerError):
-            self.send(Shutdown())
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Context in which the process has `SHUTDOWN_SECONDS` to end before it is killed; it is not started again.
+
+        The kill ends what other threads wait for: a message that the process does not read, or its start.
+        """
+        with self._changing:
+            self._stopping = True
+        killer = threading.Timer(SHUTDOWN_SECONDS, self._process.kill)
+        killer.start()
         try:
-            self._process.wait(SHUTDOWN_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+            yield
+        finally:
+            killer.cancel()
+
+    def stop(self) -> None:
+        """Stop the process, and wait until it has ended. It takes `SHUTDOWN_SECONDS` at most."""
+        with self.stopping():
+            with suppress(WorkerError):
+                self.send(Shutdown())
             self._process.wait()
         self._pipe.close()
 

@@ -18,8 +18,9 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.serving.config import ServingSettings
-from tightbeam.deploy.serving.local_server import LocalServer, ServerError, find_server
+from tightbeam.deploy.serving.local_server import LocalServer
 from tightbeam.deploy.serving.repository import write_model
+from tightbeam.deploy.serving.triton_server import ServerError, find_server
 from tightbeam.deploy.text.text_input import run_text_input
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from support.fake_triton import FakeRequest, FakeTriton
 from support.served import until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving import backend as backend_module
+from tightbeam.deploy.serving import worker_process
 from tightbeam.deploy.serving.backend import BUNDLE, Backend
 from tightbeam.deploy.serving.messages import (
     Cancel,
@@ -153,6 +155,31 @@ def test_worker_killed_while_running_loses_no_request(version: Path, triton: Fak
     backend.close()
 
 
+@pytest.mark.parametrize("loading", [False, True], ids=["running", "loading"])
+def test_stopped_worker_is_killed_when_the_model_is_unloaded(
+    version: Path, triton: FakeTriton, loading: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads no message, so that the pipe is full; or it is about to load the model again after a crash."""
+    monkeypatch.setattr(worker_process, "SHUTDOWN_SECONDS", 0.3)
+    backend = Backend(arguments(version), triton)
+    worker = backend._dispatcher._worker
+    first = worker._process
+    if loading:
+        first.kill()
+        until(lambda: worker._process is not first)
+    process = worker._process
+    process.send_signal(signal.SIGSTOP)
+    request = FakeRequest({"INPUT_IDS": np.full((1, 200_000), 5, np.int64)})
+    backend.execute([request])
+    closing = threading.Thread(target=backend.close)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert process.returncode == -signal.SIGKILL
+    assert request.over and request.error and "the model is being unloaded" in request.error.message
+    assert worker._process is process, "no worker is started while the model is being unloaded"
+
+
 # ---- with a worker whose reports a test writes ----
 
 
@@ -181,6 +208,8 @@ class Scripted:
         if isinstance(report, WorkerError):
             raise report
         return report
+
+    stopping = nullcontext
 
     def stop(self) -> None:
         self.reports.put(WorkerError("stopped"))

@@ -23,10 +23,11 @@ from support.bundles import BundleCache
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.files import read_audio, windows
 from tightbeam.deploy.audio.transcribe import transcribe
-from tightbeam.deploy.serving import local_server
+from tightbeam.deploy.serving import triton_server
 from tightbeam.deploy.serving.local_command import app
-from tightbeam.deploy.serving.local_server import VARIABLE, find_server, free_ports
+from tightbeam.deploy.serving.local_server import free_ports
 from tightbeam.deploy.serving.shell_commands import SAMPLE_AUDIO, SAMPLE_IDS, SAMPLE_TEXT
+from tightbeam.deploy.serving.triton_server import VARIABLE, find_server
 
 COMMAND = [sys.executable, "-m", "tightbeam.deploy.serving.local_command"]
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -170,9 +171,8 @@ def test_killed_server_ends_the_command(made: dict[str, Path], tmp_path: Path) -
     served.serve(made["speech"], tmp_path / "models", "speech")
     with Started(tmp_path / "models") as started:
         assert any(line.startswith("# four samples; ") and "--audio FILE" in line for line in started.lines)
-        children = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
-        (server,) = (pid for pid in children if b"tritonserver" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(int(server), signal.SIGKILL)
+        (server,) = servers(started.process.pid)
+        os.kill(server, signal.SIGKILL)
         received = started.process.communicate(timeout=120)[1]
         assert "error: the server ended by itself, with code -9; its last lines are above" in received.splitlines()
         assert started.process.returncode == 1
@@ -186,6 +186,47 @@ def test_kill_ends_the_server_too(made: dict[str, Path], tmp_path: Path) -> None
         assert started.stop(signal.SIGTERM) == "stopped"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address.removeprefix("http://").split(":")[0], int(address.rpartition(":")[2])))
+
+
+def ignore_interrupts() -> None:
+    """As a shell without job control does for a process that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def servers(pid: int) -> list[int]:
+    """The servers that a process with one thread has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"/bin/tritonserver\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def ended(group: int) -> bool:
+    """True where a process group has no process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_server_while_it_starts(made: dict[str, Path], tmp_path: Path, number: signal.Signals) -> None:
+    """In the background, and by signals that come before the server heeds one."""
+    served.skip_without_server()
+    served.serve(made["text"], tmp_path / "models", "text")
+    ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(), strict=True)]
+    with subprocess.Popen(
+        [*COMMAND, str(tmp_path / "models"), *ports],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=ignore_interrupts,
+    ) as running:
+        (server,) = served.until(lambda: servers(running.pid))
+        running.send_signal(number)
+        running.send_signal(number)
+        output, error = running.communicate(timeout=120)
+    assert (running.returncode, output, error.splitlines()[-1]) == (0, "", "stopped")
+    served.until(lambda: ended(server))
 
 
 def test_tritonserver_on_path(made: dict[str, Path], tmp_path: Path) -> None:
@@ -282,7 +323,7 @@ def test_no_server(refused: Refused, made: dict[str, Path], tmp_path: Path, monk
     line = refused(tmp_path / "models")
     assert f"there is no tritonserver, neither in {tmp_path / 'python'} nor on PATH" in line
     assert "pip install 'tightbeam[server]' brings one for Linux on x86-64 with Python 3.11 or 3.12" in line
-    expected = f"{tmp_path} is no environment of Python {local_server.VERSION} with the wheel nvidia-pytriton"
+    expected = f"{tmp_path} is no environment of Python {triton_server.VERSION} with the wheel nvidia-pytriton"
     assert expected in refused(tmp_path / "models", "--server", tmp_path)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert expected in refused(tmp_path / "models")
@@ -291,8 +332,8 @@ def test_no_server(refused: Refused, made: dict[str, Path], tmp_path: Path, monk
 def test_backend_that_cannot_run(refused: Refused, made: dict[str, Path], tmp_path: Path) -> None:
     """A wheel whose backend lacks the shared library of Python, or this version of it."""
     served.serve(made["text"], tmp_path / "models", "text")
-    package = tmp_path / f"lib/python{local_server.VERSION}/site-packages/pytriton/tritonserver"
-    stub = package / "python_backend_stubs" / local_server.VERSION / "triton_python_backend_stub"
+    package = tmp_path / f"lib/python{triton_server.VERSION}/site-packages/pytriton/tritonserver"
+    stub = package / "python_backend_stubs" / triton_server.VERSION / "triton_python_backend_stub"
     for file in (package / "bin" / "tritonserver", package / "backends" / "python" / "libtriton_python.so", stub):
         file.parent.mkdir(parents=True)
         file.touch()

@@ -27,7 +27,7 @@ from support.served import Response, Send, metrics, processes, texts, until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.files import windows
 from tightbeam.deploy.audio.transcribe import transcribe
-from tightbeam.deploy.serving.local_server import ServerError
+from tightbeam.deploy.serving.triton_server import ServerError
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
 """Settings of the model "slow": some seconds of work."""
