@@ -21,6 +21,9 @@ LOOPS = {
 """Pattern of a loop's source line -> its trips."""
 
 COLD: dict[str, Callable[[Mapping[str, float]], bool]] = {
+    r"weight_at\((row_max|lse), base\)|prefix_share = other|prefix_share == 0": lambda names: (
+        not names.get("prefix_lse_given")
+    ),
     r"dot \* key_scale\(": lambda names: not names.get("key_scales_given"),
     # Many equal logits; forbidden or penalised tokens; what one warp of a block does.
     r"find_bound\(C, memory\.capacity|keep_from\(bound, ~Key": lambda names: True,

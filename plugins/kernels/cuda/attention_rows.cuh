@@ -106,13 +106,24 @@ __device__ __forceinline__ void attend_simt(const Problem& problem, int first_co
     softmax.row_sum += __shfl_xor_sync(WHOLE_WARP, softmax.row_sum, distance);
   if (thread % 16 == 0) weights[q] = softmax.row_max, weights[SIMT_QUERIES + q] = softmax.row_sum;
   __syncthreads();
+  // By way of shared memory, each thread its own numbers, so that there is not a copy of `put` for each of them.
+  constexpr int STAGED = 8;
+  static_assert(STAGED * SIMT_THREADS <= (SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE, "the chunks' memory");
+  float* staged = queries + thread;  // [STAGED, SIMT_THREADS]
 #pragma unroll
-  for (int i = 0; i < SIMT_QUERIES; ++i)
+  for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) {
+    for (int first = 0; first < SIMT_QUERIES; first += STAGED) {
+#pragma unroll
+      for (int i = 0; i < STAGED; ++i) staged[i * SIMT_THREADS] = sums[c][first + i];
       const int column = first_column + c * SIMT_THREADS + thread;
-      if (i < problem.queries && column < problem.D)
-        problem.put(i, column, PartialSoftmax{weights[i], weights[SIMT_QUERIES + i]}, sums[c][i]);
+#pragma unroll 1
+      for (int i = 0; i < STAGED; ++i) {
+        const int query = first + i;
+        if (query < problem.queries && column < problem.D)
+          problem.put(query, column, PartialSoftmax{weights[query], weights[SIMT_QUERIES + query]},
+                      staged[i * SIMT_THREADS]);
+      }
     }
 }
 

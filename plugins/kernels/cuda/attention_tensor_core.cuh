@@ -40,26 +40,19 @@ __device__ __forceinline__ int rotation_of(const Arguments& a, int column) {
   return k < half ? 2 * k : 2 * (k - half) + 1;
 }
 
-// Rotates such fragments: the partners are half a rotation away in the same row. `rotations`: of the 4 x 8 columns.
-// `table`: this lane's first number in the rotation tables for its position, lane / 4.
+// A register of such fragments, rotated: two numbers of a row at `own`, whose partners are half a rotation away in the
+// row. `rotation`: of their 8 columns. `table`: this lane's first number in the rotation tables for its position.
 template <class Half, class Arguments>
-__device__ __forceinline__ void turn_keys(unsigned (&b)[2][2], const Half* corner, int stride, const Arguments& a,
-                                          const int* rotations, int table) {
-  const int lane = threadIdx.x % WARP, half = a.rotary / 2, own_rotation = rotations[lane / 8];
-  const int away = own_rotation < 0 ? 0 : own_rotation % 2 == 0 ? half : -half;
-  unsigned partners[4];
-  load_matrices(partners, corner + lane % 8 * stride + lane / 8 * 8 + away);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int rotation = rotations[i];
-    if (rotation < 0) continue;
-    const float2 cosine = *reinterpret_cast<const float2*>(a.cosines + table + rotation / 2);
-    const float2 sine = *reinterpret_cast<const float2*>(a.sines + table + rotation / 2);
-    const float sign = rotation % 2 == 0 ? -1.0f : 1.0f;
-    unsigned& own = b[i / 2][i % 2];
-    own = pack_two<Half>(unpack<Half>(own, 0) * cosine.x + unpack<Half>(partners[i], 0) * (sign * sine.x),
-                         unpack<Half>(own, 1) * cosine.y + unpack<Half>(partners[i], 1) * (sign * sine.y));
-  }
+__device__ __forceinline__ unsigned turned_key(const Half* own, const Arguments& a, int rotation, int table) {
+  const unsigned two = *reinterpret_cast<const unsigned*>(own);
+  if (rotation < 0) return two;
+  const int half = a.rotary / 2;
+  const unsigned partner = *reinterpret_cast<const unsigned*>(own + (rotation % 2 == 0 ? half : -half));
+  const float2 cosine = *reinterpret_cast<const float2*>(a.cosines + table + rotation / 2);
+  const float2 sine = *reinterpret_cast<const float2*>(a.sines + table + rotation / 2);
+  const float sign = rotation % 2 == 0 ? -1.0f : 1.0f;
+  return pack_two<Half>(unpack<Half>(two, 0) * cosine.x + unpack<Half>(partner, 0) * (sign * sine.x),
+                        unpack<Half>(two, 1) * cosine.y + unpack<Half>(partner, 1) * (sign * sine.y));
 }
 
 // A warp owns COLUMNS columns of the rows: of the scores it forms their share, which the block adds up in shared
@@ -136,14 +129,15 @@ class TensorCoreAttention {
         __syncwarp();
       next_counts = __ballot_sync(WHOLE_WARP, slot != Problem::NO_SLOT);
       start_copy(begin + POSITIONS, stage ^ 1, next_counts, slot);
-      slot = lane_slot(begin + 2 * POSITIONS);
-      if (!counts) continue;
       const Half* tile_rows = rows_ + stage * POSITIONS * stride_ + own_column_;
-      multiply_keys(tile_rows, begin);
-      __syncthreads();
-      weigh(begin, counts);
-      __syncthreads();
-      multiply_values(tile_rows);
+      if (counts) {
+        multiply_keys(tile_rows, begin);
+        __syncthreads();
+        weigh(begin, counts);
+        __syncthreads();
+      }
+      slot = lane_slot(begin + 2 * POSITIONS);  // here, since before it there is no register left
+      if (counts) multiply_values(tile_rows);
     }
   }
 
@@ -236,9 +230,15 @@ class TensorCoreAttention {
       for (int step = 0; step < COLUMNS / 16; step += 2) {
         const Half* corner = tile_rows + n * stride_ + 16 * step;
         unsigned b[2][2];
-        load_keys(b, corner, stride_);
-        if constexpr (ROTATED)
-          turn_keys(b, corner, stride_, problem_.a, rotations_ + (own_column_ + 16 * step) / 8, table);
+        if constexpr (ROTATED) {
+          const int* rotations = rotations_ + (own_column_ + 16 * step) / 8;
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            b[i / 2][i % 2] =
+                turned_key(corner + lane_ / 4 * stride_ + lane_ % 4 * 2 + 8 * i, problem_.a, rotations[i], table);
+        } else {
+          load_keys(b, corner, stride_);
+        }
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(shares[tile], queries_[tile][step], b[0]);

@@ -76,7 +76,8 @@ struct BeamAttentionRows {
 };
 
 template <class Float, int QUERIES, int CHUNKS, bool ROTATED>
-__global__ void __launch_bounds__(256, 2) beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan) {
+__global__ void __launch_bounds__(256, ROTATED || QUERIES * CHUNKS > 1 ? 1 : 2)
+    beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan) {
   const int b = blockIdx.x / a.G, g = blockIdx.x % a.G, Q = a.H / a.G;
   const int columns = plan.lanes * CHUNKS * Pack<Float>::size, first_column = blockIdx.y * columns;
   const int slice = min(columns, a.V - first_column);

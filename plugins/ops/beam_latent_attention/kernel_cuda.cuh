@@ -97,11 +97,13 @@ struct BeamLatentProblem {
   }
   __device__ void put_pack(int j, int column, const PartialSoftmax& softmax, const float* sums) const {
     const long long place = row() * a.H + first_head + j;
-    const auto parts = [&](int i) { return i == 0 ? softmax : PartialSoftmax{a.prefix_lse[place], 1.0f}; };
-    const auto share = [&](int part) {  // factor of a part's numbers
-      return join_parts(a.prefix_lse ? 2 : 1, parts, [&](int i) { return i == part ? 1.0f : 0.0f; }, nullptr);
-    };
-    const float own_share = share(0), prefix_share = share(1);
+    float own_share = softmax.row_sum == 0.0f ? 0.0f : 1.0f / softmax.row_sum, prefix_share = 0.0f;  // factors
+    if (a.prefix_lse) {
+      const float lse = a.prefix_lse[place], top = fmaxf(softmax.row_max, lse), base = top == -infinity() ? 0.0f : top;
+      const float own = weight_at(softmax.row_max, base), other = weight_at(lse, base);
+      const float row_sum = own * softmax.row_sum + other, factor = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
+      own_share = own * factor, prefix_share = other * factor;
+    }
     Pack<Float> pack, prefix;
     if (prefix_share != 0.0f) prefix = load_16(a.prefix_output + place * D + column);
 #pragma unroll
