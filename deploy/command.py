@@ -195,6 +195,14 @@ def run_model(
         Path | None,
         typer.Option(help="File of build-trie with all outputs that may be generated; no others are."),
     ] = None,
+    return_token_scores: Annotated[
+        bool | None,
+        typer.Option("--return-token-scores", help="Give the log-probability of each token; with --json."),
+    ] = None,
+    return_alternatives: Annotated[
+        int | None,
+        typer.Option(help="Give this many best tokens at each position, with their log-probabilities; with --json."),
+    ] = None,
     generation_config: Annotated[
         Path | None,
         typer.Option(
@@ -257,6 +265,8 @@ def run_model(
         "forced_bos_token_id": forced_bos_token_id,
         "forced_eos_token_id": forced_eos_token_id,
         "trie": None if trie is None else str(trie),
+        "return_token_scores": return_token_scores or None,
+        "return_alternatives": return_alternatives,
     }
     try:
         if ids and truncate:

@@ -135,6 +135,8 @@ class _Run:
         )
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
+        if self._options.scoring is not None and not run.json_lines:
+            raise InputError(f"{self._options.scoring.asked} is more than a line of text; pass --json too")
         if not runner.is_speech and not run.lines_are.ids:
             runner.require_tokenizer()
         kind = AUDIO_NAMES if runner.is_speech else IDS if run.lines_are.ids else TEXT
@@ -223,6 +225,8 @@ class _Run:
             whole = result.source_tokens + result.cut
             kept = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"
             self._note(f"{place}{kept}")
+        if not self._run.json_lines and (result.token_scores or result.alternatives):
+            self._note(f"{place}the scores of its tokens are left out; pass --json to see them")
 
     def _note(self, *notes: str) -> None:
         for note in () if self._run.quiet else notes:

@@ -43,6 +43,7 @@ from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
+from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.text.ragged import batch_key, join_results, ragged_rows
 from tightbeam.deploy.text.token_ids import as_array, check_batch, check_ids, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
@@ -282,7 +283,7 @@ class Runner:
         SearchResult
             ``sequences`` int64 [B * num_return_sequences, T], each from the start token on, or from the prompt on,
             padded on the left, if the model is decoder-only. ``scores`` float32 [B * num_return_sequences] of beam
-            search; None of greedy search.
+            search; None of greedy search. ``token_scores`` and ``alternatives`` where they are asked for.
 
         Raises
         ------
@@ -583,7 +584,7 @@ class Runner:
         Raises
         ------
         GenerationError
-            A setting is unknown, not supported, or impossible for this model.
+            A setting is unknown, not supported, impossible for this model, or asks for more than texts.
         InputError
             A text cannot be run. The message names its index; nothing has been generated then.
         BundleError
@@ -594,11 +595,41 @@ class Runner:
         >>> runner.generate_text(reports, num_beams=4)
         ['Lindenton festival opens in March with 259 singers', 'Birchbridge factory to build 413 bicycles']
         """
+        settings = self._without_effect(settings)
+        _check_texts_alone(self.options(**settings))
+        found = self._outputs(texts, truncate, batch_size, settings)
+        return [text for output in found for text in output.texts or []]
+
+    def generate_outputs(
+        self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
+    ) -> list[Output]:
+        """Generate from texts, as `generate_text` does, and return all that is known of the results.
+
+        Parameters
+        ----------
+        texts, truncate, batch_size, **settings
+            Arguments of `generate_text`; with ``return_token_scores`` and ``return_alternatives``, too.
+
+        Returns
+        -------
+        list of Output
+            One for each input: texts, token ids and scores of its sequences, best first, and what is asked for of their
+            tokens.
+
+        Raises
+        ------
+        GenerationError, InputError, BundleError
+            Those of `generate_text`.
+        """
+        return self._outputs(texts, truncate, batch_size, self._without_effect(settings))
+
+    def _outputs(
+        self, texts: Sequence[str], truncate: bool, batch_size: int, settings: Mapping[str, Any]
+    ) -> list[Output]:
         if isinstance(texts, str):
             raise InputError("texts is one string, expected a list of strings; pass [text]")
         if not (_is_integer(batch_size) and batch_size >= 1):
             raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
-        settings = self._without_effect(settings)
         self.options(**settings)
         samples: list[Sample] = []
         for index, text in enumerate(texts):
@@ -609,9 +640,7 @@ class Runner:
         scheduler = self.scheduler(batch_size)
         found = scheduler.run(samples)
         self.cache_bytes = scheduler.cache_bytes
-        return [
-            self.decode(row) for sample in samples for row in found[sample.number].sequences[:, sample.prompt_length :]
-        ]
+        return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]
 
     def transcribe(self, paths: Sequence[str | os.PathLike[str]], *, batch_size: int = 8, **settings: Any) -> list[str]:
         """Transcribe audio files, window by window.
@@ -647,6 +676,7 @@ class Runner:
             if not isinstance(path, str | os.PathLike):
                 raise InputError(f"paths holds {type(path).__name__}, expected names of audio files; pass those")
         settings = self._without_effect(settings)
+        _check_texts_alone(self.options(**settings))
         texts = []
         for done in transcribe_files(self, [os.fspath(path) for path in paths], batch_size=batch_size, **settings):
             if done.failure is not None:
@@ -770,6 +800,13 @@ class Runner:
                 "(Runner.generate, or --ids)"
             )
         return self._codec
+
+
+def _check_texts_alone(options: GenerationOptions) -> None:
+    """Raise GenerationError for settings that ask for more than texts."""
+    if options.scoring is not None:
+        asked = options.scoring.asked
+        raise GenerationError(f"{asked} is more than texts; call Runner.generate_outputs or Runner.generate")
 
 
 def _is_integer(value: object) -> bool:

@@ -19,7 +19,7 @@ from tightbeam.deploy.generation.given import Layer
 __all__ = ["DORMANT", "INERT", "LIMITS", "OWN", "SAMPLING", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
 
 SUPPORTED = frozenset(
-    """encoder_no_repeat_ngram_size
+    """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
     bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
@@ -40,8 +40,8 @@ Without it, a checkpoint or ``generation_config`` may have any value (many do); 
 but a neutral one is an error. ``seed`` is the one that transformers does not have.
 """
 
-OWN = frozenset({"trie"})
-"""Supported settings that transformers does not have."""
+OWN = frozenset({"trie", "return_token_scores", "return_alternatives", "normalize_logits"})
+"""Supported settings that no field of transformers' `GenerationConfig` is."""
 
 IN_THEIR_PLACE = {"prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie"}
 """Arguments of ``model.generate`` that another setting stands for, and the fix."""

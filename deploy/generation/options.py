@@ -19,6 +19,7 @@ from tightbeam.deploy.generation.constraint import read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.given import Layer, layers
 from tightbeam.deploy.generation.sampling import Sampling, read_sampling
+from tightbeam.deploy.generation.scoring import Scoring, read_scoring
 from tightbeam.deploy.generation.timestamps import TimestampRules
 from tightbeam.deploy.tries.trie import Trie
 
@@ -91,6 +92,8 @@ class GenerationOptions:
         None where the best tokens are taken. Options are equal whatever it is.
     timestamps : TimestampRules or None
         The rules of a speech model's timestamps; None without timestamps.
+    scoring : Scoring or None
+        What results say of single tokens; None for nothing.
     trie : Trie or None
         The sequences that may come from the length ``begin`` on; None allows all.
     """
@@ -118,6 +121,7 @@ class GenerationOptions:
     begin_suppress_tokens: tuple[int, ...]
     sampling: Sampling | None = field(default=None, compare=False)
     timestamps: TimestampRules | None = None
+    scoring: Scoring | None = None
     trie: Trie | None = None
 
     @property
@@ -167,13 +171,15 @@ class GenerationOptions:
     @property
     def reads_logits(self) -> bool:
         """True where all scores of a row are looked at, if the runtime gives them."""
-        return self.sampling is not None or self.timestamps is not None
+        return any(each is not None for each in (self.sampling, self.timestamps, self.scoring))
 
     @property
     def needs_logits(self) -> str:
         """The setting that needs all scores of a row; empty where candidates suffice."""
         if self.timestamps is not None:
             return "return_timestamps=True"
+        if self.sampling is None and self.scoring is not None:
+            return self.scoring.asked
         if self.sampling is None or self.samples_candidates:
             return ""
         if self.num_beams > 1:
@@ -185,6 +191,8 @@ class GenerationOptions:
         """The fix where a runtime has no logits."""
         if self.timestamps is not None:
             return "pass return_timestamps=False"
+        if self.sampling is None:
+            return "leave it out"
         top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
         return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 else top_k
 
@@ -327,6 +335,7 @@ def resolve_layers(
         begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
         sampling=sampling,
         timestamps=timestamps,
+        scoring=read_scoring(fields, log_probabilities=num_beams > 1 and sampling is None),
         trie=read_constraint(fields),
     )
     _check_together(fields, options)

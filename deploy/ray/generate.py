@@ -86,6 +86,7 @@ class Generate:
         self._settings = RowSettings(effective, ids, truncate, batch_size)
         self._runner = load_text_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
         self._column, self._prefix = column, prefix
+        self._scoring = self._runner.options(**effective).scoring
 
     def __call__(self, table: Any) -> Any:
         """Generate for each row.
@@ -99,7 +100,8 @@ class Generate:
         -------
         pyarrow.Table
             With ``text``, ``score``, ``tokens``, ``error`` and ``truncated`` under the prefix. A row that could not be
-            run has the reason as ``error``, which is null elsewhere.
+            run has the reason as ``error``, which is null elsewhere. ``token_scores`` and ``alternatives`` where the
+            settings ask for them.
 
         Raises
         ------
@@ -115,7 +117,7 @@ class Generate:
             raise InputError(f"the dataset has no column {self._column!r}, its columns are {', '.join(names)}")
         lines = lines_of_values(table.column(self._column).to_pylist(), self._column)
         results = run_rows(self._runner, lines, self._settings, name=self._column)
-        return with_results(table, results, self._prefix)
+        return with_results(table, results, self._prefix, self._scoring)
 
 
 def load_text_runner(

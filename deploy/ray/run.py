@@ -95,6 +95,8 @@ def run_on_ray(run: RayRun) -> int:
     options = _options(bundle, run.rows)
     files = find_files(run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each)
     partitions = cut(files, run.rows_each)
+    if run.output is None and not run.json_lines and options.scoring is not None:
+        raise InputError(f"{options.scoring.asked} is more than a line of text; pass --json too, or --output")
     if run.output is None:
         return _run_missing(run, partitions, bundle, options)
     folder = Path(run.output)

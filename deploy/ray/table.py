@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tightbeam.deploy.generation.scoring import Scoring
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["with_results"]
 
 
-def with_results(table: Any, results: Sequence[InputResult], prefix: str = "") -> Any:
+def with_results(table: Any, results: Sequence[InputResult], prefix: str = "", scoring: Scoring | None = None) -> Any:
     """Append the columns of results to a table.
 
     Parameters
@@ -23,12 +24,16 @@ def with_results(table: Any, results: Sequence[InputResult], prefix: str = "") -
         One for each row.
     prefix : str
         Beginning of the new columns' names.
+    scoring : Scoring, optional
+        What was asked for of single tokens.
 
     Returns
     -------
     pyarrow.Table
         With ``text`` (string), ``score`` (float), ``tokens`` (list of int), ``error`` (string) and ``truncated`` (bool)
         behind the table's columns; where several sequences are returned ``texts``, ``scores`` and ``sequences`` too.
+        Where they were asked for ``token_scores`` (list of float) and ``alternatives`` (list of lists of token and
+        score), and those of all sequences (``sequences_token_scores``, ``sequences_alternatives``).
     """
     arrow = optional_library("pyarrow")
     text, score, tokens = arrow.string(), arrow.float32(), arrow.list_(arrow.int64())
@@ -43,9 +48,26 @@ def with_results(table: Any, results: Sequence[InputResult], prefix: str = "") -
         columns["texts"] = arrow.list_(text), [result.texts for result in results]
         columns["scores"] = arrow.list_(score), [_finite(result.scores) for result in results]
         columns["sequences"] = arrow.list_(tokens), [result.sequences or None for result in results]
+    columns |= _of_tokens(arrow, results, scoring)
     for name, (kind, values) in columns.items():
         table = table.append_column(prefix + name, arrow.array(values, kind))
     return table
+
+
+def _of_tokens(arrow: Any, results: Sequence[InputResult], scoring: Scoring | None) -> dict[str, tuple[Any, list[Any]]]:
+    """Columns with what was asked for of single tokens."""
+    columns: dict[str, tuple[Any, list[Any]]] = {}
+    each: list[tuple[str, Any, list[Any]]] = []
+    if scoring is not None and scoring.tokens:
+        each.append(("token_scores", arrow.float32(), [result.token_scores for result in results]))
+    if scoring is not None and scoring.alternatives:
+        pair = arrow.struct([("token", arrow.int64()), ("score", arrow.float32())])
+        each.append(("alternatives", arrow.list_(pair), [result.alternatives for result in results]))
+    for name, kind, values in each:
+        columns[name] = arrow.list_(kind), [_first(value) for value in values]
+        if any(result.returned > 1 for result in results):
+            columns[f"sequences_{name}"] = arrow.list_(arrow.list_(kind)), values
+    return columns
 
 
 def _first(values: Sequence[Any] | None) -> Any:

@@ -189,7 +189,8 @@ class PartitionWorker:
         if self._job.fields.key is not None:
             columns["key"] = read_table(partition, [self._job.fields.key]).column(0)
         stream = arrow.BufferOutputStream()
-        parquet.write_table(with_results(arrow.table(columns), results), stream)
+        scoring = self._runner.options(**self._job.rows.generation).scoring
+        parquet.write_table(with_results(arrow.table(columns), results, scoring=scoring), stream)
         return bytes(stream.getvalue())
 
 

@@ -115,6 +115,8 @@ class BeamStepper:
             normalize=options.normalize,
             repetition_penalty=options.repetition_penalty,
             no_repeat_ngram_size=options.no_repeat_ngram_size,
+            trie=options.trie,
+            nodes=inputs["trie_nodes"],
         )
 
     def _strip_padding(self, history: Array, banned: Array) -> Array:

@@ -14,11 +14,14 @@ from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 from tightbeam.deploy.search.greedy import GreedySearch
 from tightbeam.deploy.search.sampling import SampleSearch
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
+from tightbeam.deploy.search.token_scores import Alternatives, Scored
 
 __all__ = [
+    "Alternatives",
     "BatchSearch",
     "Candidates",
     "NullCallback",
+    "Scored",
     "SearchCallback",
     "SearchResult",
     "Step",
@@ -111,4 +114,5 @@ class _Results:
             sequences[rows, : found.sequences.shape[1]] = found.sequences
             if scores is not None:
                 scores[rows] = found.scores
-        return SearchResult(sequences, scores)
+        parts = [(range(sample * count, (sample + 1) * count), own.scored) for sample, own in self._found.items()]
+        return SearchResult(sequences, scores, Scored.join(parts, batch_size * count))

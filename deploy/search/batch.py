@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
+from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail, log_softmax
 from tightbeam.deploy.tries.trie import FREE, ROOT
 
-__all__ = ["BatchSearch", "Place"]
+__all__ = ["BatchSearch", "Place", "scored_rows"]
 
 NO_TOKEN = -2
 """Filler in the table of end tokens, which equals no token."""
@@ -43,6 +45,8 @@ class Place:
         The finished sequences of beam search; None before there are any.
     draws : float64 [M, new tokens] or None
         The random numbers of sampling.
+    trail : Trail or None
+        The scores of tokens, where they are asked for.
     """
 
     number: int
@@ -51,6 +55,7 @@ class Place:
     bans: Bans
     pool: Ints | None = None
     draws: Floats | None = None
+    trail: Trail | None = None
 
 
 class BatchSearch:
@@ -107,7 +112,8 @@ class BatchSearch:
         known = np.array(options.prompt[:1] if beginning is None else beginning, np.int64)
         P = len(options.prompt) if beginning is None else len(known)
         self.step.history[len(self.places), :, : len(known)] = known
-        self.places.append(Place(number, options, P, bans_of(options, source)))
+        trail = None if options.scoring is None else Trail(options.scoring)
+        self.places.append(Place(number, options, P, bans_of(options, source), trail=trail))
         self.lengths = np.append(self.lengths, len(known))
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         self.scores = np.concatenate([self.scores, first])
@@ -249,6 +255,30 @@ class BatchSearch:
             parents[index] = np.arange(self.M)
             scores[index] = self.first_scores()[0] if length + 1 == place.P else 0
 
+    def begin_trails(self, candidates: Candidates, prompted: Bools) -> None:
+        """Let the trails of samples whose decoder prompt is over read the scores of this step."""
+        for index, place in enumerate(self.places):
+            if place.trail is not None and not prompted[index]:
+                place.trail.begin(partial(self.scored_row, candidates, index))
+
+    def advance_trails(self, tokens: Ints, prompted: Bools, ended: Bools | None = None) -> None:
+        """Let the trails follow a step, in which each row continues its parent by one of ``tokens`` int64 [B, M]; rows
+        that have ended before, bool [B, M], do not."""
+        for index, place in enumerate(self.places):
+            if place.trail is not None and not prompted[index]:
+                over = np.zeros(self.M, np.bool_) if ended is None else ended[index]
+                place.trail.advance(self.parents[index], tokens[index], over)
+
+    def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
+        """The scores that a sample's row chooses its next token by, before anything is written."""
+        options = self.places[index].options
+        assert options.scoring is not None
+        scores = self.row_scores(candidates, index, row)
+        if only := forced_tokens(options, int(self.lengths[index])):
+            scores = np.full_like(scores, -np.inf)
+            scores[list(only)] = 0
+        return RowScores(log_softmax(scores) if options.scoring.normalize else scores)
+
     def write(self, tokens: Ints, last: Bools) -> None:
         """Let every row continue its parent by one of ``tokens`` int64 [B, M]. Samples at their ``last`` length, bool
         [B], do not go on, so their tokens are left out."""
@@ -287,6 +317,11 @@ class BatchSearch:
     def arrays(self) -> tuple[str, ...]:
         """Names of the attributes that are arrays by place."""
         return ("lengths", "scores", "parents", "nodes")
+
+
+def scored_rows(place: Place) -> Scored:
+    """The scores of the tokens of a sample's rows."""
+    return Scored() if place.trail is None else place.trail.scored(place.trail.heads)
 
 
 def _choices(place: Place, length: int) -> Ints:

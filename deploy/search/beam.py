@@ -15,6 +15,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, best
+from tightbeam.deploy.search.token_scores import Scored
 
 __all__ = ["BeamSearch"]
 
@@ -76,6 +77,7 @@ class BeamSearch(BatchSearch):
     def advance(self) -> None:
         candidates, prompted = self.run_step()
         cancelled = self.cancelled(prompted, None)
+        self.begin_trails(candidates, prompted)
         last = self.lengths + 1 == self.max_lengths  # [B]
         ends = (self.is_end(candidates.tokens) & ~prompted[:, None]) | last[:, None]  # [B, C]
         new = self.lengths + 1 - self.beginnings  # [B], new tokens with those of this step
@@ -84,6 +86,7 @@ class BeamSearch(BatchSearch):
         chosen = _open_candidates(candidates, ends, self.M)
         self.scores, self.parents = chosen.scores, chosen.beams
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
+        self.advance_trails(chosen.tokens, prompted)
         self.write(chosen.tokens, last)
         final = last | self.final(new)
         for index in np.flatnonzero(final & ~cancelled).tolist():
@@ -121,6 +124,12 @@ class BeamSearch(BatchSearch):
         arrivals[:, :length] = self.step.history[index, candidates.beams[index, came], :length]
         arrivals[:, length] = candidates.tokens[index, came]
         place.pool = np.where(kept[:, None], pool[old], arrivals)
+        if place.trail is not None:
+            before, beams = place.trail.pool or [None] * M, candidates.beams[index].tolist()
+            place.trail.pool = [
+                before[slot] if slot < M else place.trail.end(beams[slot - M], int(candidates.tokens[index, slot - M]))
+                for slot in chosen.tolist()
+            ]
         self.pool_lengths[index] = np.where(kept, self.pool_lengths[index, old], new)
 
     def final(self, new: Ints) -> Bools:
@@ -146,7 +155,8 @@ class BeamSearch(BatchSearch):
         place = self.places[index]
         count = place.options.num_return_sequences
         longest = place.P + int(self.pool_lengths[index, :count].max())
-        return SearchResult(self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy())
+        scored = Scored() if place.trail is None else place.trail.scored((place.trail.pool or [None] * self.M)[:count])
+        return SearchResult(self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy(), scored)
 
 
 def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:

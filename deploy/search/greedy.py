@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.batch import BatchSearch, scored_rows
 from tightbeam.deploy.search.step import SearchResult
 
 __all__ = ["GreedySearch"]
@@ -26,14 +26,17 @@ class GreedySearch(BatchSearch):
     def advance(self) -> None:
         candidates, prompted = self.run_step()
         tokens = candidates.tokens[:, :1].copy()  # [B, 1]
+        self.begin_trails(candidates, prompted)
         self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
         cancelled = self.cancelled(prompted, tokens[:, 0])
         last = self.lengths + 1 == self.max_lengths
         # Without a pad token there is no end-of-sequence token, and every row runs to max_length.
         ends = (self.is_end(tokens)[:, 0] & ~prompted) | last
+        self.advance_trails(tokens, prompted)
         for index in np.flatnonzero(ends & ~cancelled).tolist():
             before = self.step.history[index, :, : self.lengths[index]]  # [1, T]
             sequences = np.concatenate([before, tokens[index : index + 1]], axis=1)
-            self.callback.on_finished(self.places[index].number, SearchResult(sequences, None))
+            place = self.places[index]
+            self.callback.on_finished(place.number, SearchResult(sequences, None, scored_rows(place)))
         self.write(tokens, last)
         self.remove(ends | cancelled)

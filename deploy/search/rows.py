@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array, Floats, Ints
+from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
+from tightbeam.deploy.tries.trie import FREE, Trie
 
 __all__ = ["Rows", "largest"]
 
@@ -31,6 +32,9 @@ class Rows:
         Log-softmax first.
     repetition_penalty : float
     no_repeat_ngram_size : int
+    trie : Trie or None
+    nodes : int32 [R]
+        The node of each row in the trie; `FREE` where any token may follow.
     """
 
     logits: Array
@@ -40,6 +44,8 @@ class Rows:
     normalize: bool
     repetition_penalty: float
     no_repeat_ngram_size: int
+    trie: Trie | None
+    nodes: Nodes
 
     def processed(self, row: int) -> Floats:
         """The scores float32 [vocabulary] of a row, as the operator ``BeamTopK`` ranks them; not to be written to."""
@@ -50,7 +56,8 @@ class Rows:
         length = int(self.lengths[row * len(self.lengths) // len(self.logits)])
         history = self.history[row, :length]
         out = [_repeats(history, self.no_repeat_ngram_size), self.banned[row][self.banned[row] >= 0]]
-        if self.repetition_penalty == 1 and not any(map(len, out)):
+        node = FREE if self.trie is None else int(self.nodes[row])
+        if self.repetition_penalty == 1 and not any(map(len, out)) and node == FREE:
             return scores
         scores = scores.copy()
         if self.repetition_penalty != 1:
@@ -58,7 +65,14 @@ class Rows:
             scores[history] = np.where(seen < 0, seen * penalty, seen / penalty)
         for tokens in out:
             scores[tokens] = -np.inf
-        return scores
+        return scores if self.trie is None or node == FREE else _only(scores, self.trie.children(node))
+
+
+def _only(scores: Floats, tokens: Nodes) -> Floats:
+    """The scores [vocabulary] of some tokens, and -inf for all others."""
+    kept = np.full_like(scores, -np.inf)
+    kept[tokens] = scores[tokens]
+    return kept
 
 
 def largest(scores: Floats, count: int) -> Ints:

@@ -12,10 +12,12 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.sampling import Sampling
-from tightbeam.deploy.search.batch import BatchSearch, Place
+from tightbeam.deploy.search.bans import forced_tokens
+from tightbeam.deploy.search.batch import BatchSearch, Place, scored_rows
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step
-from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row
+from tightbeam.deploy.search.token_scores import RowScores
+from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row, row_weights, warped_scores
 
 __all__ = ["SampleSearch"]
 
@@ -54,6 +56,8 @@ class SampleSearch(BatchSearch):
     def advance(self) -> None:
         candidates, prompted = self.run_decoder()
         tokens = self._choose(candidates, prompted)  # [B, M]
+        self.begin_trails(candidates, prompted)
+        self.advance_trails(tokens, prompted, self.ended)
         self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
         cancelled = self.cancelled(prompted, tokens[:, 0] if self.M == 1 else None)
         last = self.lengths + 1 == self.max_lengths
@@ -62,7 +66,8 @@ class SampleSearch(BatchSearch):
         for index in np.flatnonzero(finished & ~cancelled).tolist():
             before = self.step.history[index, :, : self.lengths[index]]  # [M, T]
             sequences = np.concatenate([before, tokens[index][:, None]], axis=1)
-            self.callback.on_finished(self.places[index].number, SearchResult(sequences, None))
+            place = self.places[index]
+            self.callback.on_finished(place.number, SearchResult(sequences, None, scored_rows(place)))
         self.write(tokens, last)
         self.remove(finished | cancelled)
 
@@ -87,13 +92,15 @@ class SampleSearch(BatchSearch):
         """Draw among the candidates, tokens int64 [B, 1]. Where more tokens than these equal the last one that is kept,
         a whole row is looked at, if the step has any."""
         self._check(candidates.scores[:, 0], free)
+        self._from_rows = set()
         C, top_k = candidates.scores.shape[1], self._warpers.top_k[:, 0]
         numbers = np.array([self._uniforms(index, 0) for index in range(len(self.places))])
         scores = np.where(free[:, None], candidates.scores, np.float32(0))
         tokens = drawn(candidates.tokens, self._warpers.weights(scores), numbers)
         if candidates.rows is not None and self.places[0].options.vocab_size > C:
             tied = candidates.scores[:, -1] >= candidates.scores[self.index[:, 0], np.minimum(top_k, C) - 1]
-            for index in np.flatnonzero(tied & free).tolist():
+            self._from_rows = set(np.flatnonzero(tied & free).tolist())
+            for index in self._from_rows:
                 tokens[index] = self._from_row(candidates, index, 0)
         return tokens[:, None]
 
@@ -102,6 +109,23 @@ class SampleSearch(BatchSearch):
         scores = self.row_scores(candidates, index, row)
         self._check(scores.max(keepdims=True), np.ones(1, np.bool_))
         return drawn_from_row(scores, settings_of(self.places[index].options), self._uniforms(index, row))
+
+    def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
+        options = self.places[index].options
+        sampling, scoring = settings_of(options), options.scoring
+        assert scoring is not None
+        tokens: Ints | None
+        only = forced_tokens(options, int(self.lengths[index]))
+        if not only and (not options.samples_candidates or index in self._from_rows):
+            scores = self.row_scores(candidates, index, row)
+            weights, tokens = row_weights(scores, sampling)
+            scores = scores if tokens is None else scores[tokens]
+        else:
+            scores, tokens = candidates.scores[index], candidates.tokens[index]
+            if only:
+                scores, tokens = np.zeros(len(only), np.float32), np.array(only)
+            weights = Warpers([sampling]).weights(scores[None])[0]
+        return RowScores(warped_scores(scores, weights, sampling.temperature, normalize=scoring.normalize), tokens)
 
     def _check(self, best: Floats, free: Bools) -> None:
         """Raise NonFiniteError where the best score of a row is -inf."""

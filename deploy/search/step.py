@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Floats, Ints, Nodes
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
+from tightbeam.deploy.search.token_scores import Alternatives, Scored
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,26 @@ class SearchResult:
         Each begins with the start token or the prompt. The best of a sample comes first.
     scores : float32 [B * num_return_sequences] or None
         None in greedy search and sampling.
+    scored : Scored
+        What was asked for of single tokens.
     """
 
     sequences: Ints
     scores: Floats | None
+    scored: Scored = field(default_factory=Scored)
+
+    @property
+    def token_scores(self) -> Floats | None:
+        """The scores of the new tokens.
+
+        float32 [B * num_return_sequences, T], 0 behind the end of a sequence; None without ``return_token_scores``.
+        """
+        return self.scored.tokens
+
+    @property
+    def alternatives(self) -> Alternatives | None:
+        """The best tokens at the position of each new token; None without ``return_alternatives``."""
+        return self.scored.alternatives
 
     def of(self, sample: int, returned: int = 1) -> SearchResult:
         """Return the part of one sample.
@@ -119,7 +136,8 @@ class SearchResult:
         SearchResult
         """
         own = slice(sample * returned, (sample + 1) * returned)
-        return SearchResult(self.sequences[own], None if self.scores is None else self.scores[own])
+        scores = None if self.scores is None else self.scores[own]
+        return SearchResult(self.sequences[own], scores, self.scored.rows(own))
 
 
 def best(scores: Floats, count: int) -> Ints:

@@ -15,7 +15,7 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.rows import largest
 
-__all__ = ["Warpers", "drawn", "drawn_from_row"]
+__all__ = ["Warpers", "drawn", "drawn_from_row", "row_weights", "warped_scores"]
 
 LISTED = 256
 """The most likely tokens of a row that are looked at, before all of them are."""
@@ -113,19 +113,49 @@ def drawn(tokens: Ints, weights: Floats, uniforms: Floats) -> Ints:
 
 def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float) -> int:
     """Draw a token from the processed scores float32 [vocabulary] of a whole row, of which one at least is finite."""
+    weights, tokens = row_weights(scores, sampling)
+    if tokens is None:
+        return _drawn_by_blocks(weights, uniform)
+    return int(drawn(tokens[None], weights[None], np.array([uniform]))[0])
+
+
+def row_weights(scores: Floats, sampling: Sampling) -> tuple[Floats, Ints | None]:
+    """The weights by which a token of a whole row is drawn.
+
+    Parameters
+    ----------
+    scores : float32 [vocabulary]
+        Processed scores of the row, of which one at least is finite.
+    sampling : Sampling
+
+    Returns
+    -------
+    weights : floats [n]
+    tokens : int64 [n] or None
+        The tokens that they are of, all that are kept among them; None for the whole vocabulary.
+    """
     weights = scores - scores.max()
     if sampling.temperature != 1:
         weights /= np.float32(sampling.temperature)
     np.exp(weights, out=weights)
     if not sampling.truncates:
-        return _drawn_by_blocks(weights, uniform)
+        return weights, None
     tokens = largest(scores, sampling.top_k or (len(scores) if sampling.typical_p < 1 else LISTED))
     complete = sampling.top_k or len(tokens) == len(scores)
     rest = 0.0 if complete else max(0.0, float(weights.sum(dtype=np.float64) - weights[tokens].sum(dtype=np.float64)))
     kept = Warpers([sampling]).weights(scores[None, tokens], rest)
     if not complete and kept[0, -1] > 0:  # tokens that are not listed may be kept, too
-        return _drawn_by_blocks(np.where(_nucleus(scores, weights, sampling), weights, np.float32(0)), uniform)
-    return int(drawn(tokens[None], kept, np.array([uniform]))[0])
+        return np.where(_nucleus(scores, weights, sampling), weights, np.float32(0)), None
+    return kept[0], tokens
+
+
+def warped_scores(scores: Floats, weights: Floats, temperature: float, *, normalize: bool) -> Floats:
+    """The scores float64 [n] as the warpers leave them: -inf where the weight is 0; ``normalize``: their
+    log-softmax."""
+    warped = (scores - (scores.max() if normalize else 0)) / np.float64(temperature)
+    if normalize:
+        warped -= np.log(weights.sum(dtype=np.float64))
+    return np.where(weights > 0, warped, -np.inf)
 
 
 def _nucleus(scores: Floats, weights: Floats, sampling: Sampling) -> Bools:

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.backend import ENGINE, MAX_ROWS, URL
 from tightbeam.deploy.serving.tensors import (
+    ALTERNATIVE_IDS,
+    ALTERNATIVE_SCORES,
     AUDIO,
     FINISHED,
     INDEX,
@@ -19,6 +21,7 @@ from tightbeam.deploy.serving.tensors import (
     OUTPUT_LENGTHS,
     SCORES,
     TEXT,
+    TOKEN_SCORES,
 )
 
 __all__ = [
@@ -223,6 +226,9 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(SCORES, "TYPE_FP32", -1)
     put_output(OUTPUT_IDS, "TYPE_INT64", -1, -1)
     put_output(OUTPUT_LENGTHS, "TYPE_INT32", -1)
+    put_output(TOKEN_SCORES, "TYPE_FP32", -1, -1)
+    put_output(ALTERNATIVE_IDS, "TYPE_INT64", -1, -1, -1)
+    put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)
     if settings.stream:
         put_output(INDEX, "TYPE_INT32", 1)
         put_output(FINISHED, "TYPE_BOOL", 1)

@@ -10,7 +10,17 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.serving.messages import Event, Refused, Request, Row, Token
-from tightbeam.deploy.serving.tensors import FINISHED, INDEX, OUTPUT_IDS, OUTPUT_LENGTHS, SCORES, TEXT
+from tightbeam.deploy.serving.tensors import (
+    ALTERNATIVE_IDS,
+    ALTERNATIVE_SCORES,
+    FINISHED,
+    INDEX,
+    OUTPUT_IDS,
+    OUTPUT_LENGTHS,
+    SCORES,
+    TEXT,
+    TOKEN_SCORES,
+)
 from tightbeam.deploy.text.output import Output
 
 __all__ = ["Outcome", "Responder", "tensors_of"]
@@ -144,8 +154,9 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     Returns
     -------
     dict
-        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search; OUTPUT_IDS int64 [b, S, T]; and
-        OUTPUT_LENGTHS int32 [b, S], their lengths without padding.
+        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search; OUTPUT_IDS int64 [b, S, T];
+        OUTPUT_LENGTHS int32 [b, S], their lengths without padding; and where they were asked for TOKEN_SCORES float32
+        [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n].
     """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
@@ -155,7 +166,30 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
             ids[place, index, : len(row)] = row
     texts = [[text.encode() for text in output.texts or [""] * S] for output in outputs]
     scores = np.array([output.scores or [] for output in outputs], np.float32)
-    return {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    found = {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    return {**found, **_of_tokens(outputs, ids.shape)}
+
+
+def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, Array]:
+    """What outputs say of single tokens, if anything, for OUTPUT_IDS of a ``shape`` [b, S, T]."""
+    found: dict[str, Array] = {}
+    if outputs[0].token_scores is not None:
+        found[TOKEN_SCORES] = np.zeros(shape, np.float32)
+        for place, output in enumerate(outputs):
+            for index, own in enumerate(output.token_scores or []):
+                found[TOKEN_SCORES][place, index, : len(own)] = [score or 0 for score in own]
+    if outputs[0].alternatives is not None:
+        each = [output.alternatives or [] for output in outputs]
+        n = max(len(pairs or []) for rows in each for row in rows for pairs in row)
+        found[ALTERNATIVE_IDS] = np.full((*shape, n), -1, np.int64)
+        found[ALTERNATIVE_SCORES] = np.zeros((*shape, n), np.float32)
+        for place, rows in enumerate(each):
+            for index, row in enumerate(rows):
+                for t, pairs in enumerate(row):
+                    for rank, (token, score) in enumerate(pairs or []):
+                        found[ALTERNATIVE_IDS][place, index, t, rank] = token
+                        found[ALTERNATIVE_SCORES][place, index, t, rank] = score
+    return found
 
 
 def _stream_outputs(row: int, *, finished: bool) -> dict[str, Array]:

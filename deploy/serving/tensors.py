@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
+    "ALTERNATIVE_IDS",
+    "ALTERNATIVE_SCORES",
     "AUDIO",
     "FINISHED",
     "INDEX",
@@ -12,6 +14,7 @@ __all__ = [
     "OUTPUT_LENGTHS",
     "SCORES",
     "TEXT",
+    "TOKEN_SCORES",
 ]
 
 TEXT = "TEXT"
@@ -28,6 +31,13 @@ OUTPUT_IDS = "OUTPUT_IDS"
 """Output: int64 [b, S, T], token ids, padded."""
 OUTPUT_LENGTHS = "OUTPUT_LENGTHS"
 """Output: int32 [b, S], the lengths of OUTPUT_IDS without padding."""
+TOKEN_SCORES = "TOKEN_SCORES"
+"""Output with ``return_token_scores``: float32 [b, S, T], of each token of OUTPUT_IDS, 0 for given ones and padding."""
+ALTERNATIVE_IDS = "ALTERNATIVE_IDS"
+"""Output with ``return_alternatives``: int64 [b, S, T, n], the best tokens in place of each of OUTPUT_IDS; -1 for none,
+in place of given tokens and padding too."""
+ALTERNATIVE_SCORES = "ALTERNATIVE_SCORES"
+"""Output with ``return_alternatives``: float32 [b, S, T, n], their scores; 0 for none."""
 INDEX = "INDEX"
 """Output of a streaming model: int32 [1, 1], the row that a response belongs to."""
 FINISHED = "FINISHED"

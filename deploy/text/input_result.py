@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from tightbeam.deploy.text.output import Output
+from tightbeam.deploy.text.output import Output, TokenAlternatives, TokenScores
 
 __all__ = ["InputResult"]
 
@@ -24,7 +24,7 @@ class InputResult:
         The line's file, where there are several.
     returned : int
         Sequences requested.
-    sequences, scores, texts, new_tokens
+    sequences, scores, texts, new_tokens, token_scores, alternatives
         Fields of `Output`; empty, None or 0 where there is an error.
     source_tokens : int
         Tokens that the model was given.
@@ -42,6 +42,8 @@ class InputResult:
     scores: list[float] | None = None
     texts: list[str] | None = None
     new_tokens: int = 0
+    token_scores: list[TokenScores] | None = None
+    alternatives: list[TokenAlternatives] | None = None
     source_tokens: int = 0
     cut: int = 0
     error: str | None = None
@@ -52,6 +54,7 @@ class InputResult:
         """Set what the line gave."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
         self.new_tokens = output.new_tokens
+        self.token_scores, self.alternatives = output.token_scores, output.alternatives
 
     def as_json(self) -> str:
         """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
@@ -70,6 +73,11 @@ class InputResult:
         record["tokens"] = self.sequences[0]
         if len(self.sequences) > 1:
             record["sequences"] = self.sequences
+        for name, each in (("token_scores", _finite_all(self.token_scores)), ("alternatives", self.alternatives)):
+            if each is not None:
+                record[name] = each[0]
+                if len(each) > 1:
+                    record[f"sequences_{name}"] = each
         if self.cut:
             record["truncated"] = True
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
@@ -80,6 +88,10 @@ class InputResult:
             return "\n" * (self.returned - 1)
         shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
         return "\n".join(" ".join(text.splitlines()) for text in shown)
+
+
+def _finite_all(scores: list[TokenScores] | None) -> list[TokenScores] | None:
+    return scores and [[None if score is None else _finite(score) for score in row] for row in scores]
 
 
 def _finite(score: float) -> float | None:

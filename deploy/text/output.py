@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import last_text_token
 from tightbeam.deploy.loaded_model import LoadedModel
-from tightbeam.deploy.search import SearchResult
+from tightbeam.deploy.search import Scored, SearchResult
 
-__all__ = ["Output", "join", "output_of", "text_of"]
+__all__ = ["Output", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
+
+Each = TypeVar("Each")
+
+
+TokenScores: TypeAlias = list[float | None]
+"""A number for each token of a sequence; None for one that was given."""
+TokenAlternatives: TypeAlias = list[list[tuple[int, float]] | None]
+"""Tokens and their scores, best first, for each token of a sequence; None for one that was given."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +38,18 @@ class Output:
         One for each sequence; None where the bundle has no tokenizer.
     new_tokens : int
         Tokens generated, in all sequences: those after the start token, or after the prompt.
+    token_scores : list of TokenScores or None
+        The score of each token of each sequence; None where they were not asked for.
+    alternatives : list of TokenAlternatives or None
+        The best tokens in place of each token of each sequence; None where they were not asked for.
     """
 
     sequences: list[list[int]]
     scores: list[float] | None
     texts: list[str] | None
     new_tokens: int = 0
+    token_scores: list[TokenScores] | None = None
+    alternatives: list[TokenAlternatives] | None = None
 
 
 def output_of(model: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
@@ -57,7 +72,31 @@ def output_of(model: LoadedModel, found: SearchResult, options: GenerationOption
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
     new_tokens = sum(len(row) - (0 if model.decoder_only else options.beginning) for row in sequences)
     texts = [text_of(model, row, options) for row in sequences] if model.has_tokenizer else None
-    return Output(sequences, scores, texts, new_tokens)
+    given = 0 if model.decoder_only else options.beginning
+    token_scores, alternatives = _of_tokens(found.scored, [len(row) for row in sequences], given)
+    return Output(sequences, scores, texts, new_tokens, token_scores, alternatives)
+
+
+def _of_tokens(
+    scored: Scored, lengths: list[int], given: int
+) -> tuple[list[TokenScores] | None, list[TokenAlternatives] | None]:
+    """What a result says of its tokens, for each token of sequences of these ``lengths``, the first of which are
+    given."""
+    token_scores: list[TokenScores] | None = None
+    alternatives: list[TokenAlternatives] | None = None
+    head = [None] * given
+    if scored.tokens is not None:
+        rows = zip(scored.tokens.tolist(), lengths, strict=True)
+        token_scores = [[*head, *own[: length - given]] for own, length in rows]
+    if scored.alternatives is not None:
+        alternatives = []
+        for tokens, values, length in zip(
+            scored.alternatives.tokens.tolist(), scored.alternatives.scores.tolist(), lengths, strict=True
+        ):
+            places = zip(tokens[: length - given], values[: length - given], strict=True)
+            best = [[pair for pair in zip(*place, strict=True) if pair[0] >= 0] for place in places]
+            alternatives.append([*head, *best])
+    return token_scores, alternatives
 
 
 def text_of(model: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
@@ -79,7 +118,16 @@ def join(windows: Sequence[Output]) -> Output:
         scores=windows[0].scores if len(windows) == 1 else None,
         texts=[" ".join(texts)] if texts else None,
         new_tokens=sum(window.new_tokens for window in windows),
+        token_scores=_joined([window.token_scores for window in windows]),
+        alternatives=_joined([window.alternatives for window in windows]),
     )
+
+
+def _joined(windows: Sequence[list[list[Each]] | None]) -> list[list[Each]] | None:
+    """What is said of the tokens of the windows' best sequences, in one list."""
+    if any(window is None for window in windows):
+        return None
+    return [[each for window in windows if window for each in window[0]]]
 
 
 def _without_padding(row: list[int], ends: tuple[int, ...], first: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search import SearchResult
+from tightbeam.deploy.search import Scored, SearchResult
 
 __all__ = ["batch_key", "join_results", "ragged_rows"]
 
@@ -96,9 +96,11 @@ def join_results(
     sequences = np.full((count, prompts + new), fill, np.int64)
     sequences[:, :prompts] = options.pad_token_id or 0
     scores = None if results[0][2].scores is None else np.zeros(count, np.float32)
+    scored: list[tuple[list[int], Scored]] = []
     for samples, P, found in results:
         rows = [sample * returned + index for sample in samples for index in range(returned)]
         sequences[rows, prompts - P : prompts - P + found.sequences.shape[1]] = found.sequences
         if scores is not None:
             scores[rows] = found.scores
-    return SearchResult(sequences, scores)
+        scored.append((rows, found.scored))
+    return SearchResult(sequences, scores, Scored.join(scored, count))

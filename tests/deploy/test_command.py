@@ -130,6 +130,8 @@ def test_every_option_is_in_the_table() -> None:
         "generation_config",
         "do_sample",
         "trie",
+        "return_token_scores",
+        "return_alternatives",
         *SAMPLING,
     }
 

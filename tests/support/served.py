@@ -80,6 +80,8 @@ class Response(dict[str, Any]):
 
 
 OUTPUTS = ("TEXT", "SCORES", "OUTPUT_IDS", "OUTPUT_LENGTHS")
+OF_TOKENS = ("TOKEN_SCORES", "ALTERNATIVE_IDS", "ALTERNATIVE_SCORES")
+"""Outputs of responses whose requests ask for them."""
 Send = Callable[..., Coroutine[Any, Any, Response]]
 
 

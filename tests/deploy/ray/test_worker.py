@@ -99,6 +99,23 @@ def test_generate_appends_columns(runner: Runner) -> None:
         Generate(BUNDLE, batch_size=0)
 
 
+def test_columns_of_token_scores(runner: Runner) -> None:
+    """The same columns where no row could be run. This bundle scores what it draws among candidates."""
+    arrow = pytest.importorskip("pyarrow")
+    settings: dict[str, Any] = {"do_sample": True, "seed": 1, "max_new_tokens": 6}
+    settings |= {"return_token_scores": True, "return_alternatives": 2}
+    generate = Generate(BUNDLE, "body", threads=1, **settings)
+    table, failed = (generate(arrow.table({"body": arrow.array(rows, arrow.string())})) for rows in (TEXTS, [None]))
+    assert table.schema == failed.schema
+    for row, output in zip(table.to_pylist(), runner.generate_outputs(TEXTS, **settings), strict=True):
+        assert output.token_scores is not None and output.alternatives is not None
+        assert row["generated_token_scores"] == output.token_scores[0]
+        found = [
+            place and [(pair["token"], pair["score"]) for pair in place] for place in row["generated_alternatives"]
+        ]
+        assert found == output.alternatives[0]
+
+
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The actor that counts starts, called at once in place of through Ray."""

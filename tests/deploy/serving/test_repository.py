@@ -161,6 +161,9 @@ FOUND = [
     tensor("SCORES", "TYPE_FP32", -1),
     tensor("OUTPUT_IDS", "TYPE_INT64", -1, -1),
     tensor("OUTPUT_LENGTHS", "TYPE_INT32", -1),
+    tensor("TOKEN_SCORES", "TYPE_FP32", -1, -1),
+    tensor("ALTERNATIVE_IDS", "TYPE_INT64", -1, -1, -1),
+    tensor("ALTERNATIVE_SCORES", "TYPE_FP32", -1, -1, -1),
 ]
 PLACE = [tensor("INDEX", "TYPE_INT32", 1), tensor("FINISHED", "TYPE_BOOL", 1)]
 WORDS = tensor("TEXT", "TYPE_STRING", -1)

@@ -44,6 +44,23 @@ def test_tensors_of_greedy_search_without_a_tokenizer() -> None:
     assert arrays["OUTPUT_LENGTHS"].tolist() == [[2], [0]]
 
 
+def test_tensors_of_token_scores_and_alternatives() -> None:
+    outputs = [
+        Output([[2, 5, 6], [2, 9]], None, None, 0, [[None, -0.5, -1.5], [None, -0.25]]),
+        Output([[2, 7], [2, 8]], None, None, 0, [[None, -2.0], [None, -3.0]]),
+    ]
+    arrays = tensors_of(outputs, 1)
+    assert arrays["TOKEN_SCORES"].tolist() == [[[0, -0.5, -1.5], [0, -0.25, 0]], [[0, -2, 0], [0, -3, 0]]]
+    assert "ALTERNATIVE_IDS" not in arrays
+    best: list[Any] = [None, [(5, -0.5), (6, -1.5)], [(6, -0.75)]]
+    arrays = tensors_of(
+        [Output([[2, 5, 6]], None, None, 0, None, [best]), Output([[2]], None, None, 0, None, [[None]])], 1
+    )
+    assert arrays["ALTERNATIVE_IDS"].tolist() == [[[[-1, -1], [5, 6], [6, -1]]], [[[-1, -1]] * 3]]
+    assert arrays["ALTERNATIVE_SCORES"].tolist() == [[[[0, 0], [-0.5, -1.5], [-0.75, 0]]], [[[0, 0]] * 3]]
+    assert arrays["ALTERNATIVE_SCORES"].dtype == np.float32 and "TOKEN_SCORES" not in arrays
+
+
 # ---- one responder ----
 
 

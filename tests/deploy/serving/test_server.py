@@ -90,7 +90,7 @@ def test_health_and_metadata(world: SimpleNamespace) -> None:
     found = json.loads(connection.getresponse().read())
     connection.close()
     assert [tensor["name"] for tensor in found["inputs"]] == ["TEXT", "INPUT_IDS", "LENGTHS"]
-    assert [tensor["name"] for tensor in found["outputs"]] == list(served.OUTPUTS)
+    assert [tensor["name"] for tensor in found["outputs"]] == [*served.OUTPUTS, *served.OF_TOKENS]
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         assert client.is_model_ready("speech")
         config = client.get_model_config("live").config
@@ -166,6 +166,27 @@ def test_token_ids_with_lengths(world: SimpleNamespace) -> None:
             for place, found in enumerate(response.ids[row]):
                 assert found == wanted.sequences[2 * row + place][: len(found)].tolist()
         np.testing.assert_array_equal(response["SCORES"].ravel(), wanted.scores)
+
+
+def test_token_scores_and_alternatives(world: SimpleNamespace) -> None:
+    """They come where the request asks for them, over both protocols; a response without them is whole."""
+    settings = {"num_beams": 3, "max_new_tokens": 7, "num_return_sequences": 2}
+    asked = {"return_token_scores": True, "return_alternatives": 2, **settings}
+    output = world.runners["text"].generate_outputs([SENTENCES[0]], **asked)[0]
+    names = (*served.OUTPUTS, *served.OF_TOKENS)
+    arrays = {"TEXT": texts(SENTENCES[0])}
+    for protocol in (0, 1):
+        plain = served.run(world.server, lambda *send, at=protocol: send[at]("text", arrays, names, **settings))
+        assert plain.ids == [output.sequences] and all(plain[name] is None for name in served.OF_TOKENS)
+        found = served.run(world.server, lambda *send, at=protocol: send[at]("text", arrays, names, **asked))
+        assert found.ids == [output.sequences]
+        for place, tokens in enumerate(output.sequences):
+            scores = found["TOKEN_SCORES"][0, place]
+            np.testing.assert_allclose(scores[1 : len(tokens)], output.token_scores[place][1:], rtol=1e-5, atol=1e-6)
+            assert not scores[0] and not scores[len(tokens) :].any()
+            for t, pairs in enumerate(output.alternatives[place][1:], 1):
+                assert found["ALTERNATIVE_IDS"][0, place, t].tolist() == [token for token, _ in pairs]
+        assert found["ALTERNATIVE_SCORES"].shape == found["ALTERNATIVE_IDS"].shape
 
 
 def test_audio(world: SimpleNamespace) -> None:
