@@ -58,6 +58,12 @@ def build_engine(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Skip the measurement of the error of fp16 or bf16.")
     ] = False,
+    no_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--no-kernels", help="Carry no compiled kernels of the plugins: a machine compiles them at its first step."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine of that name.")] = False,
     version: Version = False,
 ) -> None:
@@ -93,6 +99,7 @@ def build_engine(
                 limits=limits,
                 name=name,
                 check=not no_check,
+                kernels=not no_kernels,
                 force=force,
                 on_progress=show,
             )
@@ -121,6 +128,10 @@ def _print_summary(built: BuiltEngine) -> None:
     for part, graph in (("encoder", entry.encoder), ("decoder", entry.decoder)):
         plugins = ", ".join(f"{count} {name}" for name, count in sorted(graph.plugins.items())) or "none"
         print(f"{part}: {graph.bytes:,} bytes, plugins: {plugins}")
+    kernels = (
+        f"{len(entry.kernels)}, {sum(kernel.bytes for kernel in entry.kernels):,} bytes" if entry.kernels else "none"
+    )
+    print(f"compiled kernels: {kernels}")
     if entry.precision != "fp32":
         print(describe_error(entry.precision, entry.precision_error))
     print(f"engine: {built.path}", flush=True)

@@ -36,6 +36,7 @@ __all__ = [
     "EngineEntry",
     "EngineGraph",
     "EngineLimits",
+    "KernelFile",
     "build_command",
     "built_from",
     "engine_names",
@@ -85,6 +86,21 @@ class EngineGraph(FileEntry):
     plugins: dict[str, int]
 
 
+class KernelFile(FileEntry):
+    """Compiled kernel of our operators. Its file is named by the sources, options and version of CUDA that it is of.
+
+    Attributes
+    ----------
+    kernel : str
+        The kernel, a C++ expression.
+    capability : str
+        Compute capability of the GPUs that it runs on.
+    """
+
+    kernel: str
+    capability: str
+
+
 class EngineEntry(Entry):
     """Content of ``engine.json``.
 
@@ -96,6 +112,8 @@ class EngineEntry(Entry):
         Compute capabilities of the GPUs that it runs on, such as "80".
     built_from : dict of str to str
         SHA-256 of the bundle's files that it was built from, by name.
+    kernels : tuple of KernelFile
+        Kernels that its plugins may start; those that are not there are compiled when they are first needed.
     """
 
     engine_version: int
@@ -110,6 +128,7 @@ class EngineEntry(Entry):
     decoder: EngineGraph
     cache_states: tuple[CacheStateEntry, ...]
     precision_error: PrecisionErrorEntry | None
+    kernels: tuple[KernelFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,8 +139,8 @@ class BuiltEngine:
     path: Path
     entry: EngineEntry
 
-    def file(self, graph: EngineGraph) -> Path:
-        return self.path / graph.file
+    def file(self, entry: FileEntry) -> Path:
+        return self.path / entry.file
 
 
 def built_from(bundle: Bundle) -> dict[str, str]:
@@ -163,9 +182,9 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
         there = ", ".join(engine_names(bundle.path)) or "none"
         raise EngineFileError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
-    for graph in (entry.encoder, entry.decoder):
+    for file in (entry.encoder, entry.decoder, *entry.kernels):
         try:
-            check_file(folder, graph, verify)
+            check_file(folder, file, verify)
         except BundleError as error:
             reason = str(error).rpartition(";")[0]
             raise EngineFileError(f"{reason}; {build_command(bundle, entry, replaces=name)}") from error

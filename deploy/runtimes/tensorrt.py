@@ -78,12 +78,15 @@ def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bo
         raise EngineFileError(f"bundle {bundle.path} has no TensorRT engine; {build_command(bundle)}")
     device = open_device()
     try:
+        from tightbeam.plugins.tensorrt.compiler import carry_kernels
         from tightbeam.plugins.tensorrt.plugin import register_plugins
 
         found = register_plugins()
     except TensorRTError as error:
         raise RuntimeSetupError(str(error)) from error
     built = find_engine(bundle, name, found.distribution, found.version, device.capability, verify=verify)
+
+    carry_kernels(built.file(kernel) for kernel in built.entry.kernels)
 
     def load(path: Path) -> LoadedGraph:
         from tightbeam.plugins.tensorrt import runtime

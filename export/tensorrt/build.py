@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from tightbeam.deploy.bundle.engine_files import (
     EngineEntry,
     EngineGraph,
     EngineLimits,
+    KernelFile,
     built_from,
 )
 from tightbeam.deploy.bundle.manifest import ENGINE_PRECISIONS, Manifest, TensorEntry
@@ -36,6 +37,7 @@ from tightbeam.export.writing.entries import state_entries, tensor_entries
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
 from tightbeam.graph_passes import ModelGraphs, tensorrt_form
 from tightbeam.graph_passes.tensorrt.plugin_nodes import to_plugin_nodes
+from tightbeam.plugins.tensorrt.compiler import write_carried
 from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
 
 __all__ = ["build_engine", "run_builds", "write_tensorrt_graphs"]
@@ -52,6 +54,7 @@ def build_engine(
     limits: EngineLimits | None = None,
     name: str | None = None,
     check: bool = True,
+    kernels: bool = True,
     force: bool = False,
     on_progress: Progress = lambda what, done, steps: None,
 ) -> BuiltEngine:
@@ -71,6 +74,8 @@ def build_engine(
         Name of the engine; by default made of capabilities and precision.
     check
         Measure the error of a half precision.
+    kernels
+        Compile the kernels of our operators that the engine may start, so that its first step need not.
     force
         Replace an engine of that name.
     on_progress
@@ -114,7 +119,7 @@ def build_engine(
     _check_exact(manifest, precision)
     chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])
     check_engine_target(bundle, chosen, force=force)
-    work = _Build(bundle, tensorrt, tuple(capabilities), targets, precision, limits, check, on_progress)
+    work = _Build(bundle, tensorrt, tuple(capabilities), targets, precision, limits, check, kernels, on_progress)
     return write_engine(bundle, chosen, work.fill, force=force)
 
 
@@ -143,6 +148,7 @@ class _Build:
     precision: str
     limits: EngineLimits
     check: bool
+    kernels: bool
     on_progress: Progress
 
     def fill(self, folder: Path) -> EngineEntry:
@@ -154,7 +160,8 @@ class _Build:
             if self.precision != "fp32" and self.check:
                 self.on_progress(f"measuring the error of {self.precision}", 0, 1)
                 error = precision_error(self.bundle, graphs, self.limits.max_new_tokens)
-            engines = self._build({"encoder": graphs.encoder, "decoder": graphs.decoder}, Path(scratch), folder)
+            parts = {"encoder": graphs.encoder, "decoder": graphs.decoder}
+            engines, kernels = self._build(parts, Path(scratch), folder)
         return EngineEntry(
             engine_version=ENGINE_VERSION,
             made_by=f"tightbeam {version('tightbeam')}",
@@ -168,9 +175,19 @@ class _Build:
             decoder=engines["decoder"],
             cache_states=state_entries(graphs),
             precision_error=error,
+            kernels=tuple(self._compile(kernels, folder)),
         )
 
-    def _build(self, graphs: Mapping[str, gs.Graph], scratch: Path, folder: Path) -> dict[str, EngineGraph]:
+    def _compile(self, kernels: Sequence[Sequence[str]], folder: Path) -> Iterator[KernelFile]:
+        """Compile kernels into the engine's folder."""
+        for done, (operator, kernel, capability) in enumerate(kernels):
+            self.on_progress("compiling the kernels", done, len(kernels))
+            path = write_carried(folder, operator, kernel, capability)
+            yield KernelFile(**file_entry(folder, path.name).model_dump(), kernel=kernel, capability=capability)
+
+    def _build(
+        self, graphs: Mapping[str, gs.Graph], scratch: Path, folder: Path
+    ) -> tuple[dict[str, EngineGraph], list[list[str]]]:
         manifest = self.bundle.manifest
         requests = tuple(
             GraphRequest(
@@ -182,7 +199,9 @@ class _Build:
             )
             for part, graph in graphs.items()
         )
-        built = run_builds(Request(capabilities=self.capabilities, graphs=requests), self.on_progress)
+        kernels_for = self.targets if self.kernels else ()
+        request = Request(capabilities=self.capabilities, graphs=requests, kernels_for=kernels_for)
+        built, kernels = run_builds(request, self.on_progress)
         return {
             part: EngineGraph(
                 **file_entry(folder, f"{part}.engine").model_dump(),
@@ -192,7 +211,7 @@ class _Build:
                 plugins=built[part]["plugins"],
             )
             for part, graph in graphs.items()
-        }
+        }, kernels
 
 
 def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, folder: Path) -> ModelGraphs:
@@ -240,10 +259,11 @@ def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> 
     return entries
 
 
-def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, Any]]:
-    """Build in a process of its own; its report on each part. Raises ExportError where it fails, crashes included."""
+def run_builds(request: Request, on_progress: Progress) -> tuple[dict[str, dict[str, Any]], list[list[str]]]:
+    """Build in a process of its own; its reports on each part, and the kernels. Raises ExportError where it fails."""
     command = [sys.executable, "-m", "tightbeam.export.tensorrt.builder_process"]
     built: dict[str, dict[str, Any]] = {}
+    kernels: list[list[str]] | None = None
     what, failure = "starting TensorRT", None
     on_progress(what, 0, 1)
     with tempfile.TemporaryFile() as errors:
@@ -262,6 +282,8 @@ def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, A
                     on_progress(f"{what}: {line['phase'].lower()}", line["done"], line["steps"])
                 elif "plugins" in line:
                     built[part] = line
+                elif "kernels" in line:
+                    kernels = line["kernels"]
                 failure = line.get("error")
             code = process.wait()
         finally:
@@ -272,13 +294,13 @@ def run_builds(request: Request, on_progress: Progress) -> dict[str, dict[str, A
         output = errors.read().decode(errors="replace").strip().splitlines()
     if failure is not None:
         raise ExportError(f"{what} failed: {failure}")
-    if code != 0 or len(built) < len(request.graphs):
+    if code != 0 or kernels is None:
         reason = f"; its last output: {output[-1]}" if output else ""
         raise ExportError(
             f"{what} failed: TensorRT ended its process ({_ending(code)}){reason}; please report this with the "
             "bundle.json"
         )
-    return built
+    return built, kernels
 
 
 def _ending(code: int) -> str:

@@ -6,6 +6,7 @@ process reads a ``Request`` as JSON on standard input, and writes JSON objects o
     {"part"}                        a graph begins
     {"phase", "done", "steps"}      progress
     {"plugins", "inputs", "outputs"}  the graph is built; ``plugins``: nodes of each operator in the engine
+    {"kernels"}                     at the end: folder, kernel and compute capability of all that the engines may start
     {"error"}                       the reason of a failure, which ends the process
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tightbeam.plugins.tensorrt.ahead import kernels_of, profiled_calls
 from tightbeam.plugins.tensorrt.distribution import TensorRT
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.plugin import plugin_errors, register_plugins
@@ -50,12 +52,13 @@ class GraphRequest(BaseModel):
 
 
 class Request(BaseModel):
-    """Graphs to build one after another."""
+    """Graphs to build one after another. ``kernels_for``: compute capabilities whose kernels are wanted."""
 
     model_config = ConfigDict(frozen=True)
 
     capabilities: tuple[str, ...]
     graphs: tuple[GraphRequest, ...]
+    kernels_for: tuple[str, ...] = ()
 
 
 def build(
@@ -180,6 +183,7 @@ def main() -> None:
         for graph in request.graphs:
             report({"part": graph.part})
             report(build(graph, request.capabilities, report))
+        report({"kernels": [[*kernel, of] for of in request.kernels_for for kernel in kernels_of(profiled_calls, of)]})
     except TensorRTError as error:
         report({"error": str(error)})
     except OSError as error:

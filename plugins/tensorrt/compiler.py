@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from tightbeam.plugins.tensorrt.distribution import INSTALL
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["CACHE", "CompiledKernel", "cache_folder", "compile_kernel"]
+__all__ = ["CACHE", "CompiledKernel", "cache_folder", "carry_kernels", "compile_kernel", "write_carried"]
 
 CACHE = "TIGHTBEAM_CACHE"
 """Environment variable: folder for compiled kernels, in place of ``~/.cache/tightbeam``."""
@@ -30,8 +32,27 @@ class CompiledKernel:
     cubin: bytes
 
 
-def compile_kernel(operator: str, name: str, capability: str) -> CompiledKernel:
-    """Compile a kernel, or read it from the cache on disk.
+_carried: dict[str, Path] = {}
+"""Files of kernels that engines carry, by key."""
+
+
+def carry_kernels(files: Iterable[Path]) -> None:
+    """Let ``compile_kernel`` read kernels from files that ``write_carried`` wrote."""
+    _carried.update({path.stem: path for path in files})
+
+
+def write_carried(folder: Path, operator: str, name: str, capability: str) -> Path:
+    """Compile a kernel, as ``compile_kernel`` does, into a file named by its key. Raises OSError as well."""
+    path = folder / f"{_key(operator, name, capability, _major(_version(_nvrtc())))}.cubin"
+    path.write_bytes(_content(compile_kernel(operator, name, capability)))
+    return path
+
+
+def compile_kernel(operator: str, name: str, capability: str, *, anew: bool = False) -> CompiledKernel:
+    """Read a kernel from an engine's folder or from the cache on disk, or compile it.
+
+    A file serves if its operator's sources, the kernel, its compute capability, the compiler's options and the version
+    of CUDA are the same: the major version for a file of an engine, which needs no NVRTC, else NVRTC's.
 
     Parameters
     ----------
@@ -41,12 +62,16 @@ def compile_kernel(operator: str, name: str, capability: str) -> CompiledKernel:
         The kernel, a C++ expression.
     capability
         Compute capability, such as "80".
+    anew
+        Read no engine's file.
 
     Raises
     ------
     TensorRTError
         NVRTC or CUDA's headers are missing, or the kernel cannot be compiled.
     """
+    if _carried and not anew and (found := _read_carried(operator, name, capability)) is not None:
+        return found
     nvrtc, headers = _nvrtc(), _cuda_headers()
     folder = cache_folder()
     if folder is None:
@@ -69,6 +94,15 @@ def cache_folder() -> Path | None:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightbeam" / "kernels"
     except RuntimeError:
         return None
+
+
+def _read_carried(operator: str, name: str, capability: str) -> CompiledKernel | None:
+    path = _carried.get(_key(operator, name, capability, _major(importlib.metadata.version("cuda-bindings"))))
+    return _read(path) if path is not None else None
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
 
 
 def _compile(nvrtc: Any, headers: Path, operator: str, name: str, capability: str) -> CompiledKernel:
@@ -163,14 +197,17 @@ def _read(path: Path) -> CompiledKernel | None:
     return CompiledKernel(matched[1].decode(), cubin)
 
 
+def _content(found: CompiledKernel) -> bytes:
+    return f"{found.symbol} {hashlib.sha256(found.cubin).hexdigest()}\n".encode() + found.cubin
+
+
 def _write(path: Path, found: CompiledKernel) -> None:
     """Replace the file at once, so that no process reads half of it; a cache that cannot be written is no error."""
-    head = f"{found.symbol} {hashlib.sha256(found.cubin).hexdigest()}\n".encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             written = Path(folder) / path.name
-            written.write_bytes(head + found.cubin)
+            written.write_bytes(_content(found))
             written.replace(path)
     except OSError:
         pass

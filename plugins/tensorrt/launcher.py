@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Protocol
 
-from tightbeam.plugins.tensorrt.compiler import compile_kernel
+from tightbeam.plugins.tensorrt.compiler import CompiledKernel, compile_kernel
 from tightbeam.plugins.tensorrt.distribution import INSTALL, gpu_capability
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
@@ -74,10 +74,16 @@ class CudaLauncher:
 
     def _function(self, folder: str, name: str) -> Any:
         if name not in self._functions:
-            compiled = compile_kernel(folder, name, self.capability)
-            module = self._run(self._driver.cuModuleLoadData, compiled.cubin)
-            self._functions[name] = self._run(self._driver.cuModuleGetFunction, module, compiled.symbol.encode())
+            try:
+                found = self._load(compile_kernel(folder, name, self.capability))
+            except TensorRTError:  # an engine's kernel of a later CUDA than the driver takes
+                found = self._load(compile_kernel(folder, name, self.capability, anew=True))
+            self._functions[name] = found
         return self._functions[name]
+
+    def _load(self, compiled: CompiledKernel) -> Any:
+        module = self._run(self._driver.cuModuleLoadData, compiled.cubin)
+        return self._run(self._driver.cuModuleGetFunction, module, compiled.symbol.encode())
 
     def _attribute(self, device: Any, attribute: Any) -> int:
         return int(self._run(self._driver.cuDeviceGetAttribute, attribute, device))

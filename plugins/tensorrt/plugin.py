@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
+from tightbeam.plugins.tensorrt.ahead import ProfiledCall, ProfiledTensor, profiled_calls
 from tightbeam.plugins.tensorrt.distribution import TensorRT, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.launcher import Launcher, default_launcher
@@ -246,7 +247,21 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             """For the largest shapes and the largest GPU."""
             before, after = ([tuple(tensor.max) for tensor in given] for given in (inputs, outputs))
             chosen = float_types[float_type_of(self.node, [tensor.desc.type for tensor in inputs])]
+            profiled_calls.add(self._profiled(chosen, inputs, outputs))
             return self._plan(chosen, *self._tensors(before, after), LARGEST_GPU).most_workspace_bytes
+
+        def _profiled(self, float_type: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> ProfiledCall:
+            node = self.node
+
+            def ranged(names: Iterable[str], tensors: Sequence[Any]) -> tuple[ProfiledTensor, ...]:
+                return tuple(
+                    ProfiledTensor(name, tuple(tensor.min), tuple(tensor.max))
+                    for name, tensor in zip(names, tensors, strict=True)
+                )
+
+            before = ranged((entry.name for entry in node.on_device), inputs)
+            after = ranged((entry.name for entry in node.outputs), outputs)
+            return ProfiledCall(node.operator.name, float_type, tuple(node.attributes.items()), before, after)
 
         @_guarded(None)
         def get_fields_to_serialize(self) -> Any:

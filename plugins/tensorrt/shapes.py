@@ -7,13 +7,14 @@ checks where there is no Python, and TensorRT's expressions exist in Python alon
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from tightbeam.plugins.schema import Operator, Output
+from tightbeam.plugins.schema import Input, Operator, Output
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["Sizes", "output_shapes"]
+__all__ = ["Sizes", "letters_of", "output_shapes", "shape_of"]
 
 Size = TypeVar("Size")
 Term = tuple[int, tuple[str, ...]]
@@ -78,6 +79,40 @@ def output_shapes(
     return {entry.name: [size_of(entry, dimension) for dimension in _parse(entry.shape)] for entry in operator.outputs}
 
 
+class _Integers:
+    def constant(self, value: int) -> int:
+        return value
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def subtract(self, a: int, b: int) -> int:
+        return a - b
+
+    def multiply(self, a: int, b: int) -> int:
+        return a * b
+
+    def divide(self, a: int, b: int) -> int:
+        return a // b if b else 0
+
+
+def letters_of(operator: Operator, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the letters that follow from shapes of inputs and outputs by name, which may contradict one another."""
+    known: list[tuple[Dimension, int]] = []
+    tensors = [(entry.name, entry.shape) for entry in operator.inputs]
+    tensors += [(entry.name, entry.shape) for entry in operator.outputs]
+    for name, shape in tensors:
+        if name in shapes:
+            known += zip(_parse(shape), shapes[name], strict=False)
+    return _solve(known, {}, _Integers())
+
+
+def shape_of(entry: Input | Output, letters: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a tensor's shape. Raises KeyError for a letter without a size."""
+    return tuple(_evaluate(dimension, letters, _Integers()) for dimension in _parse(entry.shape))
+
+
+@functools.cache
 def _parse(shape: str) -> list[Dimension]:
     """The dimensions of a shape such as "B M, H K + G K + G V"."""
     dimensions = []

@@ -35,6 +35,7 @@ from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values
 from tightbeam.export.writing.graphs import read_graphs
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.ops import DOMAIN
+from tightbeam.plugins.tensorrt import compiler
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 ENCODER_DECODER = [(family, variant) for family in CLASSES for variant in PRESETS]
@@ -234,6 +235,43 @@ def test_progress_is_reported(own_bundle: Path) -> None:
     assert any(what.startswith("building the decoder: ") and done == steps > 1 for what, done, steps in reports)
 
 
+def test_an_engine_carries_the_kernels_of_its_plugins(
+    own_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are files like others: of the size and SHA-256 that engine.json says, or the engine is refused."""
+    (tmp_path / "file").write_text("no folder for a cache")
+    monkeypatch.setenv(compiler.CACHE, str(tmp_path / "file"))
+    monkeypatch.setattr(compiler, "_carried", {})
+    compiled: list[tuple[str, str, str]] = []
+
+    def note(nvrtc: Any, headers: Path, *kernel: str) -> compiler.CompiledKernel:
+        compiled.append(kernel)  # type: ignore[arg-type]
+        return compiler.CompiledKernel("symbol", " ".join(kernel).encode())
+
+    monkeypatch.setattr(compiler, "_compile", note)
+    reports: list[tuple[str, int, int]] = []
+    built = build(own_bundle, name="one", kernels=True, on_progress=lambda *what: reports.append(what))
+    kernels = built.entry.kernels
+    assert [(kernel.kernel, kernel.capability) for kernel in kernels] == [(name, of) for _, name, of in compiled]
+    assert {operator for operator, _, _ in compiled} == {"source_attention", "beam_attention", "beam_top_k"}
+    assert {kernel.capability for kernel in kernels} == set(built.entry.capabilities)
+    assert ("compiling the kernels", len(kernels) - 1, len(kernels)) in reports
+    bundle = Bundle.load(own_bundle)
+    assert load_engine(bundle, "one").entry == built.entry
+    compiler.carry_kernels(built.file(kernel) for kernel in kernels)
+    count = len(compiled)
+    for kernel in list(compiled):
+        assert compiler.compile_kernel(*kernel).cubin == " ".join(kernel).encode()
+    assert len(compiled) == count
+    path = built.file(kernels[0])
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(EngineFileError, match=r"cubin was changed since the export .*; build one: build-engine "):
+        load_engine(bundle, "one")
+    path.write_bytes(b"")
+    with pytest.raises(EngineFileError, match=r"cubin has 0 bytes, expected \d+; build one: build-engine "):
+        load_engine(bundle, "one", verify=False)
+
+
 # ---- what is refused ----
 
 
@@ -290,15 +328,16 @@ def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 
 
 def test_the_command(own_bundle: Path) -> None:
-    done = command(
-        own_bundle, "--compute-capability", ",".join(CAPABILITIES), "--precision", "fp16", "--max-batch-size", "2"
-    )
+    capabilities = ",".join(CAPABILITIES)
+    options = ["--compute-capability", capabilities, "--precision", "fp16", "--max-batch-size", "2", "--no-kernels"]
+    done = command(own_bundle, *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("built for: tensorrt") and lines[1].startswith(
         "largest run: 2 samples x 4 beams, 64 source"
     )
     assert "plugins: 3 BeamAttention, 1 BeamTopK, 3 SourceAttention" in done.stdout
+    assert "compiled kernels: none" in done.stdout
     assert "error of fp16: " in done.stdout and "of 64 steps" in done.stdout
     assert (own_bundle / ENGINES / "sm80-sm120-fp16" / "decoder.engine").stat().st_size > 10_000
     again = command(own_bundle, "--compute-capability", ",".join(CAPABILITIES), "--precision", "fp16")
@@ -334,7 +373,7 @@ def test_errors_of_the_command_are_one_line(
 def test_names_in_any_bytes(own_bundle: Path) -> None:
     """A bundle name that is not UTF-8, and an engine name that is not ASCII."""
     bundle = own_bundle.rename(own_bundle.with_name("a b\udcff"))
-    options = ["--compute-capability", ",".join(CAPABILITIES), "--name", "é"]
+    options = ["--compute-capability", ",".join(CAPABILITIES), "--name", "é", "--no-kernels"]
     done = command(bundle, *options, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("a b\\udcff/engines/é\n")

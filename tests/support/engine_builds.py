@@ -34,7 +34,8 @@ except TensorRTError as error:
 
 
 def build(bundle: Path, **settings: Any) -> Any:
-    return build_engine(bundle, capabilities=CAPABILITIES, force=True, **settings)
+    """Build without compiled kernels, which take seconds each."""
+    return build_engine(bundle, capabilities=CAPABILITIES, force=True, **{"kernels": False, **settings})
 
 
 def check_builds(source: Path, folder: Path) -> None:
