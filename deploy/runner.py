@@ -637,7 +637,7 @@ class Runner:
                 samples.append(self.sample(index, self.encode(text, truncate=truncate, **settings)[0], settings))
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-        scheduler = self.scheduler(batch_size)
+        scheduler = self.scheduler(min(batch_size, max(1, len(samples))))  # on a GPU every place takes every step
         found = scheduler.run(samples)
         self.cache_bytes = scheduler.cache_bytes
         return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]

@@ -60,7 +60,7 @@ def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **se
     **settings
         Settings of ``model.generate``.
     """
-    scheduler = model.scheduler(batch_size)
+    scheduler = model.scheduler(min(batch_size, len(features)))  # on a GPU every place takes every step
     samples = [model.sample_of_features(number, window, settings) for number, window in enumerate(features)]
     found = scheduler.run(samples)
     return join([output_of(model, found[sample.number], sample.options) for sample in samples])

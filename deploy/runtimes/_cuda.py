@@ -146,9 +146,17 @@ class CudaDevice:
         """Copy within the GPU, between ranges that do not overlap."""
         self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
 
+    def move_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, rows: int, width: int) -> None:
+        """Copy the first ``width`` bytes of each of ``rows`` rows within the GPU; rows begin ``pitch`` bytes apart."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        if rows and width:
+            copy = self._runtime.cudaMemcpy2DAsync
+            self._run(copy, target, target_pitch, source, source_pitch, width, rows, kind, self._stream)
+
     def clear(self, target: int, nbytes: int) -> None:
         """Fill with zeros."""
-        self._run(self._runtime.cudaMemsetAsync, target, 0, nbytes, self._stream)
+        if nbytes:
+            self._run(self._runtime.cudaMemsetAsync, target, 0, nbytes, self._stream)
 
     def synchronize(self) -> None:
         """Wait for all enqueued work, and raise its failures."""

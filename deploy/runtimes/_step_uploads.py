@@ -51,7 +51,7 @@ class StepUploads:
         self._banned = self._stage("banned", [name for name in names if name == "banned"])
         others = [name for name in names if name not in (*self._wide.arrays, *self._banned.arrays)]
         self._small = self._stage("small inputs", others)
-        self._columns: dict[str, int] | None = None
+        self._planned: dict[str, int] = dict.fromkeys(self._wide.arrays, 0)
 
     def _stage(self, block: str, names: Iterable[str]) -> StagedArrays:
         described: dict[str, tuple[npt.DTypeLike, Any]] = {
@@ -77,8 +77,10 @@ class StepUploads:
         self._banned = self._stage("banned", self._banned.arrays)
 
     def plan(self) -> dict[str, int]:
-        """Return the columns of each large history that a step must upload."""
-        return {name: self._needed(name) for name in self._wide.arrays}
+        """Return the columns of each large history that a step must upload. They never become fewer, so that a captured
+        step stays valid where a long sample has left."""
+        self._planned = {name: max(least, self._needed(name)) for name, least in self._planned.items()}
+        return dict(self._planned)
 
     def _needed(self, name: str) -> int:
         inputs = self._inputs

@@ -6,7 +6,7 @@ docs/reference/graphs.md has the meaning of every tensor and the letters of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ __all__ = [
     "LOGITS",
     "SMALL_INPUTS",
     "Decoding",
+    "Encoded",
     "GraphTensors",
     "JoiningDecoding",
     "JoiningRuntime",
@@ -75,6 +76,8 @@ LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
 ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
+Encoded = Mapping[str, Any]
+"""Source inputs of the decoder by name, of an encoded batch: arrays, or what a device has in their place."""
 LARGE_BANNED_CAPACITY = 1024
 """Banned tokens of a row above which unused capacity is released."""
 
@@ -192,7 +195,7 @@ class JoiningDecoding(Decoding, Protocol):
         """Make the buffers as large as samples to come need them; the sizes are those of ``join``."""
         ...
 
-    def free_places(self, count: int, width: int) -> Mapping[str, Array] | None:
+    def free_places(self, count: int, width: int) -> Encoded | None:
         """Return the source inputs of the next places, to encode into them.
 
         Parameters
@@ -204,17 +207,17 @@ class JoiningDecoding(Decoding, Protocol):
 
         Returns
         -------
-        mapping of str to array, or None
+        Encoded or None
             None where there are fewer places, or where the buffers have another width.
         """
         ...
 
-    def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
+    def join(self, encoded: Encoded, sample: int, *, width: int, positions: int, tokens: int) -> None:
         """Add a sample behind the others, whose buffers stay as they are. ``inputs`` has new views after that.
 
         Parameters
         ----------
-        encoded : mapping of str to array
+        encoded : Encoded
             A batch as ``JoiningRuntime.encode`` returns it.
         sample : int
             The sample's place in ``encoded``.
@@ -236,22 +239,29 @@ class JoiningRuntime(Protocol):
         """Source positions to encode at a time."""
         ...
 
-    def encode(
-        self, source: Array, attention_mask: Array, num_beams: int, into: Mapping[str, Array] | None = None
-    ) -> Mapping[str, Array]:
+    @property
+    def most_samples(self) -> int:
+        """The most samples of a batch, and to encode at a time."""
+        ...
+
+    @property
+    def steps_in_turn(self) -> int:
+        """Steps that a batch takes before another one does, since a change between batches takes time."""
+        ...
+
+    def encode(self, source: Array, attention_mask: Array, num_beams: int, into: Encoded | None = None) -> Encoded:
         """Encode a batch.
 
         Parameters
         ----------
         source, attention_mask, num_beams
             Arguments of ``Runtime.begin``.
-        into : mapping of str to array, optional
+        into : Encoded, optional
             Arrays that take the results, from ``JoiningDecoding.free_places``.
 
         Returns
         -------
-        mapping of str to array
-            Source inputs of the decoder by name.
+        Encoded
         """
         ...
 

@@ -16,7 +16,8 @@ from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
-from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime, Interface
+from tightbeam.deploy.runtimes._device_graphs import Interface
+from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,

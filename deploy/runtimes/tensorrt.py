@@ -19,7 +19,8 @@ from tightbeam.deploy.bundle.engine_files import (
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import EngineFileError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
-from tightbeam.deploy.runtimes._device_runtime import BYTES, DeviceRuntime, Graph, Interface
+from tightbeam.deploy.runtimes._device_graphs import BYTES, Graph, Interface
+from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, SMALL_INPUTS, letters_of, unexpected_names
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
@@ -147,6 +148,11 @@ class TensorRTRuntime(DeviceRuntime):
                 f"{path} has other inputs or outputs, or of other types, than engine.json says; {again}"
             )
         return loaded
+
+    @property
+    def largest(self) -> dict[str, int]:
+        limits = self.entry.limits
+        return {"B": limits.max_batch_size, "N": limits.max_source_length, "T_max": limits.max_new_tokens}
 
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
         limits = self.entry.limits.model_dump()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.padding import right_pad
-from tightbeam.deploy.runtimes.base import Decoding, JoiningDecoding, JoiningRuntime, Runtime
+from tightbeam.deploy.runtimes.base import Decoding, Encoded, JoiningDecoding, JoiningRuntime, Runtime
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.queue import WaitingSamples
 from tightbeam.deploy.scheduling.sample import Sample
@@ -99,9 +99,9 @@ class JoiningBatch(Batch):
     ) -> None:
         options = samples[0].options
         self._runtime = runtime
-        self._places = places
-        self._encoded: deque[tuple[Sample, Mapping[str, Array], int]] = deque()
-        self._joining: JoiningDecoding = runtime.open(places, options.num_beams, options.candidates)
+        self._places = min(places, runtime.most_samples)
+        self._encoded: deque[tuple[Sample, Encoded, int]] = deque()
+        self._joining: JoiningDecoding = runtime.open(self._places, options.num_beams, options.candidates)
         self._joining.reserve(
             width=max(sample.width for sample in samples),
             positions=max(sample.cached for sample in samples),
@@ -144,7 +144,7 @@ class JoiningBatch(Batch):
                 self._join(*self._encoded.popleft())
             elif encodes and len(waiting) and waiting.oldest().group == self.group:
                 together = self._runtime.encoded_together
-                samples = waiting.take(positions=together, samples=together)
+                samples = waiting.take(positions=together, samples=self._runtime.most_samples)
                 on_taken(samples)
                 self._encode(samples)
                 encodes = empty
@@ -163,7 +163,7 @@ class JoiningBatch(Batch):
         encoded = self._runtime.encode(source, mask, self.group[0], into)
         self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
 
-    def _join(self, sample: Sample, encoded: Mapping[str, Array], index: int) -> None:
+    def _join(self, sample: Sample, encoded: Encoded, index: int) -> None:
         self._joining.join(
             encoded, index, width=sample.width, positions=sample.cached, tokens=sample.options.max_length - 1
         )

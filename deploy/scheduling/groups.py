@@ -51,7 +51,10 @@ class GroupScheduler:
     ) -> None:
         self.work = Work()
         self._runtime, self._lock, self._events, self._max_rows = runtime, lock, events, max_rows
-        self._joins = runtime.joining() is not None
+        joining = runtime.joining()
+        self._joins = joining is not None
+        self._most_steps = 1 if joining is None else joining.steps_in_turn
+        self._turn: tuple[object, int] = None, 0  # the group that ran last, and its steps in this turn
         self._groups: dict[object, _Group] = {}  # in the order of their turns
 
     @property
@@ -102,7 +105,11 @@ class GroupScheduler:
         key, room = self._next()
         if key is None:
             return []
-        group = self._groups[key] = self._groups.pop(key)  # the last of the next round
+        group, steps = self._groups[key], self._turn[1] + 1 if key == self._turn[0] else 1
+        self._turn = key, steps
+        if steps >= self._most_steps:
+            self._groups[key] = self._groups.pop(key)  # the last of the next round
+            self._turn = None, 0
         try:
             ended = group.scheduler.turn(room)
         except Exception as error:  # a defect; samples that ran alone do not wait again

@@ -221,7 +221,12 @@ class Scheduler:
                 self._start(samples)
                 self._batch = WholeBatch(self._runtime, samples, self)
             elif self._batch is None:
-                self._batch = JoiningBatch(self._joining, self._waiting.near(), self._batch_size, self)
+                near = self._waiting.near()
+                try:
+                    self._batch = JoiningBatch(self._joining, near, self._batch_size, self)
+                except BundleError:  # no memory for its buffers: so that the oldest runs alone, or fails
+                    self._waiting.take(positions=1, samples=1)
+                    raise
         if isinstance(self._batch, JoiningBatch):
             self._batch.fill(self._waiting, room, self._start)
 

@@ -25,10 +25,6 @@ def main() -> None:
     command_line(app, "triton-repo")
 
 
-WHOLE_BATCH_DELAY_US = 2000
-"""Default of ``--batching-delay-us`` for an engine whose batches requests cannot join."""
-
-
 @app.command()
 def triton_repo(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
@@ -58,8 +54,8 @@ def triton_repo(
     batching_delay_us: Annotated[
         int | None,
         typer.Option(
-            help="Microseconds that a request waits for others in Triton, for engines that run whole batches; 0 by "
-            "default, 2000 with --device gpu."
+            help="Microseconds that a request waits for others in Triton, for bundles of preset baseline, which run "
+            "whole batches; 0 by default."
         ),
     ] = None,
     engine: Annotated[
@@ -124,8 +120,6 @@ def triton_repo(
         settings = settings_there(repository, chosen, force=force) if next_version else ServingSettings(chosen)
         if max_batch_size is not None:
             settings = replace(settings, max_rows=0)  # the default follows the batch size
-        if given["device"] == "gpu" and not next_version:
-            settings = replace(settings, batching_delay_us=WHOLE_BATCH_DELAY_US)
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)

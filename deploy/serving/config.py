@@ -69,7 +69,7 @@ class ServingSettings:
     engine : str
         Runtime of the model, an ``engine`` of `Runner.load`.
     batching_delay_us : int
-        Microseconds that a request waits for others in Triton, for engines that run whole batches.
+        Microseconds that a request waits for others in Triton, for preset ``baseline``, which runs whole batches.
     max_queue_size : int
         The most requests that wait; more are refused. 0: no limit. With a limit, Triton 24.10's batcher sleeps up to
         half a second when a request comes while the model runs, since the end of the run does not end its sleep.

@@ -152,6 +152,8 @@ class MadeUpDecoding:
 
 class MadeUpRuntime:
     encoded_together = 24
+    most_samples = 1 << 62
+    steps_in_turn = 1
 
     def __init__(self, faults: Faults | None = None, most: int | None = None) -> None:
         self.faults: Faults = {} if faults is None else faults

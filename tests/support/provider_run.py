@@ -22,7 +22,7 @@ from tightbeam.deploy import Bundle
 from tightbeam.deploy.compare import sources_of
 from tightbeam.deploy.runtimes import onnxruntime_cuda
 from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes._device_runtime import DeviceDecoding
+from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
 
 BEAMS, STEPS = 3, 4
 LOG = "CUDA_STAND_IN_LOG"

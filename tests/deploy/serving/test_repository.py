@@ -228,7 +228,7 @@ def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Pat
         found = config_of(gpu.parent)
         assert found["instance_group"] == [{"count": 2, "kind": "KIND_GPU"}]
         assert found["parameters"]["engine"] == {"string_value": "tensorrt"}
-        assert found["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
+        assert found["dynamic_batching"] == {}
         assert (gpu / "bundle" / "engines" / "mine" / "engine.json").read_text() == "{}"
 
 
