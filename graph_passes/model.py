@@ -95,8 +95,9 @@ class ModelGraphs:
     """caches of the generated part"""
     windows: tuple[int, ...] = ()
     """positions in the attention window of each layer's self-attention, 0 for all; empty where no layer has a window"""
-    rotation: tuple[Array, Array] | None = None
-    """cosines and sines [positions, X] that rotate the first 2 X numbers of queries and keys, in two halves"""
+    rotations: tuple[tuple[Array, Array], ...] = ()
+    """for each layer, cosines and sines [positions, X] that rotate the first 2 X numbers of queries and keys, in two
+    halves; layers of one kind share their tables; empty where no layer has any"""
     buckets: Array | None = None
     """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
 

@@ -50,7 +50,7 @@ def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
-    name = model_type.replace("-", "_")
+    name = model_type.replace("-", "_").removesuffix("_text")  # the text part of a model of several kinds lies with it
     folder = Path(spec.submodule_search_locations[0]) / "models" / name
     tree = ast.parse((folder / f"configuration_{name}.py").read_text("utf-8"))
     config_class = next(

@@ -35,6 +35,8 @@ class Causal(Family):
     """the config's field of the width of the feed-forward part; 4 D where it is none"""
     gated: bool = True
     """the feed-forward part has three matrices, not two"""
+    must_be_off: tuple[str, ...] = ()
+    """the config's fields of what no cache supports"""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
@@ -62,7 +64,15 @@ class Causal(Family):
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         if self.rotary:
-            yield from _rope_errors(getattr(config, "rope_parameters", None) or {})
+            for parameters in self.rope_parameters(config):
+                yield from _rope_errors(parameters)
+        for name in self.must_be_off:
+            if getattr(config, name):
+                yield f"{name} is {getattr(config, name)!r}; expected none: no cache supports it"
+
+    def rope_parameters(self, config: Any) -> tuple[Any, ...]:
+        """What the config says of rotary positions: one dict for each kind of layer."""
+        return (getattr(config, "rope_parameters", None) or {},)
 
     def key_heads(self, config: Any) -> Any:
         """The number of key heads G, unchecked."""

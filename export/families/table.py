@@ -7,10 +7,12 @@ from tightbeam.export.families.base import Family
 from tightbeam.export.families.causal import Causal
 from tightbeam.export.families.falcon import FALCON
 from tightbeam.export.families.fsmt import FSMT
+from tightbeam.export.families.gemma3 import GEMMA3
 from tightbeam.export.families.gpt2 import GPT2
 from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
+from tightbeam.export.families.gpt_neox import GPT_NEOX
 from tightbeam.export.families.m2m_100 import M2M_100
-from tightbeam.export.families.olmo import OLMO
+from tightbeam.export.families.opt import OPT
 from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.t5 import MT5, T5, UMT5
 from tightbeam.export.families.whisper import WHISPER
@@ -110,6 +112,8 @@ FAMILIES: tuple[Family, ...] = (
     GPT2,
     GPT_BIGCODE,
     FALCON,
+    GPT_NEOX,
+    OPT,
     # Llama (Touvron et al. 2023, Dubey et al. 2024): rotary positions, key heads shared by query heads.
     Causal(model_type="llama", architecture="LlamaForCausalLM"),
     # Mistral (Jiang et al. 2023): Llama with a window over the newest positions.
@@ -118,15 +122,26 @@ FAMILIES: tuple[Family, ...] = (
     Causal(model_type="qwen2", architecture="Qwen2ForCausalLM"),
     # Qwen3 (Yang et al. 2025): Llama with a norm on each head's queries and keys.
     Causal(model_type="qwen3", architecture="Qwen3ForCausalLM", key_norm=True),
-    OLMO,
+    # OLMo (Groeneveld et al. 2024): Llama with a normalisation that has no weights.
+    Causal(model_type="olmo", architecture="OlmoForCausalLM", must_be_off=("clip_qkv",)),
     # OLMo 2 (OLMo team 2024): norms on queries and keys, and after each branch.
     Causal(model_type="olmo2", architecture="Olmo2ForCausalLM", key_norm=True),
     # Phi-3 (Abdin et al. 2024): Llama with queries, keys and values out of one product, and a window.
     Causal(model_type="phi3", architecture="Phi3ForCausalLM"),
     # Gemma (Gemma team 2024): Llama with scaled embeddings, and heads wider than the model divided by them.
     Causal(model_type="gemma", architecture="GemmaForCausalLM"),
+    GEMMA3,
     # SmolLM3 (2025): Llama where the keys of some layers alone are rotated.
     Causal(model_type="smollm3", architecture="SmolLM3ForCausalLM"),
+    # Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023): attention beside a plain feed-forward part, a part
+    # of each head rotated.
+    Causal(model_type="phi", architecture="PhiForCausalLM", gated=False, must_be_off=("qk_layernorm",)),
+    # StableLM (Bellagente et al. 2024): Llama with layer norms, a part of each head rotated.
+    Causal(model_type="stablelm", architecture="StableLmForCausalLM", must_be_off=("qk_layernorm",)),
+    # Granite (Mishra et al. 2024): Llama with factors on embeddings, scores, branches and logits.
+    Causal(model_type="granite", architecture="GraniteForCausalLM"),
+    # OLMo 3 (OLMo team 2025): OLMo 2 with a window in three of four layers.
+    Causal(model_type="olmo3", architecture="Olmo3ForCausalLM", key_norm=True),
     # StarCoder2 (Lozhkov et al. 2024): biases everywhere, a plain feed-forward part, and a window.
     Causal(model_type="starcoder2", architecture="Starcoder2ForCausalLM", gated=False),
 )

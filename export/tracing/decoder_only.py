@@ -16,6 +16,7 @@ since its past may end anywhere, and ``ModelGraphs.windows`` has the window for 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -65,15 +66,14 @@ class TokenStep(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model = model.base_model
-        self.lm_head = model.lm_head
+        self.model = model
 
     def forward(self, tokens: Tensor, positions: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         cache = cache_of(past)
-        states = self.model(
+        logits = self.model(
             input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state  # [R, 1, D]
-        return (self.lm_head(states), *keys_and_values(cache))
+        ).logits  # [R, 1, vocabulary]
+        return (logits, *keys_and_values(cache))
 
 
 def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
@@ -82,7 +82,7 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
     Parameters
     ----------
     model
-        transformers' model, with ``base_model`` and ``lm_head``, in eval mode.
+        transformers' model, in eval mode.
     sizes
         The model's sizes.
 
@@ -102,18 +102,29 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
         prompt = _trace_prompt(model, sizes)
         decoder = _trace_decoder(model, sizes)
     seen = tuple(windows.get(layer, 0) for layer in range(sizes.L))
-    rotation = _rotation(model, sizes) if sizes.rotary else None
-    graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotation=rotation)
+    rotations = _rotations(model, sizes) if sizes.rotary else ()
+    graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotations=rotations)
     canonicalise_decoder_only(graphs)
     return graphs
 
 
-def _rotation(model: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Cosines and sines [positions, X] of all positions, by the model's own module."""
-    with torch.no_grad():
-        tables = model.base_model.rotary_emb(torch.zeros(1), torch.arange(sizes.max_target)[None])
-    cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
-    return cosines, sines
+def _rotations(model: Any, sizes: Sizes) -> tuple[tuple[Any, Any], ...]:
+    """Cosines and sines [positions, X] of all positions, by the model's own module, for each layer."""
+    module = model.base_model.rotary_emb
+    by_type = "layer_type" in inspect.signature(module.forward).parameters
+    types: list[tuple[str, ...]] = [(kind,) if by_type else () for kind in layer_types(model.config, sizes.L)]
+    found = {}
+    for own in set(types):
+        with torch.no_grad():
+            tables = module(torch.zeros(1), torch.arange(sizes.max_target)[None], *own)
+        cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
+        found[own] = (cosines, sines)
+    return tuple(found[own] for own in types)
+
+
+def layer_types(config: Any, layers: int) -> Sequence[str]:
+    """Which kind of attention each layer has, as the config names it; empty names where it names none."""
+    return getattr(config, "layer_types", None) or [""] * layers
 
 
 def _trace_prompt(model: Any, sizes: Sizes) -> gs.Graph:

@@ -12,6 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.falcon import modeling_falcon
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear
 
+from tightbeam.export.tracing.fused_heads import projections
+
 __all__ = ["attention_interface"]
 
 
@@ -24,30 +26,9 @@ def attention_interface(model: Any, key_heads: int) -> Iterator[None]:
         stack.enter_context(patch.object(FalconAttention, "forward", _attend))
         stack.enter_context(patch.object(FalconAttention, "num_key_value_groups", groups, create=True))
         for attention in [module for module in model.modules() if isinstance(module, FalconAttention)]:
-            attention.projections = _projections(attention, groups)
+            attention.projections = projections(attention.query_key_value, attention.head_dim, groups)
             stack.callback(delattr, attention, "projections")
         yield
-
-
-def _projections(attention: FalconAttention, groups: int) -> nn.ModuleList:
-    """Three products for queries, keys and values out of the fused one, which yields for each key head the queries of
-    ``groups`` heads, the keys, and the values."""
-    fused, K = attention.query_key_value, attention.head_dim
-
-    def split(tensor: Tensor) -> list[Tensor]:
-        by_head = tensor.unflatten(0, (-1, groups + 2, K))  # [G, groups + 2, K, ...]
-        parts = by_head[:, :groups].flatten(0, 1), by_head[:, groups], by_head[:, groups + 1]
-        return [part.flatten(0, 1) for part in parts]
-
-    weights = split(fused.weight)
-    biases = [None] * len(weights) if fused.bias is None else split(fused.bias)
-    projections = nn.ModuleList()
-    for weight, bias in zip(weights, biases, strict=True):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        projections.append(linear)
-    return projections
 
 
 def _attend(

@@ -110,26 +110,27 @@ class CachedKeys:
 
 
 class RotationTables:
-    """Tables with which an operator rotates the keys it reads; made once a graph for all layers of one kind."""
+    """Tables with which an operator rotates the keys it reads; layers of one kind share theirs."""
 
     def __init__(self, graphs: ModelGraphs, build: Builder) -> None:
-        self.rotation = graphs.rotation
+        self.rotations = graphs.rotations
         self.build = build
-        self.tables: dict[bool, list[gs.Tensor]] = {}
+        self.tables: dict[tuple[bool, int], list[gs.Tensor]] = {}
 
-    def of(self, block: AttentionBlock) -> list[gs.Tensor]:
+    def of(self, block: AttentionBlock, layer: int) -> list[gs.Tensor]:
         """Cosines and sines [positions, X] for a layer; none where no layer of the model is rotated.
 
         All nodes of an operator have the same inputs, so a layer without rotation gets angles of 0.
         """
-        if self.rotation is None:
+        if not self.rotations:
             return []
         rotated = ROTATION in block.between
-        if rotated not in self.tables:
-            cosines, sines = self.rotation
+        cosines, sines = self.rotations[layer]
+        kind = (rotated, id(cosines))
+        if kind not in self.tables:
             own = (cosines, sines) if rotated else (np.ones_like(cosines), np.zeros_like(sines))
-            self.tables[rotated] = [self.build.constant(table, np.float32) for table in own]
-        return self.tables[rotated]
+            self.tables[kind] = [self.build.constant(table, np.float32) for table in own]
+        return self.tables[kind]
 
 
 def before_rotation(block: AttentionBlock) -> gs.Tensor:

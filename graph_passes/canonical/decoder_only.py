@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import PROMPT, SELF, behind_attention, past_concat
+from tightbeam.graph_passes.attention import LAYOUT_OPS, NORM, PROMPT, ROTATION, SELF, behind_attention, past_concat
 from tightbeam.graph_passes.builder import Builder, read_instead, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
@@ -31,12 +31,15 @@ def canonicalise_decoder_only(graphs: ModelGraphs) -> PassResult:
     """
     for graph, kind in ((graphs.encoder, PROMPT), (graphs.decoder, SELF)):
         _drop_views(graph, graphs.sizes.D)
+        _rotate_whole_heads(graph)
+        _normalise_first(graph)
         nodes = [node for node in graph.nodes if node.op == "Attention"]
         if len(nodes) != graphs.sizes.L:
             raise PassError(f"{PREFIX}: found {len(nodes)} self-attentions, expected {graphs.sizes.L}, one a layer")
         build = Builder(graph, PREFIX)
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
+            _take_scale(node)
             for index in range(3):
                 concat = past_concat(node.inputs[index])
                 _split(build, node.inputs[index] if concat is None else concat.inputs[1])
@@ -71,6 +74,56 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
     whole_node = part.inputs[0]
     whole_node.outputs = [gs.Variable(f"{made.name}.unread") if made is part else made for made in whole_node.outputs]
     alone.inputs[0].outputs = [part]  # which may be an output of the graph
+
+
+def _take_scale(node: gs.Node) -> None:
+    """Let an attention's own factor of the scores stand for a factor of its queries."""
+    tensor = node.inputs[0]
+    while tensor.inputs and tensor.inputs[0].op in LAYOUT_OPS:
+        tensor = tensor.inputs[0].inputs[0]
+    scaled = tensor.inputs[0] if tensor.inputs else None
+    if scaled is None or scaled.op != "Mul":
+        return
+    factors = [operand for operand in scaled.inputs if isinstance(operand, gs.Constant) and operand.values.size == 1]
+    if len(factors) == 1:
+        node.attrs["scale"] = float(node.attrs["scale"]) * factors[0].values.item()
+        read_instead(tensor, next(operand for operand in scaled.inputs if operand is not factors[0]))
+
+
+def _rotate_whole_heads(graph: gs.Graph) -> None:
+    """Rotate the first numbers of whole heads, where a part of each head is taken out, rotated and put back.
+
+    Concat(RotaryEmbedding(x[..., :X]), x[..., X:]) -> RotaryEmbedding(x), of the first X numbers
+    """
+    for joined in [node for node in graph.nodes if node.op == "Concat" and len(node.inputs) == 2]:
+        rotated, passed = (tensor.inputs[0] if tensor.inputs else None for tensor in joined.inputs)
+        if rotated is None or passed is None or rotated.op != ROTATION or passed.op != "Slice":
+            continue
+        taken = rotated.inputs[0].inputs[0] if rotated.inputs[0].inputs else None
+        if taken is None or taken.op != "Slice" or taken.inputs[0] is not passed.inputs[0]:
+            continue
+        first, rest = _columns(taken.outputs[0]), _columns(passed.outputs[0])
+        if first is None or rest is None or first.start != 0 or first.stop != rest.start:
+            continue
+        rotated.inputs[0] = taken.inputs[0]
+        rotated.attrs["rotary_embedding_dim"] = int(first.stop)
+        whole = joined.outputs[0]
+        joined.outputs = []
+        rotated.outputs = [whole]  # which may be an output of the graph
+
+
+def _normalise_first(graph: gs.Graph) -> None:
+    """Normalise each head's numbers before heads and positions change places, which gives the same numbers."""
+    for norm in [node for node in graph.nodes if node.op == NORM]:
+        turned = norm.inputs[0].inputs[0] if norm.inputs[0].inputs else None
+        if turned is None or turned.op != "Transpose" or turned.attrs["perm"] != [0, 2, 1, 3]:
+            continue
+        if len(turned.outputs[0].outputs) > 1:
+            continue
+        after, before, between = norm.outputs[0], turned.inputs[0], turned.outputs[0]
+        turned.inputs, norm.inputs[0] = [between], before
+        turned.outputs, norm.outputs = [after], [between]
+        between.shape = before.shape
 
 
 def _columns(part: gs.Tensor) -> slice | None:

@@ -8,22 +8,34 @@ import torch
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTBigCodeConfig,
     GPTBigCodeForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -32,6 +44,8 @@ from transformers import (
     Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
 )
@@ -49,6 +63,13 @@ CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] 
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "gemma": (GemmaConfig, GemmaForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM),
+    "opt": (OPTConfig, OPTForCausalLM),
+    "phi": (PhiConfig, PhiForCausalLM),
+    "stablelm": (StableLmConfig, StableLmForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
 }
 
@@ -67,6 +88,14 @@ FALCON_SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "max_position_embeddings": 64,
+}
+OPT_SIZES: dict[str, Any] = {
+    "hidden_size": 36,
+    "ffn_dim": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 36,
 }
 SPECIAL: dict[str, Any] = {"vocab_size": 101, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 CAUSAL_SIZES: dict[str, dict[str, Any]] = {
@@ -87,13 +116,44 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     },
     "gemma": {"head_dim": 14, "num_key_value_heads": 1},
     "smollm3": {"no_rope_layer_interval": 2},
+    "gpt_neox": {
+        "num_attention_heads": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "opt": OPT_SIZES,
+    "phi": {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "stablelm": {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "use_qkv_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.6,
+    },
+    "olmo3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {
+        "head_dim": 14,
+        "num_key_value_heads": 3,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 11,
+    },
     "starcoder2": {"sliding_window": 5, "num_attention_heads": 3, "num_key_value_heads": 3},
 }
 
 
 def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
     """The config of a family's tiny model."""
-    base = {} if family.startswith(("gpt", "falcon")) else LLAMA_SIZES
+    base = {} if CAUSAL_SIZES[family] in (GPT2_SIZES, FALCON_SIZES, OPT_SIZES) else LLAMA_SIZES
     return CAUSAL_CLASSES[family][0](**{**SPECIAL, **base, **CAUSAL_SIZES[family], **overrides})
 
 

@@ -27,6 +27,11 @@ VARIANTS = {
     "llama": ("baseline", "dedup"),
     "mistral": ("baseline", "dedup"),
     "olmo": ("dedup", "kcache"),
+    "gpt_neox": ("baseline", "dedup", "kcache"),
+    "opt": ALL_VARIANTS,
+    "phi": ("dedup", "kcache"),
+    "stablelm": ("dedup", "kcache"),
+    "gemma3_text": ("baseline", "dedup", "kcache"),
 }
 
 

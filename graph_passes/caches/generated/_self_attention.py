@@ -128,7 +128,7 @@ class SelfAttentionCaches:
         block, sizes = self.blocks[layer], self.graphs.sizes
         attended = self.build.variable(f"attended_{layer}", ["R", sizes.streams * sizes.H * width])
         bias = MISSING if block.distance_bias is None else self._by_head(block.distance_bias)
-        rotation = self._rotation(block) if before_rotation else [MISSING] * 3
+        rotation = self._rotation(layer, block) if before_rotation else [MISSING] * 3
         optional = [*rotation, bias, *self._prefix(layer, block, form)]
         if last:
             optional += [MISSING] * (len(BEAM_ATTENTION.optional) - len(optional)) + list(last)
@@ -166,9 +166,9 @@ class SelfAttentionCaches:
             return []
         return prefix_of(self.build, self.graphs.sizes, self.pass_name, layer, block, form)
 
-    def _rotation(self, block: AttentionBlock) -> list[gs.Tensor]:
+    def _rotation(self, layer: int, block: AttentionBlock) -> list[gs.Tensor]:
         """Cosines, sines and first positions for a layer; missing where no layer of the model is rotated."""
-        tables = self.tables.of(block)
+        tables = self.tables.of(block, layer)
         if not tables:
             return [MISSING] * 3
         return [*tables, graph_input(self.graphs.decoder, "first_positions", np.int32, ["B"])]

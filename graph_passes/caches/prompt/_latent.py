@@ -52,7 +52,7 @@ class PromptLatents:
         states = self._output(matrix, name, ["B", "N", width])
         attended = self.build.variable(f"attended_{layer}", ["R", H, width])
         lse = self.build.variable(f"lse_{layer}", ["R", H])
-        inputs = [queries, states, self.flags.of(layer), *self.tables.of(block)]
+        inputs = [queries, states, self.flags.of(layer), *self.tables.of(block, layer)]
         if scales is not None:
             inputs += [MISSING] * (5 - len(inputs))
             inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))
