@@ -301,11 +301,13 @@ __device__ __forceinline__ float unpack(unsigned two, int which) {
 
 // Loads the b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
 // `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows. As values: rows
-// (positions) are b's rows, the 16 numbers from `corner` on b's columns.
-__device__ __forceinline__ int fragment_at(int lane, int stride) {
+// (positions) are b's rows, the 16 numbers from `corner` on b's columns. The lanes' addresses differ, so that the two
+// registers of a fragment are neighbours either way, as mma takes them: else each is moved before it.
+__device__ __forceinline__ int key_fragment_at(int lane, int stride) {
   return (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
 }
-// From this lane's own address: corner + fragment_at(lane, stride).
+__device__ __forceinline__ int value_fragment_at(int lane, int stride) { return lane % 16 * stride + lane / 16 * 8; }
+// From this lane's own address: corner + key_fragment_at(lane, stride), or value_fragment_at.
 template <class Address>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], Address address) {
   unsigned fragments[4];
@@ -316,15 +318,15 @@ template <class Address>
 __device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], Address address) {
   unsigned fragments[4];
   load_matrices_transposed(fragments, address);
-  b[0][0] = fragments[0], b[0][1] = fragments[2], b[1][0] = fragments[1], b[1][1] = fragments[3];
+  b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
 }
 template <class Half>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
-  load_key_fragments(b, corner + fragment_at(threadIdx.x % WARP, stride));
+  load_key_fragments(b, corner + key_fragment_at(threadIdx.x % WARP, stride));
 }
 template <class Half>
 __device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], const Half* corner, int stride) {
-  load_value_fragments(b, corner + fragment_at(threadIdx.x % WARP, stride));
+  load_value_fragments(b, corner + value_fragment_at(threadIdx.x % WARP, stride));
 }
 
 // 16 bytes of a row into shared memory, on their way until copy_async_wait where they can be; zeros beyond `columns`,

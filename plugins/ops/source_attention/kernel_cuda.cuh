@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(128)
     copy_async_commit();
     return votes;
   };
-  const SharedAddress fragments_at = shared_address(stages + fragment_at(lane, STRIDE));
+  const SharedAddress key_fragments_at = shared_address(stages + key_fragment_at(lane, STRIDE));
+  const SharedAddress value_fragments_at = shared_address(stages + value_fragment_at(lane, STRIDE)) + VALUES_AT;
 
   float row_max[TILES][2], row_sum[TILES][2], sums[TILES][WIDTH / 8][4] = {};
 #pragma unroll
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(128)
       for (int step = 0; step < STEPS; ++step) {
         if (step * 16 >= a.K) continue;
         unsigned b[2][2];
-        load_key_fragments(b, fragments_at + stage + step * 32);
+        load_key_fragments(b, key_fragments_at + stage + step * 32);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(scores[tile][0], query[tile][step], b[0]);
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(128)
       for (int step = 0; step < STEPS; ++step) {
         if (step * 16 >= a.V) continue;
         unsigned b[2][2];
-        load_value_fragments(b, fragments_at + stage + VALUES_AT + step * 32);
+        load_value_fragments(b, value_fragments_at + stage + step * 32);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           mma_16x8x16<Half>(sums[tile][step * 2], weights[tile], b[0]);
