@@ -13,6 +13,7 @@ from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["Generate", "assigned_cores", "load_text_runner"]
 
@@ -38,6 +39,12 @@ class Generate:
         Cut texts that are longer than the model's positions, which is an error of the row otherwise.
     batch_size : int
         Rows in the running batch, at most.
+    max_rows : int, optional
+        Rows of the decoder (rows of the dataset x beams) in the running batch, in place of ``batch_size``, for rows
+        with beams of their own.
+    settings_column : str, optional
+        The column with settings of each row alone, which override ``settings``: a struct or a map, of which what is
+        null is left out, or the text of a JSON object; null for none. A row whose settings are wrong has an error.
     engine, device : str
         Those of `Runner.load`.
     threads : int, optional
@@ -70,6 +77,8 @@ class Generate:
         ids: bool = False,
         truncate: bool = False,
         batch_size: int = 8,
+        max_rows: int | None = None,
+        settings_column: str | None = None,
         engine: str = "onnxruntime",
         device: str = "cpu",
         threads: int | None = None,
@@ -77,13 +86,19 @@ class Generate:
     ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise InputError(f"batch_size={batch_size!r} is not a number of rows; pass 1 or more")
+        if max_rows is not None and (not isinstance(max_rows, int) or max_rows < 1):
+            raise InputError(f"max_rows={max_rows!r} is not a number of rows; pass 1 or more")
+        if settings_column == column:
+            raise InputError(
+                f"column and settings_column are both {column!r}; pass the column of the settings, or None"
+            )
         on_cpu = device == "cpu" and engine == "onnxruntime"
         if threads is None and on_cpu:
             threads = assigned_cores()
         effective, notes = remove_settings_without_effect(settings, speech=False)
         for note in notes:
             warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=2)
-        self._settings = RowSettings(effective, ids, truncate, batch_size)
+        self._settings = RowSettings(effective, ids, truncate, batch_size, max_rows, settings_column)
         self._runner = load_text_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
         self._column, self._prefix = column, prefix
         self._scoring = self._runner.options(**effective).scoring
@@ -112,12 +127,38 @@ class Generate:
         """
         if not isinstance(table, optional_library("pyarrow").Table):
             raise InputError(f"the rows are {type(table).__name__}; pass batch_format='pyarrow' to map_batches")
-        names = table.column_names
-        if self._column not in names:
-            raise InputError(f"the dataset has no column {self._column!r}, its columns are {', '.join(names)}")
-        lines = lines_of_values(table.column(self._column).to_pylist(), self._column)
-        results = run_rows(self._runner, lines, self._settings, name=self._column)
-        return with_results(table, results, self._prefix, self._scoring)
+        names, own = table.column_names, self._settings.field
+        for name in (self._column, *([] if own is None else [own])):
+            if name not in names:
+                raise InputError(f"the dataset has no column {name!r}, its columns are {', '.join(names)}")
+        columns = {self._column: table.column(self._column).to_pylist()}
+        if own is not None:
+            columns[own] = [_settings(value) for value in table.column(own).to_pylist()]
+        results = run_rows(self._runner, lines_of_values(columns), self._settings, name=self._column)
+        for result in results:
+            self._refuse_columns(result)
+        for note in dict.fromkeys(note for result in results for note in result.notes):
+            warnings.warn(f"settings of rows: {note}; leave it out", NoEffectWarning, stacklevel=2)
+        return with_results(table, results, self._prefix, self._scoring, several=own is not None)
+
+    def _refuse_columns(self, result: InputResult) -> None:
+        """Turn the result of a row that asked for columns of its own into an error: all tables have the same ones."""
+        scoring = self._scoring
+        if result.token_scores is not None and not (scoring and scoring.tokens):
+            asked = "return_token_scores"
+        elif result.alternatives is not None and not (scoring and scoring.alternatives):
+            asked = "return_alternatives"
+        else:
+            return
+        result.error = f"{asked} of a row needs a column of all rows; pass {asked} to Generate"
+        result.texts, result.scores, result.sequences = None, None, []
+
+
+def _settings(value: Any) -> Any:
+    """The settings of a row as JSON has them: those of a struct or a map that are not null."""
+    if isinstance(value, list) and all(isinstance(pair, tuple) for pair in value):  # a map
+        value = dict(value)
+    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def load_text_runner(

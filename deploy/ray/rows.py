@@ -30,6 +30,8 @@ class RowSettings:
         Rows of a table that run together, at most.
     max_rows : int or None
         Rows of the decoder (rows of a table x beams) that run together, in place of ``batch_size``.
+    field : str or None
+        The field of a row that has its own settings, in place of the fields beside the text.
     """
 
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -37,11 +39,20 @@ class RowSettings:
     truncate: bool = False
     batch_size: int = 8
     max_rows: int | None = None
+    field: str | None = None
 
 
-def lines_of_values(values: Sequence[object], name: str) -> list[bytes]:
-    """Rows as lines for `run_rows`: JSON objects that have the value in the field ``name``."""
-    return [json.dumps({name: value}).encode() for value in values]
+def lines_of_values(columns: Mapping[str, Sequence[object]]) -> list[bytes]:
+    """Rows as lines for `run_rows`: JSON objects with a field for each column."""
+    return [
+        json.dumps(dict(zip(columns, row, strict=True)), default=_typed).encode()
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def _typed(value: object) -> dict[str, str]:
+    """In place of a value that JSON has no type for, such as a date: no text and no setting."""
+    return {type(value).__name__: str(value)}
 
 
 def run_rows(
@@ -73,5 +84,5 @@ def run_rows(
         The GPU failed, and would for the other rows.
     """
     how: dict[str, Any] = {"batch_size": settings.batch_size, "max_rows": settings.max_rows, "first": first}
-    lines_are = LineFormat(settings.ids, name, settings.truncate)
+    lines_are = LineFormat(settings.ids, name, settings.truncate, settings.field)
     return list(run_text_input(model, lines, lines_are, **how, **settings.generation))

@@ -25,7 +25,7 @@ from tightbeam.deploy.ray.job import ClusterRun
 from tightbeam.deploy.ray.partition import FieldNames, Partition
 from tightbeam.deploy.ray.results import bundle_digest, failed_rows, open_results, remove_partial, result_path
 from tightbeam.deploy.ray.rows import RowSettings
-from tightbeam.deploy.ray.sizing import memory_of_actor, plan_actors
+from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.text.input_result import InputResult
@@ -118,8 +118,8 @@ def run_on_ray(run: RayRun) -> int:
 
 def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions) -> int:
     together = run.rows.batch_size if run.rows.max_rows is None else max(1, run.rows.max_rows // options.num_beams)
-    actor_bytes = memory_of_actor(bundle.manifest, options, together)
-    return _Run(run, missing, options.num_return_sequences).go(actor_bytes)
+    memory = memory_of_actor(bundle.manifest, options, together)
+    return _Run(run, missing, options.num_return_sequences).go(memory)
 
 
 class _Run:
@@ -134,7 +134,7 @@ class _Run:
         self._said = 0
         self._lost: list[str] = []
 
-    def go(self, actor_bytes: int) -> int:
+    def go(self, memory: ActorMemory) -> int:
         """Run the partitions, and return the exit code."""
         run = self._run
         begun = time.time()
@@ -142,7 +142,7 @@ class _Run:
         if gpu and run.threads is not None:
             raise InputError("--threads is for the CPU; leave it out with --device and --engine")
         with connected() as ray:
-            actors = plan_actors(machines(ray), actor_bytes, threads=run.threads, gpu=gpu)
+            actors = plan_actors(machines(ray), memory, threads=run.threads, gpu=gpu)
             actors = replace(actors, count=min(actors.count, len(self._partitions)))
             threads = None if gpu else actors.cores
             cluster = ClusterRun(ray, _job(run, threads), actors, ordered=run.output is None)

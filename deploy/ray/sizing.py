@@ -10,7 +10,7 @@ from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
 from tightbeam.deploy.errors import DeviceError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 
-__all__ = ["Actors", "Machine", "memory_of_actor", "plan_actors"]
+__all__ = ["ActorMemory", "Actors", "Machine", "memory_of_actor", "plan_actors"]
 
 PROCESS_BYTES = 400_000_000
 """Memory of an actor beside weights and caches: Python, Ray, ONNX Runtime and activations."""
@@ -29,6 +29,26 @@ class Machine:
     cores: int
     memory_bytes: int
     gpus: int = 0
+
+
+@dataclass(frozen=True)
+class ActorMemory:
+    """Memory of the actors of one machine.
+
+    Attributes
+    ----------
+    own_bytes : int
+        Those of each actor.
+    shared_bytes : int
+        Those that all actors of a machine have together: pages of the weights file that are read as they lie in it.
+    """
+
+    own_bytes: int
+    shared_bytes: int = 0
+
+    def of(self, count: int) -> int:
+        """The bytes that ``count`` actors of one machine take, at least one."""
+        return self.shared_bytes + count * self.own_bytes
 
 
 @dataclass(frozen=True)
@@ -55,14 +75,21 @@ class Actors:
         return f"{self.count} actor{'' if self.count == 1 else 's'} of {each}"
 
 
-def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> int:
-    """Upper estimate of the bytes that an actor takes: a loaded model, and the caches of a batch of longest sources."""
+def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> ActorMemory:
+    """Upper estimate of what an actor takes on CPUs: a loaded model, and the caches of a batch of longest sources.
+
+    The operators of an int8 bundle read its weights where they are mapped, so that a machine holds these once. ONNX
+    Runtime packs those of other bundles anew in each process.
+    """
     new_tokens = options.max_length - options.beginning
     workload = workload_of(manifest, batch_size=batch_size, num_beams=options.num_beams, new_tokens=new_tokens)
-    return round(1.2 * manifest.weights.bytes) + sum(cache_bytes(manifest, workload)) + PROCESS_BYTES
+    own, weights = sum(cache_bytes(manifest, workload)) + PROCESS_BYTES, manifest.weights.bytes
+    if manifest.precision == "int8":
+        return ActorMemory(own, weights)
+    return ActorMemory(own + round(1.2 * weights))
 
 
-def plan_actors(machines: Sequence[Machine], actor_bytes: int, *, threads: int | None, gpu: bool) -> Actors:
+def plan_actors(machines: Sequence[Machine], memory: ActorMemory, *, threads: int | None, gpu: bool) -> Actors:
     """Choose the actors.
 
     An actor has a GPU, or ``threads`` cores. By default it has one core, the least work for a token, or as few as the
@@ -71,8 +98,7 @@ def plan_actors(machines: Sequence[Machine], actor_bytes: int, *, threads: int |
     Parameters
     ----------
     machines : sequence of Machine
-    actor_bytes : int
-        Memory of one actor.
+    memory : ActorMemory
     threads : int or None
         Cores of an actor.
     gpu : bool
@@ -98,11 +124,11 @@ def plan_actors(machines: Sequence[Machine], actor_bytes: int, *, threads: int |
     most = max((machine.cores for machine in machines), default=0)
     if not most or (threads or 1) > most:
         raise InputError(f"no machine of the cluster has {threads or 1} cores, {most} at most; pass fewer --threads")
-    cores = threads or next((each for each in range(1, most) if _fit(machines, each, actor_bytes)), most)
+    cores = threads or next((each for each in range(1, most) if _fit(machines, each, memory)), most)
     if threads is None:  # no core is left over on the machines that have fewest
         cores = min(machine.cores // (machine.cores // cores) for machine in machines if machine.cores >= cores)
     return Actors(sum(machine.cores // cores for machine in machines), cores)
 
 
-def _fit(machines: Sequence[Machine], cores: int, actor_bytes: int) -> bool:
-    return all(machine.cores // cores * actor_bytes <= machine.memory_bytes for machine in machines)
+def _fit(machines: Sequence[Machine], cores: int, memory: ActorMemory) -> bool:
+    return all(memory.of(machine.cores // cores) <= machine.memory_bytes for machine in machines)

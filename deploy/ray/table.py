@@ -13,7 +13,14 @@ from tightbeam.deploy.text.input_result import InputResult
 __all__ = ["with_results"]
 
 
-def with_results(table: Any, results: Sequence[InputResult], prefix: str = "", scoring: Scoring | None = None) -> Any:
+def with_results(
+    table: Any,
+    results: Sequence[InputResult],
+    prefix: str = "",
+    scoring: Scoring | None = None,
+    *,
+    several: bool = False,
+) -> Any:
     """Append the columns of results to a table.
 
     Parameters
@@ -26,6 +33,8 @@ def with_results(table: Any, results: Sequence[InputResult], prefix: str = "", s
         Beginning of the new columns' names.
     scoring : Scoring, optional
         What was asked for of single tokens.
+    several : bool
+        Rows have settings of their own, so any of them may return several sequences.
 
     Returns
     -------
@@ -44,17 +53,20 @@ def with_results(table: Any, results: Sequence[InputResult], prefix: str = "", s
         "error": (text, [result.error for result in results]),
         "truncated": (arrow.bool_(), [result.cut > 0 for result in results]),
     }
-    if any(result.returned > 1 for result in results):
+    several = several or any(result.returned > 1 for result in results)
+    if several:
         columns["texts"] = arrow.list_(text), [result.texts for result in results]
         columns["scores"] = arrow.list_(score), [_finite(result.scores) for result in results]
         columns["sequences"] = arrow.list_(tokens), [result.sequences or None for result in results]
-    columns |= _of_tokens(arrow, results, scoring)
+    columns |= _of_tokens(arrow, results, scoring, several)
     for name, (kind, values) in columns.items():
         table = table.append_column(prefix + name, arrow.array(values, kind))
     return table
 
 
-def _of_tokens(arrow: Any, results: Sequence[InputResult], scoring: Scoring | None) -> dict[str, tuple[Any, list[Any]]]:
+def _of_tokens(
+    arrow: Any, results: Sequence[InputResult], scoring: Scoring | None, several: bool
+) -> dict[str, tuple[Any, list[Any]]]:
     """Columns with what was asked for of single tokens."""
     columns: dict[str, tuple[Any, list[Any]]] = {}
     each: list[tuple[str, Any, list[Any]]] = []
@@ -65,7 +77,7 @@ def _of_tokens(arrow: Any, results: Sequence[InputResult], scoring: Scoring | No
         each.append(("alternatives", arrow.list_(pair), [result.alternatives for result in results]))
     for name, kind, values in each:
         columns[name] = arrow.list_(kind), [_first(value) for value in values]
-        if any(result.returned > 1 for result in results):
+        if several:
             columns[f"sequences_{name}"] = arrow.list_(arrow.list_(kind)), values
     return columns
 

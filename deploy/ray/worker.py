@@ -172,7 +172,7 @@ class PartitionWorker:
             return read_lines(partition, fields)
         table = read_table(partition, [fields.text, *([fields.key] if fields.key else [])])
         keys = table.column(fields.key).to_pylist() if fields.key else [None] * table.num_rows
-        return lines_of_values(table.column(fields.text).to_pylist(), fields.text), keys
+        return lines_of_values({fields.text: table.column(fields.text).to_pylist()}), keys
 
     def _lines(self, results: list[InputResult], keys: list[Any]) -> list[str]:
         if self._job.json_lines:

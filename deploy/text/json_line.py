@@ -12,7 +12,7 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
-__all__ = ["read_json_line", "settings_of_line"]
+__all__ = ["read_json_line", "read_settings", "settings_of_line"]
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
@@ -42,17 +42,34 @@ def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
         The line is no JSON object, has a field twice, or lacks ``field``.
     """
     example = json.dumps({field: "...", "num_beams": 4})
-    try:
-        record = json.loads(text, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, _Pairs):
+    settings = _object(text)
+    if settings is None:
         raise InputError(f"not a JSON object; expected a line such as {example}")
-    settings = _without_pairs(record)
     if field not in settings:
         held = reprlib.repr(list(settings)) if settings else "none"
         raise InputError(f"no field {field!r} among {held}; expected a line such as {example}")
     return settings.pop(field), settings
+
+
+def read_settings(value: Any, field: str) -> dict[str, Any]:
+    """Read the settings that stand together in a field.
+
+    Parameters
+    ----------
+    value
+        An object, the text of a JSON object, or None for no settings.
+    field
+        The field's name, for errors.
+
+    Raises
+    ------
+    InputError
+        The value is something else, or has a setting twice.
+    """
+    settings = _object(value) if isinstance(value, str) else {} if value is None else value
+    if not isinstance(settings, dict):
+        raise InputError(f'{field} is {reprlib.repr(value)}, expected an object of settings such as {{"num_beams": 4}}')
+    return settings
 
 
 def settings_of_line(
@@ -96,6 +113,15 @@ def settings_of_line(
 
 def _without(layer: Layer, names: set[str]) -> Layer:
     return replace(layer, values={name: value for name, value in layer.values.items() if name not in names})
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The object of a JSON text, None where it is none. Raises InputError for a field that stands twice."""
+    try:
+        record = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError):
+        return None
+    return _without_pairs(record) if isinstance(record, _Pairs) else None
 
 
 class _Pairs(list[tuple[str, Any]]):

@@ -11,7 +11,7 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.json_line import read_json_line, settings_of_line
+from tightbeam.deploy.text.json_line import read_json_line, read_settings, settings_of_line
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 
 __all__ = ["InputResult", "LineFormat", "parse_ids", "run_text_input"]
@@ -30,11 +30,14 @@ class LineFormat:
         None for lines that are no objects.
     truncate : bool
         Cut texts that are longer than the model's positions.
+    settings : str or None
+        The field that has the settings, in place of the other fields.
     """
 
     ids: bool = False
     field: str | None = None
     truncate: bool = False
+    settings: str | None = None
 
 
 def run_text_input(
@@ -120,6 +123,8 @@ class _Reader:
         source, settings, truncate = _decoded(line), self.settings, self.format.truncate
         if self.format.field is not None:
             source, own = read_json_line(source, self.format.field)
+            if self.format.settings is not None:
+                own = read_settings(own.get(self.format.settings), self.format.settings)
             settings, truncate, result.notes = settings_of_line(own, settings, truncate)
             self.check(settings)
         if self.format.ids:

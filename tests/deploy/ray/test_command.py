@@ -88,7 +88,7 @@ def test_rows_that_failed_before_make_the_exit_code(
     """Nothing is missing, so nothing is run, and no cluster is needed."""
     folder = tmp_path / "results"
 
-    def run_none(self: Any, actor_bytes: int) -> int:
+    def run_none(self: Any, memory: Any) -> int:
         write_whole(folder / f"{text.name}-00000.jsonl", b'{"line": 1, "error": "empty text"}\n')
         return 1
 

@@ -10,7 +10,7 @@ from tightbeam.deploy import InputError
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import DeviceError
 from tightbeam.deploy.generation.resolve import options_for
-from tightbeam.deploy.ray.sizing import PROCESS_BYTES, Actors, Machine, memory_of_actor, plan_actors
+from tightbeam.deploy.ray.sizing import PROCESS_BYTES, ActorMemory, Actors, Machine, memory_of_actor, plan_actors
 
 GB = 10**9
 
@@ -29,12 +29,12 @@ GB = 10**9
     ],
 )
 def test_actors_on_cores(machines: list[Machine], actor_bytes: int, threads: int | None, expected: Actors) -> None:
-    assert plan_actors(machines, actor_bytes, threads=threads, gpu=False) == expected
+    assert plan_actors(machines, ActorMemory(actor_bytes), threads=threads, gpu=False) == expected
 
 
 def test_an_actor_for_each_gpu() -> None:
     machines = [Machine(64, 256 * GB, 8), Machine(2, 4 * GB)]
-    actors = plan_actors(machines, GB, threads=None, gpu=True)
+    actors = plan_actors(machines, ActorMemory(GB), threads=None, gpu=True)
     assert actors == Actors(8, 1, 1)
     assert (actors.text, Actors(1, 2).text, Actors(2, 1).text) == (
         "8 actors of a GPU",
@@ -46,12 +46,28 @@ def test_an_actor_for_each_gpu() -> None:
 def test_memory_grows_with_weights_and_batch() -> None:
     manifest = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", verify=False).manifest
     options = options_for(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False)
-    small, large = (memory_of_actor(manifest, options, batch_size) for batch_size in (1, 5))
+    assert manifest.precision == "fp32"
+    small, large = (memory_of_actor(manifest, options, batch_size).of(1) for batch_size in (1, 5))
     assert large - small == 4 * (small - PROCESS_BYTES - round(1.2 * manifest.weights.bytes)) > 0
+
+
+def test_weights_that_a_machine_has_once() -> None:
+    """Of int8 bundles, whose operators read the mapped file."""
+    manifest = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", verify=False).manifest
+    options = options_for(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False)
+    whole = memory_of_actor(manifest, options, 1)
+    shared = memory_of_actor(manifest.model_copy(update={"precision": "int8"}), options, 1)
+    assert shared.shared_bytes == manifest.weights.bytes and whole.shared_bytes == 0
+    assert whole.own_bytes - shared.own_bytes == round(1.2 * manifest.weights.bytes)
+    assert shared.of(7) == 7 * shared.own_bytes + manifest.weights.bytes
+    # weights of 2 GB, of which each of 8 actors would have its own copy
+    memory = ActorMemory(GB, 2 * GB)
+    assert plan_actors([Machine(8, 10 * GB)], memory, threads=None, gpu=False) == Actors(8, 1)
+    assert plan_actors([Machine(8, 10 * GB)], ActorMemory(3 * GB), threads=None, gpu=False) == Actors(2, 4)
 
 
 def test_errors() -> None:
     with pytest.raises(DeviceError, match="no machine of the cluster has a GPU"):
-        plan_actors([Machine(2, GB)], GB, threads=None, gpu=True)
+        plan_actors([Machine(2, GB)], ActorMemory(GB), threads=None, gpu=True)
     with pytest.raises(InputError, match="has 4 cores, 2 at most"):
-        plan_actors([Machine(2, GB)], GB, threads=4, gpu=False)
+        plan_actors([Machine(2, GB)], ActorMemory(GB), threads=4, gpu=False)

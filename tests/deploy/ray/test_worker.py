@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
 from dataclasses import replace
@@ -36,7 +37,7 @@ def runner() -> Runner:
 
 
 def rows_of(runner: Runner, sources: list[object], settings: RowSettings = SETTINGS) -> list[InputResult]:
-    return run_rows(runner, lines_of_values(sources, "text"), settings, name="text")
+    return run_rows(runner, lines_of_values({"text": sources}), settings, name="text")
 
 
 def test_rows_that_cannot_be_run_cost_no_other_row_its_result(runner: Runner) -> None:
@@ -97,6 +98,70 @@ def test_generate_appends_columns(runner: Runner) -> None:
         generate({"body": np.array(TEXTS)})
     with pytest.raises(InputError, match="batch_size=0"):
         Generate(BUNDLE, batch_size=0)
+
+
+@pytest.mark.parametrize("kind", ["struct", "map", "json"])
+def test_settings_of_rows(runner: Runner, kind: str) -> None:
+    """They override those of all rows; a row whose settings are wrong has an error, its neighbours their results."""
+    arrow = pytest.importorskip("pyarrow")
+    last = {"num_beams": 3, "max_length": 5}
+    own: list[Any] = [{"num_beams": 1}, {"max_new_tokens": 3}, None, {"num_beams": 99}, last]
+    types = {
+        "struct": arrow.struct([(name, arrow.int64()) for name in ("num_beams", "max_new_tokens", "max_length")]),
+        "map": arrow.map_(arrow.string(), arrow.int64()),
+        "json": arrow.string(),
+    }
+    forms: dict[str, Any] = {"struct": dict, "map": lambda row: list(row.items()), "json": json.dumps}
+    values = [row and forms[kind](row) for row in own]
+    texts = [*TEXTS, TEXTS[0]]
+    table = arrow.table({"text": texts, "how": arrow.array(values, types[kind])})
+    generate = Generate(BUNDLE, settings_column="how", threads=1, max_rows=6, num_beams=2, max_new_tokens=6)
+    found = generate(table)
+    assert found.column_names[:3] == ["text", "how", "generated_text"]
+    errors = found.column("generated_error").to_pylist()
+    assert [error is None for error in errors] == [True, True, True, False, True]
+    assert errors[3].startswith("num_beams=99 is more than the 6 rows that run together")
+    for index in (0, 1, 2, 4):
+        given: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 6, **(own[index] or {})}
+        if "max_length" in given:
+            del given["max_new_tokens"]
+        assert found.column("generated_text")[index].as_py() == runner.generate_text([texts[index]], **given)[0]
+
+
+def test_settings_of_rows_that_cannot_be_read(runner: Runner) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    generate = Generate(BUNDLE, settings_column="how", threads=1, num_beams=1, max_new_tokens=3)
+    how = [
+        *('{"num_beams": 2, "num_beams": 3}', "[1]", "no object", '{"beams": 3}'),
+        '{"return_token_scores": true, "do_sample": true, "seed": 1}',
+        *('{"num_beams": 2, "num_return_sequences": 2}', '{"output_scores": true}', ""),
+    ]
+    with pytest.warns(NoEffectWarning, match="settings of rows: output_scores"):
+        found = generate(arrow.table({"text": ["a town"] * len(how), "how": how}))
+    errors = found.column("generated_error").to_pylist()
+    assert errors[0] == "the field 'num_beams' stands twice; expected it once"
+    assert errors[1] == "how is '[1]', expected an object of settings such as {\"num_beams\": 4}"
+    assert "expected an object of settings" in errors[2] and "beams" in errors[3]
+    assert errors[4] == "return_token_scores of a row needs a column of all rows; pass return_token_scores to Generate"
+    assert errors[5] is errors[6] is None and "expected an object of settings" in errors[7]
+    assert [len(row or []) for row in found.column("generated_texts").to_pylist()] == [0, 0, 0, 0, 0, 2, 1, 0]
+    plain = generate(arrow.table({"text": ["a town"], "how": arrow.array([None], arrow.string())}))
+    assert plain.schema == found.schema, "the columns do not depend on the rows"
+    with pytest.raises(InputError, match="has no column 'how', its columns are text"):
+        generate(arrow.table({"text": ["a town"]}))
+    with pytest.raises(InputError, match="column and settings_column are both 'text'"):
+        Generate(BUNDLE, settings_column="text")
+    with pytest.raises(InputError, match="max_rows=0 is not a number of rows"):
+        Generate(BUNDLE, max_rows=0)
+
+
+def test_values_that_json_has_no_type_for(runner: Runner) -> None:
+    """A date is no text, and ends no other row."""
+    results = rows_of(runner, [TEXTS[0], datetime.date(2026, 1, 1), b"bytes"])
+    assert [result.error for result in results] == [
+        None,
+        *["text is dict, expected a text; pass it in quotes"] * 2,
+    ]
 
 
 def test_columns_of_token_scores(runner: Runner) -> None:
