@@ -32,6 +32,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, InputError, NoEffectWarning
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, first_length
+from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.padding import left_pad, mask_of_padding, right_pad
@@ -43,7 +44,8 @@ from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
-from tightbeam.deploy.text.output import Output, output_of
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.output import Output, TextSegment, output_of
 from tightbeam.deploy.text.ragged import batch_key, join_results, ragged_rows
 from tightbeam.deploy.text.token_ids import as_array, check_batch, check_ids, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
@@ -226,13 +228,40 @@ class Runner:
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         """
-        options = options_for(
-            self.manifest.generation,
-            settings,
-            self.manifest.sizes,
-            speech=self.is_speech,
-            prompt_length=prompt_length,
+        return self._checked(
+            options_for(
+                self.manifest.generation,
+                settings,
+                self.manifest.sizes,
+                speech=self.is_speech,
+                prompt_length=prompt_length,
+            )
         )
+
+    def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions:
+        """Resolve settings for one window of a recording.
+
+        Parameters
+        ----------
+        settings : mapping
+            Arguments of ``model.generate``.
+        window : WindowStart
+            What the window begins with.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model or window.
+        """
+        about = self.manifest
+        return self._checked(options_for(about.generation, settings, about.sizes, speech=True, window=window))
+
+    def _checked(self, options: GenerationOptions) -> GenerationOptions:
+        """Options that this runtime can follow. Raises GenerationError."""
         if options.trie is not None and self._runtime.trie_obstacle:
             raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
@@ -411,7 +440,7 @@ class Runner:
             The runtime failed.
         """
         settings = self._without_effect(settings)
-        options = self.options(**settings)
+        options = self._for_one_window(self.options(**settings))
         if not self.log_mel:
             raise InputError("this is a text model; pass text or token ids instead of audio")
         features = as_array("input_features", input_features)
@@ -526,7 +555,14 @@ class Runner:
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         """
-        return Sample(number, self.options_for(1, settings), features, self.manifest.sizes.max_source)
+        options = self._for_one_window(self.options_for(1, settings))
+        return Sample(number, options, features, self.manifest.sizes.max_source)
+
+    def _for_one_window(self, options: GenerationOptions) -> GenerationOptions:
+        """The same options. Raises GenerationError for a setting that only a whole recording follows."""
+        if options.recording is not None and (name := options.recording.asked):
+            raise GenerationError(f"{name} is for recordings (Runner.transcribe), not for one window; leave it out")
+        return options
 
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Pad rows of token ids to a batch, on the side that this model expects.
@@ -642,47 +678,94 @@ class Runner:
         self.cache_bytes = scheduler.cache_bytes
         return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]
 
-    def transcribe(self, paths: Sequence[str | os.PathLike[str]], *, batch_size: int = 8, **settings: Any) -> list[str]:
-        """Transcribe audio files, window by window.
+    def transcribe(
+        self, recordings: Sequence[str | os.PathLike[str] | Array], *, batch_size: int = 8, **settings: Any
+    ) -> list[str]:
+        """Transcribe recordings. One of more than a window is gone through by timestamps.
 
         Parameters
         ----------
-        paths : sequence of str or path
-            Names of WAV, FLAC, OGG or MP3 files.
+        recordings : sequence of str, path, or float array [n]
+            Names of WAV, FLAC, OGG or MP3 files, or samples in -1..1 at the model's rate.
         batch_size : int
             Windows that run together, at most.
         **settings
-            Arguments of ``model.generate``, by the same names; ``language`` and ``task`` too.
+            Arguments of ``model.generate``, by the same names; those of Whisper too.
 
         Returns
         -------
         list of str
-            One text for each file; empty where the bundle has no tokenizer.
+            One text for each recording; empty where the bundle has no tokenizer.
 
         Raises
         ------
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         InputError
-            A file cannot be read as audio; the message names it.
+            A recording cannot be read as audio; the message names its file.
         BundleError
             The runtime failed.
         """
+        found = self._transcribed(recordings, batch_size, self._without_effect(settings))
+        return [each.texts[0] if each.texts else "" for each in found]
+
+    def transcribe_segments(
+        self, recordings: Sequence[str | os.PathLike[str] | Array], *, batch_size: int = 8, **settings: Any
+    ) -> list[list[TextSegment]]:
+        """Transcribe recordings by timestamps.
+
+        Parameters
+        ----------
+        recordings : sequence of str, path, or float array [n]
+            Names of WAV, FLAC, OGG or MP3 files, or samples in -1..1 at the model's rate, ``log_mel.sampling_rate_hz``.
+        batch_size : int
+            Windows that run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names; those of Whisper too.
+
+        Returns
+        -------
+        list of list of TextSegment
+            The segments of each recording, in order. Their tokens are together those of ``model.generate``.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            A recording cannot be read as audio; the message names its file.
+        BundleError
+            The runtime failed.
+        """
+        settings = {**self._without_effect(settings), "return_timestamps": True}
+        return [each.segments or [] for each in self._transcribed(recordings, batch_size, settings)]
+
+    def _transcribed(
+        self, recordings: Sequence[Any], batch_size: int, settings: Mapping[str, Any]
+    ) -> list[InputResult]:
         from tightbeam.deploy.audio.transcribe import transcribe_files
 
-        if isinstance(paths, str):
-            raise InputError("paths is one string, expected a list of file names; pass [path]")
-        for path in paths:
-            if not isinstance(path, str | os.PathLike):
-                raise InputError(f"paths holds {type(path).__name__}, expected names of audio files; pass those")
-        settings = self._without_effect(settings)
         _check_texts_alone(self.options(**settings))
-        texts = []
-        for done in transcribe_files(self, [os.fspath(path) for path in paths], batch_size=batch_size, **settings):
+        if isinstance(recordings, str):
+            raise InputError("recordings is one string, expected a list of file names; pass [path]")
+        sources: list[str | Array] = []
+        for each in recordings:
+            if isinstance(each, str | os.PathLike):
+                sources.append(os.fspath(each))
+                continue
+            samples = np.asarray(each)
+            if samples.ndim != 1 or samples.dtype.kind != "f":
+                raise InputError(
+                    f"recordings holds {type(each).__name__}, expected names of audio files, or arrays of samples, one "
+                    "channel of floats in -1..1; pass those"
+                )
+            sources.append(samples.astype(np.float32))
+        results = []
+        for done in transcribe_files(self, sources, batch_size=batch_size, **settings):
             if done.failure is not None:
                 raise done.failure
-            texts.append(done.result.texts[0] if done.result.texts else "")
-        return texts
+            results.append(done.result)
+        return results
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source text.

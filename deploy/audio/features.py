@@ -118,14 +118,35 @@ class LogMel:
         """
         padded = np.full(self.samples, self.padding)
         padded[: len(samples)] = samples
-        half = self.window // 2
-        reflected = np.pad(padded, half, mode="reflect")
-        windows = np.lib.stride_tricks.sliding_window_view(reflected, self.window)[:: self.hop][: self.frames]
+        logs = self.logs(np.pad(padded, self.window // 2, mode="reflect"), self.frames)
+        return np.ascontiguousarray(self.scaled(logs, float(logs.max())).T)
+
+    def logs(self, samples: Array, count: int) -> npt.NDArray[np.float32]:
+        """Compute the decimal logarithms of the powers of frames.
+
+        Parameters
+        ----------
+        samples : [n]
+            Samples, the first frame's first.
+        count : int
+            Frames.
+
+        Returns
+        -------
+        float32 [count, mels]
+        """
+        windows = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), self.window)[:: self.hop][:count]
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)
-        power = np.abs(np.fft.rfft(windows * hann)) ** 2  # [frames, window / 2 + 1]
-        logs = np.log10(np.maximum(power @ self.filters, SMALLEST_POWER))  # [frames, mels]
-        logs = np.maximum(logs, logs.max() - DECADES)
-        return np.ascontiguousarray((logs.T + 4) / 4, dtype=np.float32)
+        power = np.abs(np.fft.rfft(windows * hann)) ** 2  # [count, window / 2 + 1]
+        return np.log10(np.maximum(power @ self.filters, SMALLEST_POWER)).astype(np.float32)
+
+    @staticmethod
+    def scaled(logs: npt.NDArray[np.float32], highest: float) -> npt.NDArray[np.float32]:
+        """Make features of logarithms, of which ``highest`` is the highest in the recording."""
+        scaled: npt.NDArray[np.float32] = (
+            np.maximum(logs, np.float32(highest - DECADES)) + np.float32(4)
+        ) / np.float32(4)
+        return scaled
 
     @cached_property
     def filters(self) -> npt.NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError, first_line
 
-__all__ = ["audio_fault", "is_audio", "read_audio", "windows"]
+__all__ = ["audio_fault", "is_audio", "read_audio", "read_blocks", "resampled", "windows"]
 
 Samples = npt.NDArray[np.float32]
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 INSTALL = "pip install 'tightbeam[audio]'"
 MAX_AMPLITUDE = 1e6
+BLOCK = 1 << 18
+"""Samples of each channel that are read together."""
+REACH = 10
+"""Half the length of the resampling filter, in samples of the lower rate."""
 MIN_HZ, MAX_HZ = 1_000, 768_000
 UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
 """Sizes in the header of a WAV file that was streamed, written before the length was known."""
@@ -29,7 +34,18 @@ def is_audio(path: str) -> bool:
 
 
 def read_audio(path: str, rate_hz: int) -> Samples:
-    """Read an audio file.
+    """Read an audio file whole; arguments and errors as of `read_blocks`.
+
+    Returns
+    -------
+    float32 [n]
+        Samples in -1..1, the mean of the channels.
+    """
+    return np.concatenate(list(read_blocks(path, rate_hz)))
+
+
+def read_blocks(path: str, rate_hz: int) -> Iterator[Samples]:
+    """Read an audio file block by block.
 
     Parameters
     ----------
@@ -38,8 +54,8 @@ def read_audio(path: str, rate_hz: int) -> Samples:
     rate_hz
         Samples a second that the model takes; a file of another rate is resampled.
 
-    Returns
-    -------
+    Yields
+    ------
     float32 [n]
         Samples in -1..1, the mean of the channels.
 
@@ -55,21 +71,35 @@ def read_audio(path: str, rate_hz: int) -> Samples:
     if fault := _file_fault(path):
         raise InputError(f"{fault}; expected a WAV, FLAC, OGG or MP3 file")
     try:
-        channels, found_hz = soundfile.read(path, dtype="float32", always_2d=True)  # [n, channels]
+        with soundfile.SoundFile(path) as file:
+            found_hz = int(file.samplerate)
+            blocks = _checked(path, file.blocks(BLOCK, dtype="float32", always_2d=True), found_hz)
+            yield from blocks if found_hz == rate_hz else resampled(blocks, found_hz, rate_hz)
     except MemoryError:
         raise InputError(f"{path} is too long for this machine's memory; cut it into pieces") from None
+    except InputError:
+        raise
     except (RuntimeError, OSError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} cannot be read as audio ({first_line(error)}); expected a WAV, FLAC, OGG or MP3 file"
         ) from None
-    samples: Samples = channels.mean(axis=1)
-    if fault := audio_fault(samples):
-        raise InputError(f"{path} {fault}")
-    if not MIN_HZ <= found_hz <= MAX_HZ:
-        raise InputError(
-            f"{path} has {found_hz} samples a second, expected {MIN_HZ:,} to {MAX_HZ:,}; correct its header"
-        )
-    return samples if found_hz == rate_hz else _resampled(samples, int(found_hz), rate_hz)
+
+
+def _checked(path: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int) -> Iterator[Samples]:
+    """The mean of the channels of each block. Raises InputError for samples that are none."""
+    empty = True
+    for channels in blocks:
+        samples: Samples = channels.mean(axis=1)
+        if fault := audio_fault(samples):
+            raise InputError(f"{path} {fault}")
+        if empty and not MIN_HZ <= found_hz <= MAX_HZ:
+            raise InputError(
+                f"{path} has {found_hz} samples a second, expected {MIN_HZ:,} to {MAX_HZ:,}; correct its header"
+            )
+        empty = False
+        yield samples
+    if empty:
+        raise InputError(f"{path} {audio_fault(np.zeros(0, np.float32))}")
 
 
 def audio_fault(samples: Samples) -> str:
@@ -103,8 +133,12 @@ def _file_fault(path: str) -> str:
     return ""
 
 
-def _resampled(samples: Samples, found_hz: int, rate_hz: int) -> Samples:
-    """Resample with scipy's polyphase filter, whose default window keeps the frequencies that both rates have."""
+def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterator[Samples]:
+    """Resample with scipy's polyphase filter, whose default window keeps the frequencies that both rates have.
+
+    The blocks of the result are together what the filter makes of the whole recording: each is filtered with the
+    samples on both sides that the filter reaches. Raises InputError without scipy.
+    """
     try:
         from scipy.signal import resample_poly
     except ImportError:
@@ -113,8 +147,19 @@ def _resampled(samples: Samples, found_hz: int, rate_hz: int) -> Samples:
             f"scipy; {INSTALL}, or convert the file"
         ) from None
     common = math.gcd(found_hz, rate_hz)
-    resampled: npt.NDArray[Any] = resample_poly(samples, rate_hz // common, found_hz // common)
-    return resampled.astype(np.float32)
+    up, down = rate_hz // common, found_hz // common
+    reach = (REACH * max(up, down) // up // down + 2) * down  # samples on each side, whole periods of the two rates
+    kept, before = np.zeros(0, np.float32), 0  # samples that are not done, behind `before` that are
+    for block in blocks:
+        kept = np.concatenate([kept, block])
+        done = (len(kept) - before - reach) // down * down
+        if done >= reach:
+            found = resample_poly(kept[: before + done + reach], up, down)
+            yield found[before * up // down : (before + done) * up // down].astype(np.float32)
+            left = min(reach, before + done)
+            kept, before = kept[before + done - left :], left
+    if len(kept) > before:
+        yield resample_poly(kept, up, down)[before * up // down :].astype(np.float32)
 
 
 def windows(samples: Samples, length: int) -> list[Samples]:

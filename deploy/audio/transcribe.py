@@ -1,13 +1,15 @@
-"""Transcription: audio files in, text out. A file is cut into windows as long as the model takes.
+"""Transcription: recordings in, text out.
 
-Each window is transcribed alone, so a word at a cut may be lost. (transformers, asked for timestamps, moves the cuts to
-pauses instead.)
+A recording of one window is one sample. A longer one is gone through by the timestamps that the model predicts
+(`SequentialTranscription`); where it makes none, or is asked for none, it is cut into windows, each of which is
+transcribed alone, so that a word at a cut may be lost.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
@@ -15,18 +17,25 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.files import read_audio, windows
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.audio.files import audio_fault, read_audio, read_blocks, windows
+from tightbeam.deploy.audio.recording import Recording
+from tightbeam.deploy.audio.sequential import SequentialTranscription
+from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import Output, join, output_of
+from tightbeam.deploy.text.output import Output, TextSegment, join, output_of, text_of
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 
-__all__ = ["SpeechModel", "named_files", "read_features", "transcribe", "transcribe_files"]
+__all__ = ["Source", "SpeechModel", "named_files", "read_features", "transcribe", "transcribe_files"]
 
 FILES_AHEAD = 2
-"""Files that are read and wait, since the features of an hour are 115 MB."""
+"""Files that are read and wait."""
+Source = str | Array | InputError
+"""The name of an audio file, samples float32 [n] at the model's rate, or an error in the place of one."""
 
 
 class SpeechModel(LoadedModel, Protocol):
@@ -35,19 +44,24 @@ class SpeechModel(LoadedModel, Protocol):
     log_mel: LogMel | None
 
     def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample: ...
+    def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions: ...
+
+
+def _log_mel(model: SpeechModel) -> LogMel:
+    if model.log_mel is None:
+        raise InputError("this is a text model; pass text or token ids instead of audio")
+    return model.log_mel
 
 
 def read_features(model: SpeechModel, path: str) -> Array:
     """Read an audio file as features float32 [windows, mels, frames]. Raises InputError where it cannot be read."""
-    if model.log_mel is None:
-        raise InputError("this is a text model; pass text or token ids instead of audio")
-    log_mel = model.log_mel
+    log_mel = _log_mel(model)
     samples = read_audio(path, log_mel.sampling_rate_hz)
     return np.stack([log_mel.features(window) for window in windows(samples, log_mel.samples)])
 
 
 def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
-    """Generate for the windows of one file, and join their outputs.
+    """Generate for the windows of one file, each alone, and join their outputs.
 
     Parameters
     ----------
@@ -66,17 +80,166 @@ def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **se
     return join([output_of(model, found[sample.number], sample.options) for sample in samples])
 
 
+@dataclass(eq=False)
+class _Recordings(OpenInput):
+    """An input that is gone through window by window: one recording, or the windows that it is cut into.
+
+    Attributes
+    ----------
+    parts : list of SequentialTranscription
+        What it is made of, in order.
+    recordings : list of Recording
+        Their features.
+    numbers : iterator of int
+        Numbers of further samples.
+    """
+
+    parts: list[SequentialTranscription] = field(default_factory=list)
+    recordings: list[Recording] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
+    _owners: dict[int, SequentialTranscription] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Make the first samples."""
+        for part in self.parts:
+            self._add(part)
+
+    def _add(self, part: SequentialTranscription) -> list[Sample]:
+        if part.done:
+            return []
+        sample = part.sample(next(self.numbers))
+        self._owners[sample.number] = part
+        self.samples.append(sample)
+        return [sample]
+
+    def take(self, number: int, result: SearchResult) -> list[Sample]:
+        super().take(number, result)
+        part = self._owners.pop(number)
+        try:
+            part.take(result)
+        except GenerationError as error:  # a prompt that leaves no positions
+            self.failure = InputError(str(error))
+            return []
+        return self._add(part)
+
+    def finish(self, model: LoadedModel) -> None:
+        for recording in self.recordings:
+            recording.close()
+        if self.failure is None:
+            try:
+                self.result.set_output(self._output(model))
+            except BundleError as error:  # of the tokenizer
+                self.failure = error
+        if self.failure is not None:
+            self.result.error = str(self.failure)
+
+    def _output(self, model: LoadedModel) -> Output:
+        options = self.samples[0].options
+        segments = [segment for part in self.parts for segment in part.segments]
+        tokens = [token for segment in segments for token in segment.tokens]
+
+        def text(of: Iterable[int]) -> str | None:
+            return text_of(model, list(of), options).strip() if model.has_tokenizer else None
+
+        whole = text(tokens)
+        return Output(
+            sequences=[tokens],
+            scores=None,
+            texts=None if whole is None else [whole],
+            new_tokens=len(tokens),
+            segments=[
+                TextSegment(segment.start_s, segment.end_s, list(segment.tokens), text(segment.tokens))
+                for segment in segments
+            ],
+        )
+
+
+class _Reader:
+    """Reads sources as inputs. Raises GenerationError for wrong settings."""
+
+    def __init__(self, model: SpeechModel, settings: Mapping[str, Any]) -> None:
+        self._model, self._settings = model, settings
+        _log_mel(model)
+        self.options = model.options(**settings)
+        assert self.options.recording is not None
+        self._how: RecordingSettings = self.options.recording
+        model.window_options(settings, WindowStart(self._how.prompt_ids))
+        self._numbers = count()
+        self._obstacle = ""
+        if self._how.return_timestamps is None:
+            try:
+                model.window_options({**settings, "return_timestamps": True}, WindowStart())
+            except GenerationError as error:
+                self._obstacle = str(error)
+
+    def read(self, number: int, source: Source) -> OpenInput:
+        """Read a source: an input, with its failure where it cannot be read."""
+        result, log_mel = InputResult(number), _log_mel(self._model)
+        try:
+            if isinstance(source, InputError):
+                raise source
+            recording = Recording(log_mel, self._blocks(source, log_mel))
+        except InputError as error:
+            return OpenInput(result, [], error)
+        result.seconds = recording.seconds
+        is_long = recording.frames > log_mel.frames
+        timestamps = self._how.return_timestamps or (is_long and self._how.return_timestamps is None)
+        if timestamps and self._obstacle:
+            cut = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
+            result.notes.append(f"{cut}: {self._obstacle}")
+            timestamps = False
+        if (timestamps or self._how.asked) and self.options.scoring is not None:
+            fix = "leave it out, or pass return_timestamps=False"
+            asked = self.options.scoring.asked
+            return OpenInput(
+                result, [], InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
+            )
+        if timestamps:
+            return self._in_sequence(result, [recording], timestamps=True)
+        parts = [recording]
+        if is_long:
+            recording.close()
+            samples = np.concatenate(list(self._blocks(source, log_mel)))
+            parts = [Recording(log_mel, [window]) for window in windows(samples, log_mel.samples)]
+        if self._how.asked:
+            return self._in_sequence(result, parts, timestamps=False)
+        made = [
+            self._model.sample_of_features(next(self._numbers), part.window(0, part.frames), self._settings)
+            for part in parts
+        ]
+        for part in parts:
+            part.close()
+        return OpenInput(result, made)
+
+    def _blocks(self, source: str | Array, log_mel: LogMel) -> Iterator[Array]:
+        if isinstance(source, str):
+            yield from read_blocks(source, log_mel.sampling_rate_hz)
+        elif fault := audio_fault(source):
+            raise InputError(f"the recording {fault}")
+        else:
+            yield source
+
+    def _in_sequence(self, result: InputResult, recordings: list[Recording], *, timestamps: bool) -> OpenInput:
+        parts = [
+            SequentialTranscription(self._model, recording, self._settings, timestamps=timestamps)
+            for recording in recordings
+        ]
+        made = _Recordings(result, [], parts=parts, recordings=recordings, numbers=self._numbers)
+        made.start()
+        return made
+
+
 def transcribe_files(
-    model: SpeechModel, paths: Iterable[str | InputError], *, batch_size: int = 8, typed: bool = False, **settings: Any
+    model: SpeechModel, sources: Iterable[Source], *, batch_size: int = 8, typed: bool = False, **settings: Any
 ) -> Iterator[OpenInput]:
-    """Transcribe audio files. Windows of several files run together, while the next files are read.
+    """Transcribe recordings. Windows of several recordings run together, while the next ones are read.
 
     Parameters
     ----------
     model
         The runner of a speech model.
-    paths
-        Names of files, or an error in the place of one.
+    sources
+        Names of files, samples, or an error in the place of one.
     batch_size
         Windows in the running batch, at most.
     typed
@@ -87,28 +250,19 @@ def transcribe_files(
     Yields
     ------
     OpenInput
-        One for each file, in order; a file that cannot be transcribed has a ``failure``.
+        One for each recording, in order; one that cannot be transcribed has a ``failure``.
 
     Raises
     ------
     GenerationError
-        A setting is wrong; raised before any file is read.
+        A setting is wrong; raised before anything is read.
     """
-    options = model.options(**settings)
-    numbers = count()
-
-    def read(number: int, path: str | InputError) -> OpenInput:
-        try:
-            if isinstance(path, InputError):
-                raise path
-            features = read_features(model, path)
-        except InputError as error:
-            return OpenInput(InputResult(number), [], error)
-        samples = [model.sample_of_features(next(numbers), window, settings) for window in features]
-        return OpenInput(InputResult(number), samples)
-
-    inputs = (read(number, path) for number, path in enumerate(paths, start=1))
-    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, typed=typed, ahead=FILES_AHEAD)
+    reader = _Reader(model, settings)
+    inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
+    rows = batch_size * reader.options.num_beams
+    yield from run_inputs(
+        model, inputs, max_rows=rows, typed=typed, ahead=FILES_AHEAD, most_open=batch_size + FILES_AHEAD
+    )
 
 
 def named_files(lines: Iterable[bytes]) -> Iterator[str | InputError]:

@@ -16,7 +16,18 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import Layer
 
-__all__ = ["DORMANT", "INERT", "LIMITS", "OWN", "SAMPLING", "SUPPORTED", "UNSUPPORTED", "Fields", "GenerationError"]
+__all__ = [
+    "DORMANT",
+    "INERT",
+    "LIMITS",
+    "OWN",
+    "SAMPLING",
+    "SUPPORTED",
+    "UNSUPPORTED",
+    "Fields",
+    "GenerationError",
+    "is_number",
+]
 
 SUPPORTED = frozenset(
     """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits
@@ -108,7 +119,10 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
 """Fields that transformers requires: None in a call leaves the checkpoint's value, and unsets any other field."""
 
-SPEECH_ONLY = frozenset({"language", "task", "return_timestamps"})
+SPEECH_ONLY = frozenset(
+    """language task return_timestamps condition_on_prev_tokens prompt_ids prompt_condition_type
+    compression_ratio_threshold logprob_threshold no_speech_threshold""".split()
+)
 """Fields of speech models only."""
 
 LIMITS = ("max_new_tokens", "max_length")
@@ -202,14 +216,14 @@ class Fields:
 
     def integer(self, name: str, default: int, *, minimum: int) -> int:
         value = self.get(name, default)
-        if name in self and not (_is_number(value, Integral) and value >= minimum):
+        if name in self and not (is_number(value, Integral) and value >= minimum):
             raise self.error(name, f"is not an integer of at least {minimum}", f"pass {minimum} or more")
         return int(value)
 
     def real(self, name: str, default: float) -> float:
         value = self.get(name, default)
         try:
-            number = float(value) if _is_number(value, Real) else math.nan
+            number = float(value) if is_number(value, Real) else math.nan
         except OverflowError:  # an integer beyond float64
             number = math.inf
         if not math.isfinite(number):
@@ -217,7 +231,7 @@ class Fields:
         return number
 
     def check_token(self, name: str, value: Any) -> int:
-        if not _is_number(value, Integral):
+        if not is_number(value, Integral):
             raise self.error(name, f"holds {reprlib.repr(value)}, which is not a token id", "pass integers")
         if not 0 <= value < self.vocab_size:
             last = self.vocab_size - 1
@@ -239,6 +253,6 @@ class Fields:
         return (self.check_token(name, value),)
 
 
-def _is_number(value: object, kind: type) -> bool:
+def is_number(value: object, kind: type) -> bool:
     """Return True for a number of that kind, numpy's included. True and False are not numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)

@@ -15,9 +15,11 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.constraint import read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.given import Layer, layers
+from tightbeam.deploy.generation.recording import RecordingSettings
 from tightbeam.deploy.generation.sampling import Sampling, read_sampling
 from tightbeam.deploy.generation.scoring import Scoring, read_scoring
 from tightbeam.deploy.generation.timestamps import TimestampRules
@@ -94,6 +96,10 @@ class GenerationOptions:
         The rules of a speech model's timestamps; None without timestamps.
     scoring : Scoring or None
         What results say of single tokens; None for nothing.
+    measured : Measured or None
+        What is measured of a speech model's confidence; None measures nothing.
+    recording : RecordingSettings or None
+        How a speech model goes through a recording; None for a text model.
     trie : Trie or None
         The sequences that may come from the length ``begin`` on; None allows all.
     """
@@ -122,6 +128,8 @@ class GenerationOptions:
     sampling: Sampling | None = field(default=None, compare=False)
     timestamps: TimestampRules | None = None
     scoring: Scoring | None = None
+    measured: Measured | None = None
+    recording: RecordingSettings | None = None
     trie: Trie | None = None
 
     @property
@@ -140,7 +148,7 @@ class GenerationOptions:
     def samples_candidates(self) -> bool:
         """True where tokens are drawn among the candidates of a step: one row, of which a few tokens are kept."""
         few = self.sampling is not None and self.num_beams == 1 and 0 < self.sampling.top_k <= MOST_CANDIDATES
-        return few and self.timestamps is None
+        return few and self.timestamps is None and self.measured is None
 
     def for_input(self, *source: Sequence[int] | Array, entropy: bytes = b"") -> GenerationOptions:
         """Return these options for one input, on which its draws depend.
@@ -171,13 +179,15 @@ class GenerationOptions:
     @property
     def reads_logits(self) -> bool:
         """True where all scores of a row are looked at, if the runtime gives them."""
-        return any(each is not None for each in (self.sampling, self.timestamps, self.scoring))
+        return any(each is not None for each in (self.sampling, self.timestamps, self.scoring, self.measured))
 
     @property
     def needs_logits(self) -> str:
         """The setting that needs all scores of a row; empty where candidates suffice."""
         if self.timestamps is not None:
             return "return_timestamps=True"
+        if self.measured is not None:
+            return "logprob_threshold"
         if self.sampling is None and self.scoring is not None:
             return self.scoring.asked
         if self.sampling is None or self.samples_candidates:
@@ -191,7 +201,7 @@ class GenerationOptions:
         """The fix where a runtime has no logits."""
         if self.timestamps is not None:
             return "pass return_timestamps=False"
-        if self.sampling is None:
+        if self.sampling is None or self.measured is not None:
             return "leave it out"
         top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
         return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 else top_k
@@ -258,6 +268,7 @@ def resolve_layers(
     vocab_size: int,
     max_positions: int,
     prompt_length: int | None = None,
+    before_start: Sequence[int] = (),
     after_start: Sequence[int] = (),
     choices: Sequence[int] = (),
     timestamps: TimestampRules | None = None,
@@ -270,8 +281,8 @@ def resolve_layers(
         The checkpoint's settings first, the call's last.
     vocab_size, max_positions, prompt_length
         Those of `resolve_options`.
-    after_start : sequence of int
-        Tokens after the start token.
+    before_start, after_start : sequence of int
+        Tokens before and after the start token.
     choices : sequence of int
         Tokens for the entry `CHOSEN` of ``after_start``.
     timestamps : TimestampRules, optional
@@ -308,7 +319,7 @@ def resolve_layers(
         start = None
     elif start is None:
         raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
-    prompt = (*(() if start is None else (start,)), *(after_start or _beginning(fields, start)))
+    prompt = (*before_start, *(() if start is None else (start,)), *(after_start or _beginning(fields, start)))
     beginning = len(prompt) if prompt_length is None else prompt_length
     max_length = _max_length(fields, max_positions, beginning)
     options = GenerationOptions(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
+from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.whisper import speech_options
 
 __all__ = ["ModelKind", "options_for"]
@@ -23,7 +24,13 @@ class ModelKind(Protocol):
 
 
 def options_for(
-    defaults: Mapping[str, Any], overrides: Mapping[str, Any], sizes: ModelKind, *, speech: bool, prompt_length: int = 1
+    defaults: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    sizes: ModelKind,
+    *,
+    speech: bool,
+    prompt_length: int = 1,
+    window: WindowStart | None = None,
 ) -> GenerationOptions:
     """Resolve the settings of a text model (`resolve_options`) or of a speech model (`speech_options`).
 
@@ -36,6 +43,8 @@ def options_for(
         True for a speech model.
     prompt_length : int
         Tokens, padding included, that every row of a decoder-only model begins with.
+    window : WindowStart, optional
+        What a window of a recording begins with.
 
     Raises
     ------
@@ -43,7 +52,9 @@ def options_for(
         A setting is unknown, not supported, or impossible.
     """
     if speech:
-        return speech_options(defaults, overrides, vocab_size=sizes.vocabulary, max_positions=sizes.max_target)
+        return speech_options(
+            defaults, overrides, vocab_size=sizes.vocabulary, max_positions=sizes.max_target, window=window
+        )
     return resolve_options(
         defaults,
         overrides,

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.given import layers, merged
+from tightbeam.deploy.generation.confidence import Measured
+from tightbeam.deploy.generation.given import Layer, layers, merged
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_layers
+from tightbeam.deploy.generation.recording import RECORDING_FIELDS, WindowStart, read_recording_settings
 from tightbeam.deploy.generation.timestamps import TimestampRules
 
 __all__ = ["last_text_token", "speech_options"]
@@ -25,14 +27,10 @@ PROMPT_FIELDS = frozenset(
 LATEST_START = "max_initial_timestamp_index"
 INERT = frozenset(
     """alignment_heads median_filter_width prev_sot_token_id return_segments
-    return_token_timestamps compression_ratio_threshold logprob_threshold""".split()
+    return_token_timestamps""".split()
 )
-"""Fields about timestamps, long audio and second attempts, which are unsupported."""
+"""Fields that cannot change a token."""
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "condition_on_prev_tokens": (False,),
-    "no_speech_threshold": (),
-    "prompt_ids": (),
-    "prompt_condition_type": ("first-segment",),
     "do_sample": (False,),
     "decoder_input_ids": (),
     "num_return_sequences": (1,),  # transformers returns copies of the best one
@@ -40,12 +38,17 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 def speech_options(
-    defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, vocab_size: int, max_positions: int
+    defaults: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    max_positions: int,
+    window: WindowStart | None = None,
 ) -> GenerationOptions:
     """Resolve the settings of a Whisper checkpoint; arguments as of `resolve_options`.
 
     ``language`` is a code such as "en", ``task`` one of `TASKS`. Without a language, a multilingual model chooses one
-    for each sample. Raises GenerationError.
+    for each sample. ``window`` is what a window of a recording begins with. Raises GenerationError.
     """
     whole = layers(defaults, overrides)
     given = {name: value for name, value in merged(whole).items() if value is not None}
@@ -55,22 +58,33 @@ def speech_options(
             raise GenerationError(f"{name}={reprlib.repr(given[name])} is not supported for speech; {fix}")
     after_start, choices = _prompt(given, merged(whole[1:]), vocab_size)
     timestamps = _timestamps(given, vocab_size)
-    own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys()
+    recording = read_recording_settings(whole, vocab_size)
+    own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys() | RECORDING_FIELDS
     plain = [{name: value for name, value in layer.values.items() if name not in own} for layer in whole]
-    length = given.get("max_length")
+    first, measured, sampled = window or WindowStart(), None, list[Layer]()
+    length = given.get("max_length") if first.longest is None else first.longest
     if isinstance(length, int) and "max_new_tokens" not in given:
         # The prompt is added to max_length, limited by the positions.
-        prompt = min(max_positions // 2 - 1, 1 + len(after_start))
+        prompt = min(max_positions // 2 - 1, len(first.before) + 1 + len(after_start))
         values = next(values for values in reversed(plain) if values.get("max_length") is not None)
         values["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
-    return resolve_layers(
-        [replace(layer, values=values) for layer, values in zip(whole, plain, strict=True)],
+    if window is not None and recording.measures:
+        measured = Measured(
+            len(first.before), recording.no_speech if recording.no_speech_threshold is not None else None
+        )
+    if first.temperature:
+        attempt = {"do_sample": True, "temperature": first.temperature, "num_beams": 1, "seed": recording.seed}
+        sampled = [Layer("the attempt at this temperature", attempt)]
+    options = resolve_layers(
+        [*(replace(layer, values=values) for layer, values in zip(whole, plain, strict=True)), *sampled],
         vocab_size=vocab_size,
         max_positions=max_positions,
+        before_start=first.before,
         after_start=after_start,
         choices=choices,
         timestamps=timestamps,
     )
+    return replace(options, measured=measured, recording=recording)
 
 
 def _timestamps(given: Mapping[str, Any], vocab_size: int) -> TimestampRules | None:

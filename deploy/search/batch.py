@@ -9,10 +9,12 @@ from functools import partial
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Floats, Ints, Nodes
+from tightbeam.deploy.generation.confidence import Confidence
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates, forced_tokens
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.measures import Measures
 from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
@@ -47,6 +49,8 @@ class Place:
         The random numbers of sampling.
     trail : Trail or None
         The scores of tokens, where they are asked for.
+    measures : Measures or None
+        What is measured of its confidence.
     """
 
     number: int
@@ -56,6 +60,7 @@ class Place:
     pool: Ints | None = None
     draws: Floats | None = None
     trail: Trail | None = None
+    measures: Measures | None = None
 
 
 class BatchSearch:
@@ -114,6 +119,8 @@ class BatchSearch:
         self.step.history[len(self.places), :, : len(known)] = known
         trail = None if options.scoring is None else Trail(options.scoring)
         self.places.append(Place(number, options, P, bans_of(options, source), trail=trail))
+        if options.measured is not None:
+            self.places[-1].measures = Measures(options.measured, self.M, options.max_length - P)
         self.lengths = np.append(self.lengths, len(known))
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         self.scores = np.concatenate([self.scores, first])
@@ -171,6 +178,8 @@ class BatchSearch:
             found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
         for index in free:
             rows = [self.row_scores(found, index, beam) for beam in range(self.M)]
+            if (measures := self.places[index].measures) is not None:
+                measures.set_rows(rows)
             ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
             found.scores[index], found.beams[index], found.tokens[index] = ranked
         for index, only in forced:
@@ -188,7 +197,22 @@ class BatchSearch:
         prompted = lengths < self.beginnings
         banned = self._banned(history, prompted)
         scores = np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
-        return self.step(StepInputs(tokens, history, lengths, self.parents, scores, banned, self.nodes)), prompted
+        found = self.step(StepInputs(tokens, history, lengths, self.parents, scores, banned, self.nodes))
+        for index, place in enumerate(self.places):
+            if place.measures is not None and found.rows is not None:
+                place.measures.hear(int(lengths[index]), found.rows.logits[index * self.M])
+        return found, prompted
+
+    def measure(self, prompted: Bools, tokens: Ints, parents: Ints) -> None:
+        """Measure the tokens int64 [B, M] that continue the rows ``parents`` int64 [B, M], but for decoder prompts."""
+        for index in np.flatnonzero(~prompted).tolist():
+            if (measures := self.places[index].measures) is not None:
+                measures.extend(parents[index], tokens[index])
+
+    def confidence(self, index: int) -> Confidence | None:
+        """The confidence of a sample's first row, where it is measured."""
+        measures = self.places[index].measures
+        return None if measures is None else measures.of_row()
 
     def row_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
         """The scores float32 [vocabulary] of the next token of a row, all processors applied; not to be written to.

@@ -85,6 +85,7 @@ class BeamSearch(BatchSearch):
 
         chosen = _open_candidates(candidates, ends, self.M)
         self.scores, self.parents = chosen.scores, chosen.beams
+        self.measure(prompted, chosen.tokens, self.parents)
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
         self.advance_trails(chosen.tokens, prompted)
         self.write(chosen.tokens, last)
@@ -130,6 +131,8 @@ class BeamSearch(BatchSearch):
                 before[slot] if slot < M else place.trail.end(beams[slot - M], int(candidates.tokens[index, slot - M]))
                 for slot in chosen.tolist()
             ]
+        if place.measures is not None:
+            place.measures.take(kept, old, candidates.beams[index, came], candidates.tokens[index, came])
         self.pool_lengths[index] = np.where(kept, self.pool_lengths[index, old], new)
 
     def final(self, new: Ints) -> Bools:
@@ -156,7 +159,10 @@ class BeamSearch(BatchSearch):
         count = place.options.num_return_sequences
         longest = place.P + int(self.pool_lengths[index, :count].max())
         scored = Scored() if place.trail is None else place.trail.scored((place.trail.pool or [None] * self.M)[:count])
-        return SearchResult(self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy(), scored)
+        confidence = None if place.measures is None else place.measures.of_pool()
+        return SearchResult(
+            self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy(), scored, confidence
+        )
 
 
 def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:

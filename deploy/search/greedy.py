@@ -28,6 +28,7 @@ class GreedySearch(BatchSearch):
         tokens = candidates.tokens[:, :1].copy()  # [B, 1]
         self.begin_trails(candidates, prompted)
         self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
+        self.measure(prompted, tokens, self.parents)
         cancelled = self.cancelled(prompted, tokens[:, 0])
         last = self.lengths + 1 == self.max_lengths
         # Without a pad token there is no end-of-sequence token, and every row runs to max_length.
@@ -37,6 +38,7 @@ class GreedySearch(BatchSearch):
             before = self.step.history[index, :, : self.lengths[index]]  # [1, T]
             sequences = np.concatenate([before, tokens[index : index + 1]], axis=1)
             place = self.places[index]
-            self.callback.on_finished(place.number, SearchResult(sequences, None, scored_rows(place)))
+            found = SearchResult(sequences, None, scored_rows(place), self.confidence(index))
+            self.callback.on_finished(place.number, found)
         self.write(tokens, last)
         self.remove(ends | cancelled)

@@ -17,7 +17,7 @@ from tightbeam.deploy.search.batch import BatchSearch, Place, scored_rows
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step
 from tightbeam.deploy.search.token_scores import RowScores
-from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row, row_weights, warped_scores
+from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row, kept_scores, row_weights, warped_scores
 
 __all__ = ["SampleSearch"]
 
@@ -58,6 +58,7 @@ class SampleSearch(BatchSearch):
         tokens = self._choose(candidates, prompted)  # [B, M]
         self.begin_trails(candidates, prompted)
         self.advance_trails(tokens, prompted, self.ended)
+        self.measure(prompted, tokens, self.parents)
         self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
         cancelled = self.cancelled(prompted, tokens[:, 0] if self.M == 1 else None)
         last = self.lengths + 1 == self.max_lengths
@@ -67,7 +68,8 @@ class SampleSearch(BatchSearch):
             before = self.step.history[index, :, : self.lengths[index]]  # [M, T]
             sequences = np.concatenate([before, tokens[index][:, None]], axis=1)
             place = self.places[index]
-            self.callback.on_finished(place.number, SearchResult(sequences, None, scored_rows(place)))
+            found = SearchResult(sequences, None, scored_rows(place), self.confidence(index))
+            self.callback.on_finished(place.number, found)
         self.write(tokens, last)
         self.remove(finished | cancelled)
 
@@ -108,6 +110,9 @@ class SampleSearch(BatchSearch):
         """Draw a token from all scores of a row."""
         scores = self.row_scores(candidates, index, row)
         self._check(scores.max(keepdims=True), np.ones(1, np.bool_))
+        place = self.places[index]
+        if place.measures is not None:
+            place.measures.set_rows([kept_scores(scores, settings_of(place.options))])
         return drawn_from_row(scores, settings_of(self.places[index].options), self._uniforms(index, row))
 
     def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from tightbeam.deploy.arrays import Floats, Ints, Nodes
+from tightbeam.deploy.generation.confidence import Confidence
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
 from tightbeam.deploy.search.token_scores import Alternatives, Scored
@@ -102,6 +103,8 @@ class SearchResult:
         None in greedy search and sampling.
     scored : Scored
         What was asked for of single tokens.
+    confidence : Confidence or None
+        That of the only sample, where it is measured.
     """
 
     sequences: Ints
@@ -120,6 +123,8 @@ class SearchResult:
     def alternatives(self) -> Alternatives | None:
         """The best tokens at the position of each new token; None without ``return_alternatives``."""
         return self.scored.alternatives
+
+    confidence: Confidence | None = None
 
     def of(self, sample: int, returned: int = 1) -> SearchResult:
         """Return the part of one sample.

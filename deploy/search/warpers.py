@@ -15,7 +15,7 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.rows import largest
 
-__all__ = ["Warpers", "drawn", "drawn_from_row", "row_weights", "warped_scores"]
+__all__ = ["Warpers", "drawn", "drawn_from_row", "kept_scores", "row_weights", "warped_scores"]
 
 LISTED = 256
 """The most likely tokens of a row that are looked at, before all of them are."""
@@ -156,6 +156,17 @@ def warped_scores(scores: Floats, weights: Floats, temperature: float, *, normal
     if normalize:
         warped -= np.log(weights.sum(dtype=np.float64))
     return np.where(weights > 0, warped, -np.inf)
+
+
+def kept_scores(scores: Floats, sampling: Sampling) -> Floats:
+    """The scores float32 [vocabulary] of a row, -inf for tokens that cannot be drawn."""
+    if not sampling.truncates:
+        return scores
+    tokens = largest(scores, sampling.top_k or len(scores))
+    kept = tokens[Warpers([sampling]).weights(scores[None, tokens])[0] > 0]
+    found = np.full_like(scores, -np.inf)
+    found[kept] = scores[kept]
+    return found
 
 
 def _nucleus(scores: Floats, weights: Floats, sampling: Sampling) -> Bools:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from tightbeam.deploy.text.output import Output, TokenAlternatives, TokenScores
+from tightbeam.deploy.text.output import Output, TextSegment, TokenAlternatives, TokenScores
 
 __all__ = ["InputResult"]
 
@@ -33,7 +33,11 @@ class InputResult:
     error : str or None
         Why the line could not be run.
     notes : list of str
-        Settings of the line that have no effect.
+        Settings of the line that have no effect, and what else it should be known for.
+    seconds : float
+        Length of a recording.
+    segments : list of TextSegment or None
+        Of a recording that was gone through by timestamps.
     """
 
     number: int
@@ -49,12 +53,14 @@ class InputResult:
     error: str | None = None
     file: str | None = None
     notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    segments: list[TextSegment] | None = None
 
     def set_output(self, output: Output) -> None:
         """Set what the line gave."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
-        self.new_tokens = output.new_tokens
         self.token_scores, self.alternatives = output.token_scores, output.alternatives
+        self.new_tokens, self.segments = output.new_tokens, output.segments
 
     def as_json(self) -> str:
         """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
@@ -78,6 +84,11 @@ class InputResult:
                 record[name] = each[0]
                 if len(each) > 1:
                     record[f"sequences_{name}"] = each
+        if self.segments is not None:
+            record["segments"] = [
+                {"start": round(part.start_s, 2), "end": round(part.end_s, 2), "text": part.text, "tokens": part.tokens}
+                for part in self.segments
+            ]
         if self.cut:
             record["truncated"] = True
         return json.dumps(record, ensure_ascii=False, allow_nan=False)

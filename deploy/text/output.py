@@ -13,7 +13,7 @@ from tightbeam.deploy.generation.whisper import last_text_token
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.search import Scored, SearchResult
 
-__all__ = ["Output", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
+__all__ = ["Output", "TextSegment", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
 
 Each = TypeVar("Each")
 
@@ -22,6 +22,26 @@ TokenScores: TypeAlias = list[float | None]
 """A number for each token of a sequence; None for one that was given."""
 TokenAlternatives: TypeAlias = list[list[tuple[int, float]] | None]
 """Tokens and their scores, best first, for each token of a sequence; None for one that was given."""
+
+
+@dataclass(frozen=True)
+class TextSegment:
+    """A part of a recording, as users read it.
+
+    Attributes
+    ----------
+    start_s, end_s : float
+        Seconds from the beginning of the recording.
+    tokens : list of int
+        Its tokens, timestamps among them.
+    text : str or None
+        None where the bundle has no tokenizer.
+    """
+
+    start_s: float
+    end_s: float
+    tokens: list[int]
+    text: str | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,8 @@ class Output:
         The score of each token of each sequence; None where they were not asked for.
     alternatives : list of TokenAlternatives or None
         The best tokens in place of each token of each sequence; None where they were not asked for.
+    segments : list of TextSegment or None
+        Of a recording that was gone through by timestamps.
     """
 
     sequences: list[list[int]]
@@ -50,6 +72,7 @@ class Output:
     new_tokens: int = 0
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
+    segments: list[TextSegment] | None = None
 
 
 def output_of(model: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:

@@ -50,6 +50,11 @@ class OpenInput:
         """True where nothing of it is left to run."""
         return self.failure is not None or len(self.found) == len(self.samples)
 
+    def take(self, number: int, result: SearchResult) -> list[Sample]:
+        """Take the result of a sample, and return samples to run after it."""
+        self.found[number] = result
+        return []
+
     def finish(self, model: LoadedModel) -> None:
         """Make the result of what was found: detokenise it, and join the windows."""
         if self.failure is None:
@@ -72,6 +77,7 @@ def run_inputs(
     max_rows: int,
     typed: bool = False,
     ahead: int = CAPACITY,
+    most_open: int = MOST_OPEN,
 ) -> Iterator[OpenInput]:
     """Run inputs. Each of three threads is a bounded queue ahead of the next one, so that a slow caller slows them.
 
@@ -87,6 +93,8 @@ def run_inputs(
         Inputs may come slowly, so that those that are there do not wait for others.
     ahead
         Inputs that are read ahead, at most.
+    most_open
+        Inputs that run, or whose results wait for that of an earlier one, at most.
 
     Yields
     ------
@@ -95,7 +103,7 @@ def run_inputs(
     """
     read = ReadAhead(inputs, ahead)
     scheduler = model.group_scheduler(max_rows, _StopBeforeEncoding(read))
-    done = ReadAhead(_run(scheduler, read, typed), joined=True)
+    done = ReadAhead(_run(scheduler, read, typed, most_open), joined=True)
     with done, read:
         while (finished := done.get()) is not None:
             finished.finish(model)
@@ -117,13 +125,13 @@ class _StopBeforeEncoding(NullEvents):
             raise _Stopped
 
 
-def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool) -> Iterator[OpenInput]:
+def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool, most_open: int) -> Iterator[OpenInput]:
     """Run inputs as they come, and yield them in their order."""
     inputs: dict[int, OpenInput] = {}  # by line number, in order
     owners: dict[int, OpenInput] = {}  # by sample number
     try:
         while not read.closed:
-            while scheduler.waiting <= WINDOW and len(inputs) < MOST_OPEN:
+            while scheduler.waiting <= WINDOW and len(inputs) < most_open:
                 each = read.get(PATIENCE_S if typed and not scheduler.wants_more else None)
                 if each is None:
                     break
@@ -154,7 +162,9 @@ def _turn(scheduler: GroupScheduler, owners: dict[int, OpenInput]) -> None:
         if owner is None:  # another sample of the same input has failed
             continue
         if not isinstance(ended, FailedSample):
-            owner.found[ended.number] = ended.result
+            for sample in owner.take(ended.number, ended.result):
+                owners[sample.number] = owner
+                scheduler.add(sample)
         elif isinstance(ended.error, DeviceError) or not isinstance(ended.error, BundleError):
             raise ended.error  # every other sample would fail too
         else:

@@ -286,7 +286,7 @@ def test_export_and_transcribe(checkpoints: CheckpointCache, tmp_path: Path) -> 
         ({"language": ["en", "de"]}, "is no language code"),
         ({"task": "sing"}, "task='sing' is no task of this model; it has transcribe, translate"),
         ({"num_return_sequences": 2}, "num_return_sequences=2 is not supported for speech"),
-        ({"no_speech_threshold": 0.6}, "no_speech_threshold=0.6 is not supported for speech; leave no_speech_thr"),
+        ({"no_speech_threshold": 0.6}, "no_speech_threshold needs logprob_threshold, as in transformers"),
         ({"max_new_tokens": 46}, "max_new_tokens=46 .from the call. makes sequences of 49 tokens, the model has 48"),
         ({"forced_decoder_ids": [[2, 5]]}, "is no prompt; expected"),
         ({"forced_decoder_ids": [[1, 500]]}, "forced_decoder_ids holds 500, outside the vocabulary"),

@@ -1,0 +1,110 @@
+"""A recording's features: computed block by block, kept on disk where they are long, and cut into windows anywhere.
+
+Source: transformers 5.23 `WhisperFeatureExtractor` with ``truncation=False, padding="longest"``: powers are cut off
+below the highest one of the whole recording. One of at most a window is padded to a whole window of silence, as by
+default there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.features import LogMel
+
+__all__ = ["Recording"]
+
+IN_MEMORY_BYTES = 16 << 20
+"""Features up to this size are kept in memory: those of eight minutes at Whisper's 80 mels."""
+
+
+class Recording:
+    """Features of a whole recording.
+
+    Parameters
+    ----------
+    log_mel : LogMel
+        The feature extractor.
+    blocks : iterable of float32 arrays [n]
+        Consecutive samples.
+
+    Attributes
+    ----------
+    frames : int
+        Columns of the features; at least those of one window.
+    seconds : float
+        Length of what was recorded.
+    close : function
+        Frees what is kept.
+    """
+
+    def __init__(self, log_mel: LogMel, blocks: Iterable[Array]) -> None:
+        self._log_mel = log_mel
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115  # closed with the recording
+        self.close = weakref.finalize(self, self._file.close)
+        self._highest, self.frames, samples = -np.inf, 0, 0
+        for logs, count in _logs(log_mel, blocks):
+            self._file.write(logs.tobytes())
+            self._highest = max(self._highest, float(logs.max()))
+            self.frames += len(logs)
+            samples = count
+        self.seconds = samples / log_mel.sampling_rate_hz
+
+    def window(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Return the features float32 [mels, frames] of ``count`` frames, and zeros up to a whole window."""
+        mels = self._log_mel.mels
+        self._file.seek(first * mels * 4)
+        logs = np.frombuffer(self._file.read(count * mels * 4), np.float32).reshape(-1, mels)
+        window = np.zeros((mels, self._log_mel.frames), np.float32)
+        window[:, : len(logs)] = self._log_mel.scaled(logs, self._highest).T
+        return window
+
+
+def _logs(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[npt.NDArray[np.float32], int]]:
+    """The logarithms float32 [n, mels] of consecutive frames, and the samples that were read so far.
+
+    Frame i is about sample i hop, with half a window on both sides; the ends of the recording are mirrored. The last
+    frame, which would begin at the end, is left out.
+    """
+    hop, half = log_mel.hop, log_mel.window // 2
+    whole, read = _from_one_window(log_mel, blocks), 0
+    kept: Array | None = None  # samples from frame `done` on, with half a window before it
+    done = total = 0
+    for block, own in whole:
+        read += own
+        total += len(block)
+        kept = np.concatenate([_mirror_start(block, half), block]) if kept is None else np.concatenate([kept, block])
+        ready = max(0, (len(kept) - 2 * half - 1) // hop)  # frames whose samples are all there, and another behind them
+        if ready:
+            yield log_mel.logs(kept[: (ready - 1) * hop + 2 * half + (log_mel.window & 1)], ready), read
+            kept, done = kept[ready * hop :], done + ready
+    last = total // hop - done
+    if kept is not None and last > 0:
+        mirrored = np.pad(kept, (0, half), mode="reflect")
+        yield log_mel.logs(mirrored[: (last - 1) * hop + 2 * half + (log_mel.window & 1)], last), read
+
+
+def _from_one_window(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[Array, int]]:
+    """Blocks of a window at least, and their own samples: a recording of less is padded to one."""
+    begun: list[Array] = []
+    length = 0
+    for block in blocks:
+        if length >= log_mel.samples:
+            yield block, len(block)
+            continue
+        begun.append(block)
+        length += len(block)
+        if length >= log_mel.samples:
+            yield np.concatenate(begun), length
+    if length < log_mel.samples:
+        padding = np.full(log_mel.samples - length, log_mel.padding, np.float32)
+        yield np.concatenate([*begun, padding]), length
+
+
+def _mirror_start(block: Array, half: int) -> Array:
+    return block[1 : half + 1][::-1]

@@ -1,0 +1,209 @@
+"""A recording, window by window: each begins where the timestamps of the one before it end.
+
+Source: transformers 5.23 `WhisperGenerationMixin.generate` and `generate_with_fallback`, of a recording alone. Beams
+are kept after an attempt that samples, which there sets ``num_beams`` to 1 for the rest of the recording.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.recording import Recording
+from tightbeam.deploy.audio.segments import Segment, cut_segments
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
+from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchResult
+
+__all__ = ["SequentialTranscription", "WindowModel", "compression_ratio"]
+
+LOW_TEMPERATURE = 0.5
+"""Windows behind one that took a higher temperature do not begin with its tokens."""
+
+
+class WindowModel(Protocol):
+    """The part of the runner that windows are run with."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions: ...
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One attempt at a window: its tokens after the prompt, the end token included, and whether they will do."""
+
+    tokens: list[int]
+    is_good: bool
+    is_silence: bool
+
+
+class SequentialTranscription:
+    """The windows of one recording. Take a sample, run it, and give its result back, until there is none.
+
+    Parameters
+    ----------
+    model : WindowModel
+    recording : Recording
+    settings : mapping
+        Arguments of ``model.generate``.
+    timestamps : bool
+        False for a recording of one window, whose tokens have no timestamps.
+
+    Attributes
+    ----------
+    segments : list of Segment
+        What was found so far.
+    seek : int
+        The first frame of the present window.
+    """
+
+    def __init__(
+        self, model: WindowModel, recording: Recording, settings: Mapping[str, Any], *, timestamps: bool
+    ) -> None:
+        self._model, self._recording = model, recording
+        self._settings = {**settings, "return_timestamps": timestamps}
+        self._own = self._options(WindowStart())
+        assert self._own.recording is not None
+        self._how: RecordingSettings = self._own.recording
+        self._first = model.manifest.generation.get("no_timestamps_token_id", self._own.vocab_size) + 1
+        self._longest: int | None = None
+        self._language: int | None = None
+        self._conditions = self._how.condition_on_prev_tokens
+        prompt = self._how.prompt_ids
+        self._prompt = prompt[1:] if prompt and prompt[0] == self._how.prev_sot else prompt
+        self.segments: list[Segment] = []
+        self.seek = 0
+        self._steps = self._run()
+        self._wanted = next(self._steps, None)
+
+    @property
+    def done(self) -> bool:
+        """True where no window is left."""
+        return self._wanted is None
+
+    def sample(self, number: int) -> Sample:
+        """Return the sample to run next, with this number."""
+        assert self._wanted is not None
+        options, features = self._wanted
+        return Sample(number, options, features, self._model.manifest.sizes.max_source)
+
+    def take(self, result: SearchResult) -> None:
+        """Take the result of the latest sample."""
+        try:
+            self._wanted = self._steps.send(result)
+        except StopIteration:
+            self._wanted = None
+
+    @property
+    def _most_before(self) -> int:
+        return self._model.manifest.sizes.max_target // 2 - 1
+
+    def _options(self, window: WindowStart) -> GenerationOptions:
+        return self._model.window_options(self._settings, window)
+
+    def _run(self) -> Any:
+        """Yield options and features of each sample, and receive its result."""
+        while self.seek < self._recording.frames:
+            frames = min(self._recording.frames - self.seek, self._window_frames)
+            features = self._recording.window(self.seek, frames)
+            before = self._before()
+            if before and CHOSEN in self._own.prompt and self._language is None:
+                found = yield _language_alone(self._own), features
+                self._language = int(found.sequences[0, 1])
+            attempt = yield from self._attempts(features, before)
+            if attempt.is_silence:
+                self.seek += frames
+                continue
+            tokens = attempt.tokens
+            if tokens and tokens[-1] in self._own.eos_token_ids:
+                tokens = tokens[:-1]
+            segments, offset = cut_segments(tokens, self._first, self.seek, frames)
+            self.segments += segments
+            self.seek += offset
+
+    @property
+    def _window_frames(self) -> int:
+        return 2 * self._model.manifest.sizes.max_source
+
+    def _attempts(self, features: Array, before: tuple[int, ...]) -> Any:
+        """Yield the samples of one window, a temperature each, until one will do; returns the last attempt."""
+        start = WindowStart(before, self._longest)
+        attempt: _Attempt | None = None
+        for temperature in self._how.temperatures:
+            options = self._options(replace(start, temperature=temperature))
+            if self._language is not None:
+                prompt = tuple(self._language if token == CHOSEN else token for token in options.prompt)
+                options = replace(options, prompt=prompt, choices=())
+            if temperature:
+                options = options.for_input(features, options.prompt)
+            result = yield options, features
+            if self._language is None and CHOSEN in self._own.prompt:
+                self._language = int(result.sequences[0, len(before) + self._own.prompt.index(CHOSEN)])
+            attempt = self._judged(result, options)
+            self._conditions = self._how.condition_on_prev_tokens and temperature < LOW_TEMPERATURE
+            if attempt.is_good:
+                break
+        assert attempt is not None
+        if (
+            self._own.limited_by == "max_length"
+        ):  # transformers adds the prompt of each window to that of the windows before it
+            self._longest = options.max_length
+        return attempt
+
+    def _judged(self, result: SearchResult, options: GenerationOptions) -> _Attempt:
+        """Decide on an attempt, by the thresholds."""
+        how, tokens = self._how, _without_padding(result.sequences[0, options.beginning :].tolist(), options)
+        is_good = True
+        if how.compression_ratio_threshold is not None:
+            is_good = compression_ratio(tokens, options.vocab_size) <= how.compression_ratio_threshold
+        if how.logprob_threshold is None or result.confidence is None:
+            return _Attempt(tokens, is_good, False)
+        unlikely = result.confidence.mean_logprob < how.logprob_threshold
+        silent = how.no_speech_threshold is not None and result.confidence.no_speech > how.no_speech_threshold
+        return _Attempt(tokens, (is_good and not unlikely) or (unlikely and silent), unlikely and silent)
+
+    def _before(self) -> tuple[int, ...]:
+        """The tokens before the start token of the next window."""
+        how = self._how
+        earlier = [self._prompt] if self._prompt and not how.all_segments else []
+        earlier += [self._without_last_of_pair(segment.tokens) for segment in self.segments]
+        if self._conditions and earlier:
+            joined = tuple(token for tokens in earlier for token in tokens)[-self._most_before :]
+            if how.all_segments and how.prompt_ids:
+                return (*how.prompt_ids, *joined)
+            return (*(() if how.prev_sot is None else (how.prev_sot,)), *joined)
+        return how.prompt_ids
+
+    def _without_last_of_pair(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tokens[:-1] if len(tokens) > 2 and tokens[-2] >= self._first else tokens
+
+
+def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
+    """The bytes of token ids over those that zlib makes of them: high where tokens are repeated.
+
+    Source: transformers 5.23 `WhisperGenerationMixin._retrieve_compression_ratio`.
+    """
+    width = int(math.log2(vocab_size) / 8) + 1
+    data = b"".join(int(token).to_bytes(width, "little") for token in tokens)
+    return len(data) / len(zlib.compress(data))
+
+
+def _without_padding(tokens: list[int], options: GenerationOptions) -> list[int]:
+    """Tokens up to the first end token."""
+    end = next((place for place, token in enumerate(tokens) if token in options.eos_token_ids), len(tokens) - 1)
+    return tokens[: end + 1]
+
+
+def _language_alone(options: GenerationOptions) -> GenerationOptions:
+    """Options that choose the language behind the start token, and one token more, which does not matter."""
+    prompt = options.prompt[: options.prompt.index(CHOSEN) + 1]
+    return replace(
+        options, prompt=prompt, beginning=len(prompt), max_length=len(prompt) + 1, min_length=0, timestamps=None
+    )

@@ -1,0 +1,39 @@
+"""How sure a speech model is of what it heard in a window: what is measured while it generates, and the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Confidence", "Measured"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured.
+
+    Attributes
+    ----------
+    start : int
+        The place of the start token in the decoder prompt.
+    no_speech : int or None
+        The token whose probability after the start token is that of no speech.
+    """
+
+    start: int
+    no_speech: int | None
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """What was measured of the best sequence.
+
+    Attributes
+    ----------
+    mean_logprob : float
+        Mean log-probability of its new tokens, the end token included, each among those that the processors allow.
+    no_speech : float
+        Probability of no speech; 0 where it is not measured.
+    """
+
+    mean_logprob: float
+    no_speech: float

@@ -1,0 +1,216 @@
+"""Whole recordings: the tokens of transformers' long-form ``generate``, window by window and over many recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from support.audio import RATE_HZ, chirp
+from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
+from support.timestamps import generate, with_timestamps
+from support.tolerance import allowed, error
+from tightbeam.deploy import Runner
+from tightbeam.deploy.audio.recording import Recording
+from tightbeam.deploy.audio.sequential import compression_ratio
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.graph_passes import PRESETS
+
+Array = Any
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"language": "fr", "task": "translate", "max_new_tokens": 11},
+    {"num_beams": 3, "length_penalty": 2.0},
+    {"condition_on_prev_tokens": True},
+    {"condition_on_prev_tokens": True, "num_beams": 2, "max_length": 20},
+    {"prompt_ids": [52, 7, 8, 11]},
+    {"prompt_ids": [52, 7, 8, 11], "language": "de", "condition_on_prev_tokens": True},
+    {
+        "prompt_ids": [52, 7, 8, 11],
+        "condition_on_prev_tokens": True,
+        "prompt_condition_type": "all-segments",
+        "task": "transcribe",
+    },
+    {"logprob_threshold": -1.25, "no_speech_threshold": 0.004},
+    {"logprob_threshold": -1.25, "no_speech_threshold": 0.004, "num_beams": 3, "condition_on_prev_tokens": True},
+)
+
+
+@pytest.fixture(autouse=True)
+def restored(bundles: BundleCache) -> Iterator[None]:
+    """The model that other tests share has its own settings afterwards."""
+    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
+    before = model.generation_config
+    yield
+    model.generation_config = before
+
+
+@pytest.fixture(scope="module")
+def recordings() -> list[Array]:
+    """Recordings of one to four windows of one second: tones, silence, noise."""
+    rng = np.random.default_rng(1)
+    noise = (rng.standard_normal(int(0.8 * RATE_HZ)) * 0.05).astype(np.float32)
+    silence = np.zeros(RATE_HZ, np.float32)
+    return [
+        np.concatenate([chirp(0.9), silence, chirp(1.2, low_hz=2000, high_hz=90)]),
+        chirp(0.6),
+        np.concatenate([noise, chirp(0.4)]),
+        np.concatenate([silence, silence, chirp(1.34, high_hz=700)]),
+    ]
+
+
+def extractor_of(bundles: BundleCache) -> Any:
+    folder = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].path
+    return transformers.AutoFeatureExtractor.from_pretrained(folder)
+
+
+def extracted(bundles: BundleCache, wave: Array) -> torch.Tensor:
+    """Features of transformers [1, mels, frames]: of a whole window at least."""
+    how = {"truncation": False, "padding": "longest"} if len(wave) > RATE_HZ else {}
+    features: torch.Tensor = extractor_of(bundles)(
+        wave, sampling_rate=RATE_HZ, return_tensors="pt", **how
+    ).input_features
+    return features
+
+
+def expected(bundles: BundleCache, model: Any, wave: Array, settings: dict[str, Any]) -> tuple[list[int], list[Any]]:
+    """Tokens and segments of transformers for one recording."""
+    features, own = extracted(bundles, wave), dict(settings)
+    if "prompt_ids" in own:
+        own["prompt_ids"] = torch.tensor(own["prompt_ids"])
+    if "logprob_threshold" in own:
+        own["temperature"] = 0.0  # what None means; transformers compares it with 0
+    found = generate(model, features, return_timestamps=True, return_segments=True, **own)
+    return found["sequences"][0].tolist(), found["segments"][0]
+
+
+def expect_equal(bundles: BundleCache, model: Any, runner: Runner, waves: list[Array], settings: dict[str, Any]) -> int:
+    """Compare recordings that run together with transformers, one by one; returns how many segments there are."""
+    count = 0
+    for wave, segments in zip(waves, runner.transcribe_segments(waves, batch_size=3, **settings), strict=True):
+        tokens, spans = expected(bundles, model, wave, settings)
+        assert [token for segment in segments for token in segment.tokens] == tokens, settings
+        found = [(segment.start_s, segment.end_s) for segment in segments]
+        np.testing.assert_allclose(found, [(float(s["start"]), float(s["end"])) for s in spans], atol=1e-9)
+        count += len(segments)
+    return count
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_recordings_match_generate(bundles: BundleCache, recordings: list[Array], variant: str) -> None:
+    model, runner = with_timestamps(bundles, variant)
+    if variant == "el":
+        assert all(expect_equal(bundles, model, runner, recordings, own) > len(recordings) for own in SETTINGS)
+    else:
+        assert expect_equal(bundles, model, runner, recordings[:2], SETTINGS[4]) > 2
+
+
+def test_silent_windows_are_skipped(bundles: BundleCache, recordings: list[Array]) -> None:
+    """The thresholds of `SETTINGS` skip some windows, and not all."""
+    runner = with_timestamps(bundles, "el")[1]
+    plain, skipping = (runner.transcribe_segments(recordings, **own) for own in (SETTINGS[0], SETTINGS[8]))
+    assert 0 < sum(map(len, skipping)) < sum(map(len, plain))
+
+
+def test_attempts_follow_the_thresholds(
+    bundles: BundleCache, recordings: list[Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``top_k=1`` an attempt that samples gives the tokens of greedy search, which are not those of three beams:
+    so the tokens show which windows took a second attempt. A high temperature ends the conditioning."""
+    model, runner = with_timestamps(bundles, "dedup", top_k=1)
+    fallback = type(model).generate_with_fallback
+
+    def with_beams(self: Any, *args: Any, **kwargs: Any) -> Any:  # transformers leaves the beams of the last attempt
+        kwargs["generation_config"].num_beams = 3
+        return fallback(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "generate_with_fallback", with_beams)
+    shared: dict[str, Any] = {"num_beams": 3, "condition_on_prev_tokens": True, "language": "en"}
+    attempts: tuple[dict[str, Any], ...] = (
+        {"temperature": (0.0, 0.6), "logprob_threshold": -1.25},
+        {"temperature": (0.0, 0.3, 0.6), "compression_ratio_threshold": 0.74},
+        {"temperature": (0.0, 0.4), "logprob_threshold": -1.25, "no_speech_threshold": 0.004},
+    )
+    plain = [[part.tokens for part in parts] for parts in runner.transcribe_segments(recordings, **shared)]
+    for own in attempts:
+        found = runner.transcribe_segments(recordings, **shared, **own)
+        for wave, segments in zip(recordings, found, strict=True):
+            features = extracted(bundles, wave)
+            tokens = generate(model, features, return_timestamps=True, **shared, **own)[0].tolist()
+            assert [token for segment in segments for token in segment.tokens] == tokens, own
+        assert [[part.tokens for part in parts] for parts in found] != plain
+
+
+def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recordings: list[Array]) -> None:
+    runner = with_timestamps(bundles, "dedup")[1]
+    settings: dict[str, Any] = {"temperature": (0.0, 1.0), "logprob_threshold": -0.1}
+
+    def tokens(waves: list[Array], **more: Any) -> list[Any]:
+        return [[part.tokens for part in parts] for parts in runner.transcribe_segments(waves, **settings, **more)]
+
+    together = tokens(recordings, seed=5)
+    assert together == [tokens([wave], seed=5)[0] for wave in recordings]
+    assert together != tokens(recordings, seed=6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"temperature": -1}, "temperature=-1 is no temperature; pass 0, or one for each attempt"),
+        ({"temperature": ()}, r"temperature=\(\) is no temperature"),
+        ({"no_speech_threshold": 0.6}, "no_speech_threshold needs logprob_threshold"),
+        ({"logprob_threshold": "low"}, "logprob_threshold='low' is no number"),
+        ({"compression_ratio_threshold": 2.4}, "compression_ratio_threshold=2.4 does nothing with one temperature"),
+        ({"condition_on_prev_tokens": 1}, "condition_on_prev_tokens=1 is no choice; pass True or False"),
+        ({"prompt_condition_type": "some"}, "prompt_condition_type='some' is no choice"),
+        ({"prompt_condition_type": "all-segments"}, "needs condition_on_prev_tokens=True"),
+        ({"prompt_ids": [107]}, r"prompt_ids=\[107\] is no list of token ids from 0 to 106"),
+        ({"seed": 3}, "seed does nothing, since no temperature is above 0"),
+        ({"temperature": 0.5, "seed": -3}, "seed=-3 is no integer from 0 to"),
+        ({"prompt_ids": list(range(46))}, "prompts of 49 tokens leave none of the model's 48 positions"),
+    ],
+)
+def test_impossible_settings_are_refused(bundles: BundleCache, settings: dict[str, Any], expected: str) -> None:
+    runner = with_timestamps(bundles, "el")[1]
+    with pytest.raises((GenerationError, InputError), match=expected):
+        runner.transcribe([chirp(1.2)], **settings)
+
+
+def test_one_window_refuses_settings_of_recordings(bundles: BundleCache) -> None:
+    runner = with_timestamps(bundles, "el")[1]
+    features = np.zeros((1, 9, 100), np.float32)
+    with pytest.raises(GenerationError, match=r"condition_on_prev_tokens is for recordings \(Runner.transcribe\)"):
+        runner.generate_from_features(features, condition_on_prev_tokens=True)
+
+
+def test_compression_ratio_matches_transformers() -> None:
+    rng = np.random.default_rng(0)
+    for vocabulary in (107, 256, 51865, 70000):
+        for tokens in (rng.integers(0, vocabulary, 90), np.full(60, vocabulary - 1), np.zeros(0, np.int64)):
+            theirs = transformers.WhisperForConditionalGeneration._retrieve_compression_ratio
+            assert compression_ratio(tokens.tolist(), vocabulary) == theirs(torch.from_numpy(tokens), vocabulary)
+
+
+def test_features_of_a_recording_match_transformers(bundles: BundleCache, recordings: list[Array]) -> None:
+    """Whatever the blocks: the whole recording's features, cut into windows."""
+    log_mel = with_timestamps(bundles, "el")[1].log_mel
+    assert log_mel is not None
+    for wave in [*recordings, recordings[0][: RATE_HZ + 1], recordings[0][: RATE_HZ + 160]]:
+        naive = extracted(bundles, wave)[0].numpy()
+        whole = np.pad(wave.astype(np.float64), (0, max(0, RATE_HZ - len(wave))))
+        exact = extractor_of(bundles)._np_extract_fbank_features([whole], "cpu")[0]
+        for size in (997, 20_000, 1 << 30):
+            recording = Recording(log_mel, (wave[start : start + size] for start in range(0, len(wave), size)))
+            assert recording.frames == naive.shape[1]
+            found = np.concatenate([recording.window(first, 1) for first in range(recording.frames)], axis=1)
+            found = found.reshape(9, recording.frames, 100)[:, :, 0]
+            assert error(found, exact) <= allowed(exact, naive)
+            tail = recording.window(recording.frames - 30, 30)
+            np.testing.assert_array_equal(tail[:, :30], found[:, -30:])
+            assert tail.shape == (9, 100) and not tail[:, 30:].any()
+            recording.close()
