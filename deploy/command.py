@@ -172,6 +172,12 @@ def run_model(
     task: Annotated[
         str | None, typer.Option(help="Task: transcribe, or translate (into English); Whisper only.")
     ] = None,
+    source_language: Annotated[
+        str | None, typer.Option(help="Language of the texts, as the tokenizer names it (deu_Latn, de_DE, de).")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Language to translate into, as the tokenizer names it.")
+    ] = None,
     early_stopping: Annotated[
         str | None,
         typer.Option(
@@ -259,6 +265,8 @@ def run_model(
         "length_penalty": length_penalty,
         "language": language,
         "task": task,
+        "source_language": source_language,
+        "target_language": target_language,
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "repetition_penalty": repetition_penalty,

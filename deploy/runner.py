@@ -34,6 +34,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.translation import check_without_text, from_language
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.padding import left_pad, mask_of_padding, right_pad
 from tightbeam.deploy.runtimes.base import Runtime
@@ -337,6 +338,7 @@ class Runner:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
         settings = self._without_effect(settings)
         options = self.options(**settings)
+        check_without_text(settings)
         rows = ragged_rows(input_ids)
         if decoder_input_ids is not None:
             if rows is not None and attention_mask is None:
@@ -778,7 +780,7 @@ class Runner:
             Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
             positions as ``settings`` make new tokens.
         **settings
-            Arguments of ``model.generate``; they matter to prompts only.
+            Arguments of ``model.generate``; they matter to prompts, and ``source_language`` to a translator.
 
         Returns
         -------
@@ -813,6 +815,7 @@ class Runner:
                 "with --truncate (truncate=True)"
             )
         ids = codec.truncate(text, limit) if length > limit else ids
+        ids = from_language(ids, self.manifest.generation, settings)
         if not ids:
             raise InputError("the tokenizer makes no token of this text; expected at least one word of its vocabulary")
         if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks

@@ -81,7 +81,9 @@ def test_table_of_a_command_has_every_option(name: str) -> None:
 def test_settings_page_has_every_setting() -> None:
     supported, rest = section(page("settings"), "## Supported").split("### Sampling")
     assert set(first_column(supported)) == fields.SUPPORTED
-    assert set(first_column(rest.partition("### Whisper")[0])) == fields.SAMPLING.keys()
+    assert set(first_column(rest.partition("### ")[0])) == fields.SAMPLING.keys()
+    translators = section(page("settings"), "### Translators of many languages")
+    assert set(first_column(translators)) == fields.TRANSLATION_ONLY
     assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY | {"temperature"}
     for name in whisper.UNSUPPORTED:
         assert f"`{name}`" in section(page("settings"), "### Whisper")

@@ -125,6 +125,9 @@ SPEECH_ONLY = frozenset(
 )
 """Fields of speech models only."""
 
+TRANSLATION_ONLY = frozenset({"source_language", "target_language"})
+"""Settings of translators of many languages only."""
+
 LIMITS = ("max_new_tokens", "max_length")
 """Fields that limit the length of a row. The first one that is set is used."""
 LONG_NAME = 60
@@ -160,6 +163,8 @@ class Fields:
                     fix = IN_THEIR_PLACE.get(name, fix)
                     if name in SPEECH_ONLY:
                         fix = "it is for speech models; remove it"
+                    if name in TRANSLATION_ONLY:
+                        fix = "it is for translators whose tokenizer has tokens of languages; remove it"
                     shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
                     shown = shown if shown.isprintable() else repr(shown)
                     raise GenerationError(

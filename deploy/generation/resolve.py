@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
+from tightbeam.deploy.generation.given import layers
+from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
 from tightbeam.deploy.generation.recording import WindowStart
+from tightbeam.deploy.generation.translation import LANGUAGES, translation_layers
 from tightbeam.deploy.generation.whisper import speech_options
 
 __all__ = ["ModelKind", "options_for"]
@@ -55,9 +57,9 @@ def options_for(
         return speech_options(
             defaults, overrides, vocab_size=sizes.vocabulary, max_positions=sizes.max_target, window=window
         )
-    return resolve_options(
-        defaults,
-        overrides,
+    given = layers(defaults, overrides)
+    return resolve_layers(
+        translation_layers(given) if LANGUAGES in defaults else given,
         vocab_size=sizes.vocabulary,
         max_positions=sizes.max_target,
         prompt_length=prompt_length if sizes.decoder_only else None,

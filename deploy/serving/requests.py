@@ -16,6 +16,7 @@ from tightbeam.deploy.audio.files import audio_fault, windows
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
@@ -30,7 +31,7 @@ MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 MAX_PARAMETER_BYTES = 1 << 16
 MAX_WINDOWS = 120
 """Windows of one audio file: an hour at Whisper's 30 seconds."""
-TEXT_PARAMETERS = frozenset({"language", "task", "trie"})
+TEXT_PARAMETERS = frozenset({"language", "source_language", "target_language", "task", "trie"})
 """Parameters whose text is not read as JSON."""
 KEPT = 128
 """Parameters whose options are kept: most requests have those of others."""
@@ -107,6 +108,7 @@ class RequestParser:
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
                     runner.check_ids(ids)
+                    check_without_text(settings)
                     samples = [self._sample(ids, request, row)]
                 else:
                     found = _features(runner, value[: lengths[row]])

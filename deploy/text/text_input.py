@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.json_line import read_json_line, read_settings, settings_of_line
@@ -130,6 +131,7 @@ class _Reader:
         if self.format.ids:
             tokens = parse_ids(source)
             self.model.check_ids(tokens)
+            check_without_text(settings)
         elif not isinstance(source, str):
             raise InputError(f"{self.format.field} is {type(source).__name__}, expected a text; pass it in quotes")
         else:

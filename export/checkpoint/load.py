@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files
+from tightbeam.export.checkpoint.languages import language_settings
 from tightbeam.export.checkpoint.model import generation_settings, load_config, load_model
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.tokenizer import load_tokenizer
@@ -40,7 +41,7 @@ class Checkpoint:
     sizes: Sizes
     generation_config: dict[str, Any]
     """the fields that the checkpoint sets, as JSON values, also those that an old one sets in config.json: the defaults
-    of `model.generate`"""
+    of `model.generate`; a translator's languages too"""
     tokenizer: Any | None
     """transformers' tokenizer; None where the checkpoint ships none"""
 
@@ -81,6 +82,9 @@ def load_files(files: CheckpointFiles) -> Checkpoint:
         model=model,
         config=model.config,
         sizes=sizes,
-        generation_config=generation_settings(family, model, folder, sizes.vocabulary),
+        generation_config={
+            **generation_settings(family, model, folder, sizes.vocabulary),
+            **language_settings(family, tokenizer, sizes.vocabulary),
+        },
         tokenizer=tokenizer,
     )

@@ -35,6 +35,8 @@ class Family:
     """tensors that a checkpoint may omit because the model computes them"""
     feature_config: str | None = None
     """file with the settings of a speech model's feature extractor"""
+    languages: str | None = None
+    """regular expression of the tokens that name languages; its group that matched is the name"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """short name -> hub id"""
 

@@ -39,6 +39,7 @@ M2M_100 = M2M100Like(
     model_type="m2m_100",
     architecture="M2M100ForConditionalGeneration",
     position_offset=2,
+    languages="__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})",
     aliases={
         "m2m100_418M": "facebook/m2m100_418M",
         "m2m100_1.2B": "facebook/m2m100_1.2B",

@@ -58,6 +58,7 @@ MBART = BartLike(
     model_type="mbart",
     architecture="MBartForConditionalGeneration",
     position_offset=2,
+    languages="([a-z]{2}_[A-Z]{2})",
     aliases={
         "mbart-large-cc25": "facebook/mbart-large-cc25",
         "mbart-large-en-ro": "facebook/mbart-large-en-ro",

@@ -1,0 +1,38 @@
+"""The languages of a translator, as its tokenizer names them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tightbeam.deploy.generation.translation import LANGUAGES
+from tightbeam.export.families.base import Family
+
+__all__ = ["language_settings"]
+
+
+def language_settings(family: Family, tokenizer: Any | None, vocabulary: int) -> dict[str, dict[str, int]]:
+    """Settings of a bundle that hold the ids of the languages' tokens by name.
+
+    Parameters
+    ----------
+    family
+        Says how tokens name languages.
+    tokenizer
+        transformers' tokenizer of the checkpoint, if it has one.
+    vocabulary
+        Tokens that the model scores.
+
+    Returns
+    -------
+    dict
+        The setting ``lang_to_id``; empty where the model has no languages.
+    """
+    if family.languages is None or tokenizer is None:
+        return {}
+    found = {}
+    for token, number in tokenizer.get_vocab().items():
+        match = re.fullmatch(family.languages, token)
+        if match and number < vocabulary:
+            found[match[match.lastindex or 0]] = int(number)
+    return {LANGUAGES: dict(sorted(found.items()))} if found else {}
