@@ -123,6 +123,13 @@ def run_model(
             help="Sequences returned for each input: with beams the best ones, with --do-sample as many draws."
         ),
     ] = None,
+    num_beam_groups: Annotated[
+        int | None, typer.Option(help="Groups of beams, each of which avoids the tokens that those before it choose.")
+    ] = None,
+    diversity_penalty: Annotated[
+        float | None,
+        typer.Option(help="Taken off a token's score for each beam of an earlier group that chose it in this step."),
+    ] = None,
     do_sample: Annotated[
         bool | None,
         typer.Option(
@@ -251,6 +258,8 @@ def run_model(
     given = {
         "num_beams": num_beams,
         "num_return_sequences": num_return_sequences,
+        "num_beam_groups": num_beam_groups,
+        "diversity_penalty": diversity_penalty,
         "do_sample": do_sample,
         "temperature": temperature,
         "top_k": top_k,

@@ -265,6 +265,8 @@ class Runner:
         """Options that this runtime can follow. Raises GenerationError."""
         if options.trie is not None and self._runtime.trie_obstacle:
             raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
+        if options.num_beam_groups > 1 and (obstacle := self._runtime.groups_obstacle):
+            raise GenerationError(f"num_beam_groups={options.num_beam_groups} cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
             raise GenerationError(
                 f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"
@@ -470,7 +472,8 @@ class Runner:
         P = first_length(prompt)
         positions = max(own.max_length for own in each) - P  # the last token is never fed back
         with self._lock:
-            decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P)
+            groups = options.num_beam_groups
+            decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P, groups)
             beginnings = None if prompt is None else prompt.tokens
             read = source if prompt is None else prompt.tokens
             sources = read if read.ndim == 2 else None  # not of features

@@ -31,6 +31,7 @@ __all__ = [
 
 SUPPORTED = frozenset(
     """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits
+    num_beam_groups diversity_penalty
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
     bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
@@ -87,8 +88,6 @@ WARPERS = ("top_h", "epsilon_cutoff", "eta_cutoff")
 """Fields of `DORMANT` that transformers reads while sampling."""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
     "penalty_alpha": (0.0,),
     "dola_layers": (),
     "constraints": (),

@@ -19,6 +19,7 @@ from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.constraint import read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.given import Layer, layers
+from tightbeam.deploy.generation.groups import read_groups
 from tightbeam.deploy.generation.recording import RecordingSettings
 from tightbeam.deploy.generation.sampling import Sampling, read_sampling
 from tightbeam.deploy.generation.scoring import Scoring, read_scoring
@@ -100,6 +101,10 @@ class GenerationOptions:
         What is measured of a speech model's confidence; None measures nothing.
     recording : RecordingSettings or None
         How a speech model goes through a recording; None for a text model.
+    num_beam_groups : int
+        Groups of the beams in diverse beam search, all of one size; 1 in any other search.
+    diversity_penalty : float
+        Taken off the score of a token for each beam of an earlier group that has just chosen it.
     trie : Trie or None
         The sequences that may come from the length ``begin`` on; None allows all.
     """
@@ -130,11 +135,16 @@ class GenerationOptions:
     scoring: Scoring | None = None
     measured: Measured | None = None
     recording: RecordingSettings | None = None
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
     trie: Trie | None = None
 
     @property
     def candidates(self) -> int:
         """C, the continuations of each sample: enough that M stay open if every end-of-sequence token is among them.
+
+        In diverse beam search they are those of each group: as many for its beams, and those that can be penalised,
+        which are at most as many tokens of each row as there are beams in other groups.
 
         With sampling they are those that are kept, where so many suffice; a power of two, so that settings share
         batches.
@@ -142,7 +152,8 @@ class GenerationOptions:
         if self.samples_candidates:
             assert self.sampling is not None
             return min(self.vocab_size, 1 << (self.sampling.top_k + TIES - 1).bit_length())
-        return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
+        size = self.num_beams // self.num_beam_groups
+        return (max(2, 1 + len(self.eos_token_ids)) + self.num_beams - size) * size
 
     @property
     def samples_candidates(self) -> bool:
@@ -173,6 +184,8 @@ class GenerationOptions:
         """The kind of search, which samples of one batch share."""
         if self.sampling is not None:
             return "among candidates" if self.samples_candidates else "from rows"
+        if self.num_beam_groups > 1:
+            return f"{self.num_beam_groups} groups of beams"
         search = "beams" if self.normalize else "greedy"
         return f"{search} from rows" if self.reads_logits else search
 
@@ -218,7 +231,12 @@ class GenerationOptions:
 
     @property
     def fill_token_id(self) -> int:
-        """The token after the end of a row in beam search: pad token, or end-of-sequence token where that is 0."""
+        """The token after the end of a row in beam search.
+
+        It is the pad token, or the end-of-sequence token where that is 0; in diverse beam search always the pad token.
+        """
+        if self.num_beam_groups > 1 and self.pad_token_id is not None:
+            return self.pad_token_id
         return (self.pad_token_id or self.eos_token_ids[0]) if self.eos_token_ids else -1
 
 
@@ -304,6 +322,7 @@ def resolve_layers(
     if timestamps is not None and fields.get("trie", None) is not None:
         raise fields.error("trie", "does not go with return_timestamps", "leave one out")
     sampling = read_sampling(fields)
+    groups, diversity_penalty = read_groups(fields, num_beams)
     if sampling is not None:
         if num_beams > 1:
             raise fields.error(
@@ -347,6 +366,8 @@ def resolve_layers(
         sampling=sampling,
         timestamps=timestamps,
         scoring=read_scoring(fields, log_probabilities=num_beams > 1 and sampling is None),
+        num_beam_groups=groups,
+        diversity_penalty=diversity_penalty,
         trie=read_constraint(fields),
     )
     _check_together(fields, options)
@@ -429,8 +450,10 @@ def _check_together(fields: Fields, options: GenerationOptions) -> None:
     if options.candidates > options.vocab_size and options.sampling is None:
         most = options.vocab_size * beams // options.candidates
         fix = f"num_beams={most} or less" if most else "fewer eos_token_id"
+        groups = options.num_beam_groups
+        in_groups, fix = (f" in {groups} groups", "fewer beams, or more groups") if groups > 1 else ("", fix)
         raise GenerationError(
-            f"num_beams={beams} needs {options.candidates} distinct tokens, "
+            f"num_beams={beams}{in_groups} needs {options.candidates} distinct tokens, "
             f"the vocabulary has {options.vocab_size}; pass {fix}"
         )
     if not FLOAT32.tiny <= options.repetition_penalty <= FLOAT32.max:

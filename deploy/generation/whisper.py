@@ -33,6 +33,7 @@ INERT = frozenset(
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "do_sample": (False,),
     "decoder_input_ids": (),
+    "num_beam_groups": (1,),
     "num_return_sequences": (1,),  # transformers returns copies of the best one
 }
 

@@ -17,6 +17,7 @@ from tightbeam.deploy.runtimes.base import (
     SMALL_INPUTS,
     StepOutputs,
     banned_capacity,
+    by_group,
     resolve,
     small_inputs,
 )
@@ -76,7 +77,9 @@ class DeviceDecoding:
         self._uploads = StepUploads(self._device, self._inputs, sent, memory.pair)
         self._columns: dict[str, int] | None = None
         """Columns of the histories that a step uploads; None for the first, which uploads all."""
-        results = {name: (dtype, (sizes["B"], candidates)) for name, dtype in CANDIDATE_OUTPUTS.items()}
+        results = {
+            name: (dtype, (sizes["B"], sizes["groups"] * candidates)) for name, dtype in CANDIDATE_OUTPUTS.items()
+        }
         self._results = StagedArrays(self._device, results, lambda nbytes: memory.pair("results", nbytes))
         self._candidates = dict(self._results.arrays)
         self._binding: object = None
@@ -146,7 +149,7 @@ class DeviceDecoding:
         binding = self._runtime.bound = object()
         self._taken, self._made_for = self._host_values(), self._sizes["B"]
         for name, address in self._uploads.addresses().items():
-            graph.set_input(name, self._inputs[name].shape, address)
+            graph.set_input(name, by_group(name, self._inputs[name], self._sizes["groups"]).shape, address)
         for name in self._on_host:
             graph.set_input(name, self._inputs[name].shape, self._inputs[name].ctypes.data)
         for name, tensor in (*self._source.items(), *self._in_place.items()):
@@ -154,7 +157,8 @@ class DeviceDecoding:
         for name, tensor in self._in_place.items():
             bind(graph.set_output, self._outputs[name], tensor)
         for name, array in self._candidates.items():
-            graph.set_output(name, array.shape, self._results.address(name))
+            shape = by_group(name, array, self._sizes["groups"]).shape
+            graph.set_output(name, shape, self._results.address(name))
         self._binding = binding  # last: a binding that failed halfway is repeated
 
     def _bind_grown(self) -> None:

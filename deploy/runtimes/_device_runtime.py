@@ -11,7 +11,7 @@ from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
 from tightbeam.deploy.runtimes._device_graphs import DeviceGraphs
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._slots import SlotRuntime
-from tightbeam.deploy.runtimes.base import sizes_of
+from tightbeam.deploy.runtimes.base import obstacle_to_groups, sizes_of
 
 __all__ = ["DeviceRuntime"]
 
@@ -31,10 +31,11 @@ class DeviceRuntime(DeviceGraphs):
         positions: int,
         candidates: int,
         prompt_length: int = 1,
+        groups: int = 1,
     ) -> DeviceDecoding:
         B, N = attention_mask.shape
         self.check_limits(B, num_beams, N, positions, candidates)
-        sizes = sizes_of(B, N, num_beams, positions, prompt_length)
+        sizes = sizes_of(B, N, num_beams, positions, prompt_length, groups)
         given = self.given(source, attention_mask, num_beams)
         wanted = self.bytes_sent(given) | self.bytes_encoded(sizes) | self.bytes_of_states(sizes)
         memory = BatchMemory(self.on_device, self.on_host, wanted)
@@ -43,6 +44,10 @@ class DeviceRuntime(DeviceGraphs):
     @property
     def trie_obstacle(self) -> str:
         return "tries are for ONNX Runtime on the CPU; leave trie out, or run the bundle with device='cpu'"
+
+    @property
+    def groups_obstacle(self) -> str:
+        return obstacle_to_groups(self.decoder_interface.inputs)
 
     def joining(self) -> SlotRuntime | None:
         return None if any(state.kind == "append" for state in self.states) else SlotRuntime(self)

@@ -67,8 +67,8 @@ class SlotRuntime:
         weakref.finalize(encoded, memory.put_back)
         return encoded
 
-    def open(self, places: int, num_beams: int, candidates: int) -> SlotDecoding:
-        return SlotDecoding(self._graphs, places, num_beams, candidates)
+    def open(self, places: int, num_beams: int, candidates: int, groups: int = 1) -> SlotDecoding:
+        return SlotDecoding(self._graphs, places, num_beams, candidates, groups)
 
 
 class SlotDecoding:
@@ -83,11 +83,13 @@ class SlotDecoding:
         M.
     candidates : int
         C.
+    groups : int
+        Groups of a sample's beams.
     """
 
-    def __init__(self, graphs: DeviceGraphs, places: int, num_beams: int, candidates: int) -> None:
+    def __init__(self, graphs: DeviceGraphs, places: int, num_beams: int, candidates: int, groups: int = 1) -> None:
         self._graphs, self._device, self._candidates = graphs, graphs.device, candidates
-        self._sizes = {**sizes_of(places, 0, num_beams, 0, 1), "T_history": 0}
+        self._sizes = {**sizes_of(places, 0, num_beams, 0, 1, groups), "T_history": 0}
         self._slots = np.zeros(0, np.int64)  # [B'], of the samples by place
         self._free = list(range(places))  # a heap
         self._places = Places(self._sizes)
@@ -222,8 +224,7 @@ class SlotDecoding:
                 if not name.startswith("trie_"):
                     target[name][...] = given[name]
                 continue
-            own = given[name].reshape(len(slots), -1, given[name].shape[-1] if len(shape) > 1 else 1)
-            places = target[name].reshape(B, -1, target[name].shape[-1] if len(shape) > 1 else 1)
+            own, places = _by_sample(given[name], len(slots)), _by_sample(target[name], B)
             if name == "banned":
                 places[slots, :, used[name] :] = -1
             if name == "beam_index":
@@ -266,3 +267,10 @@ class SlotDecoding:
             rows=math.prod(own.shape[:axis]),
             width=count * inner,
         )
+
+
+def _by_sample(array: Array, count: int) -> Array:
+    """A small input of ``count`` samples as [samples, rows, columns]; there may be no columns."""
+    columns = array.shape[-1] if array.ndim > 1 else 1
+    rows = math.prod(array.shape[:-1] if array.ndim > 1 else array.shape) // count
+    return array.reshape(count, rows, columns)

@@ -5,7 +5,7 @@ docs/reference/graphs.md has the meaning of every tensor and the letters of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,8 +28,10 @@ __all__ = [
     "Runtime",
     "StepOutputs",
     "banned_capacity",
+    "by_group",
     "lay_out",
     "letters_of",
+    "obstacle_to_groups",
     "resolve",
     "sizes_of",
     "small_inputs",
@@ -75,6 +77,8 @@ CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
 LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
 ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
+GROUPED = "B groups"
+"""The dimension of ``beam_scores`` in decoders that take groups of beams."""
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 Encoded = Mapping[str, Any]
 """Source inputs of the decoder by name, of an encoded batch: arrays, or what a device has in their place."""
@@ -153,6 +157,7 @@ class Runtime(Protocol):
         positions: int,
         candidates: int,
         prompt_length: int = 1,
+        groups: int = 1,
     ) -> Decoding:
         """Encode a batch and allocate its caches.
 
@@ -170,6 +175,8 @@ class Runtime(Protocol):
             C, the continuations that a step returns for each sample.
         prompt_length : int
             P, the tokens that each row begins with. The decoder is fed the last of them first.
+        groups : int
+            Groups of a sample's beams, of which each has its C candidates. The runtime takes them (`groups_obstacle`).
 
         Raises
         ------
@@ -181,6 +188,11 @@ class Runtime(Protocol):
     @property
     def trie_obstacle(self) -> str:
         """The reason why this runtime takes no trie, and the fix; empty where it does."""
+        ...
+
+    @property
+    def groups_obstacle(self) -> str:
+        """The reason why no step gives candidates by groups of beams, and the fix; empty where steps can."""
         ...
 
     def joining(self) -> JoiningRuntime | None:
@@ -265,7 +277,7 @@ class JoiningRuntime(Protocol):
         """
         ...
 
-    def open(self, places: int, num_beams: int, candidates: int) -> JoiningDecoding:
+    def open(self, places: int, num_beams: int, candidates: int, groups: int = 1) -> JoiningDecoding:
         """Return a decoding without samples, for ``places`` samples at most."""
         ...
 
@@ -296,17 +308,33 @@ def letters_of(shape: Sequence[int | str]) -> set[str]:
     return {size for size in shape if isinstance(size, str)}
 
 
-def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int) -> dict[str, int]:
+def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int, groups: int = 1) -> dict[str, int]:
     """Sizes of a new batch by the letters of shapes, before the first step; arguments as of ``Runtime.begin``."""
     return {
         **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0, "Y": 0, "Y + 3": 3},
         "T_history": prompt_length - 1 + positions,
+        "groups": groups,
     }
 
 
 def resolve(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Replace the letters of a shape by their sizes."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+
+def by_group(name: str, array: Array, groups: int) -> Array:
+    """Return a view of a small input or a result as the search head takes it, whose samples are the groups of beams."""
+    if name == "history_lengths":
+        return array.reshape(-1)
+    return array.reshape(len(array) * groups, -1) if name == "beam_scores" or name in CANDIDATE_OUTPUTS else array
+
+
+def obstacle_to_groups(inputs: Iterable[TensorEntry]) -> str:
+    """The ``groups_obstacle`` of a runtime whose decoder has these inputs."""
+    shapes = {tensor.name: tensor.shape for tensor in inputs}
+    if GROUPED in shapes.get("beam_scores", ()):
+        return ""
+    return "this decoder was made before its search head could take groups; export the model again"
 
 
 def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
@@ -327,8 +355,14 @@ def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], 
 
 
 def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
-    """Allocate buffers of `SMALL_INPUTS`, all zero; ``sizes`` has B, M, R, T_max, T_history and P."""
-    return {name: np.zeros(resolve(shape, sizes), dtype) for name, (dtype, shape) in SMALL_INPUTS.items()}
+    """Allocate buffers of `SMALL_INPUTS`, all zero; ``sizes`` has B, M, R, T_max, T_history, P and groups.
+
+    ``history_lengths`` is [B, groups] where there are several groups.
+    """
+    buffers = {name: np.zeros(resolve(shape, sizes), dtype) for name, (dtype, shape) in SMALL_INPUTS.items()}
+    if sizes["groups"] > 1:
+        buffers["history_lengths"] = np.zeros((sizes["B"], sizes["groups"]), np.int32)
+    return buffers
 
 
 def banned_capacity(count: int, capacity: int) -> int:

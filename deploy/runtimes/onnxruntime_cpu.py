@@ -27,7 +27,9 @@ from tightbeam.deploy.runtimes.base import (
     SMALL_INPUTS,
     StepOutputs,
     banned_capacity,
+    by_group,
     lay_out,
+    obstacle_to_groups,
     resolve,
     sizes_of,
     small_inputs,
@@ -95,9 +97,10 @@ class OnnxRuntimeCpu:
         positions: int,
         candidates: int,
         prompt_length: int = 1,
+        groups: int = 1,
     ) -> CpuDecoding:
         B, N = attention_mask.shape
-        sizes = sizes_of(B, N, num_beams, positions, prompt_length)
+        sizes = sizes_of(B, N, num_beams, positions, prompt_length, groups)
         try:
             encoded = self._encode(source, attention_mask, sizes)
             return CpuDecoding(self, encoded, sizes, candidates)
@@ -113,6 +116,10 @@ class OnnxRuntimeCpu:
         if "trie_nodes" in self.shapes:
             return ""
         return "this bundle was exported before there were any, so its search head takes none; export the model again"
+
+    @property
+    def groups_obstacle(self) -> str:
+        return obstacle_to_groups(self.manifest.decoder.inputs)
 
     def joining(self) -> OnnxRuntimeCpu | None:
         return None if any(state.kind == "append" for state in self.manifest.cache_states) else self
@@ -138,8 +145,8 @@ class OnnxRuntimeCpu:
         except MemoryError as error:
             raise ExecutionError(f"no memory to encode {B} samples; run fewer together ({error})") from error
 
-    def open(self, places: int, num_beams: int, candidates: int) -> CpuDecoding:
-        sizes = sizes_of(places, 0, num_beams, 0, 1)
+    def open(self, places: int, num_beams: int, candidates: int, groups: int = 1) -> CpuDecoding:
+        sizes = sizes_of(places, 0, num_beams, 0, 1, groups)
         names = {tensor.name for tensor in self.manifest.encoder.outputs} | {"attention_mask"} & self.shapes.keys()
         try:
             return CpuDecoding(self, self.allocate(sorted(names), sizes), sizes, candidates, used=0)
@@ -235,7 +242,8 @@ class CpuDecoding:
         self._in_place = {state.input: caches[state.input] for state in states if state.kind == "in_place"}
         self._grown = {state.input: caches[state.input] for state in states if state.kind == "append"}
         self._outputs = {state.input: state.output for state in states}
-        self._results = {name: np.zeros((sizes["B"], candidates), dtype) for name, dtype in CANDIDATE_OUTPUTS.items()}
+        shape = sizes["B"], sizes["groups"] * candidates
+        self._results = {name: np.zeros(shape, dtype) for name, dtype in CANDIDATE_OUTPUTS.items()}
         self._small = sorted(names & self._inputs.keys())
         self._shapes = runtime.shapes | {name: shape for name, (_, shape) in SMALL_INPUTS.items()}
         self._shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
@@ -280,11 +288,11 @@ class CpuDecoding:
     def _bind(self) -> ort.IOBinding:
         binding = self._bindings[self._used] = self._runtime.decoder.io_binding()
         for name in self._small:
-            binding.bind_ortvalue_input(name, _value(self._inputs[name]))
+            binding.bind_ortvalue_input(name, _value(by_group(name, self._inputs[name], self._sizes["groups"])))
         for name, array in self._source.items():
             binding.bind_ortvalue_input(name, _value(array))
         for name, array in self._results.items():
-            binding.bind_ortvalue_output(name, _value(array))
+            binding.bind_ortvalue_output(name, _value(by_group(name, array, self._sizes["groups"])))
         if self.logits is not None:
             binding.bind_ortvalue_output(LOGITS, _value(self.logits))
         for name, array in self._in_place.items():

@@ -89,7 +89,7 @@ class BeamStepper:
         self._tokens[:] = inputs.tokens
         np.add(self._first_positions, newest[:, None], out=self._positions)
         np.add(newest, 1, out=buffers["lengths"], casting="unsafe")
-        buffers["history_lengths"][:] = inputs.lengths
+        buffers["history_lengths"].T[...] = inputs.lengths  # [B], or [B, groups]
         if inputs.nodes is not None:
             buffers["trie_nodes"][:] = inputs.nodes.reshape(-1)
         banned = inputs.banned
@@ -125,7 +125,7 @@ class BeamStepper:
         T = history.shape[2]
         for sample, padding in enumerate(self._padding):
             self._rows_history[sample, :, : T - padding] = history[sample, :, padding:]
-        np.subtract(T, self._padding, out=self._decoding.inputs["history_lengths"], casting="unsafe")
+        np.subtract(T, self._padding, out=self._decoding.inputs["history_lengths"].T, casting="unsafe")
         by_padding = banned_by_padding(history, self._padding, self._options.no_repeat_ngram_size)
         return np.concatenate([banned, by_padding], axis=2)
 

@@ -1,4 +1,4 @@
-"""Greedy search, beam search and sampling in numpy, after transformers' `generate`: one file a search."""
+"""Greedy search, beam search, diverse beam search, sampling: in numpy, after transformers; one file a search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 from tightbeam.deploy.search.greedy import GreedySearch
+from tightbeam.deploy.search.group_beam import GroupBeamSearch
 from tightbeam.deploy.search.sampling import SampleSearch
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
 from tightbeam.deploy.search.token_scores import Alternatives, Scored
@@ -33,6 +34,8 @@ __all__ = [
 
 def new_search(step: Step, options: GenerationOptions, callback: SearchCallback) -> BatchSearch:
     """Return a search without samples, for those of settings like ``options``."""
+    if options.num_beam_groups > 1:
+        return GroupBeamSearch(step, options, callback)
     kind = SampleSearch if options.sampling is not None else BeamSearch if options.normalize else GreedySearch
     return kind(step, options.num_beams, callback)
 

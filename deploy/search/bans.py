@@ -99,11 +99,10 @@ def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
 def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_scores: Floats) -> Candidates:
     """Return the candidates [B, C] where only ``tokens`` may follow, each with the token score 0.
 
-    All other tokens score -inf. They fill the remaining places, lowest (beam, token) first, so that only the first C
-    of them matter.
+    ``beam_scores`` are [B, M], of all beams or of those of a group. All other tokens score -inf. They fill the
+    remaining places, lowest (beam, token) first, so that only the first C of them matter.
     """
-    M = options.num_beams
-    C, vocabulary = options.candidates, options.vocab_size
+    M, C, vocabulary = beam_scores.shape[1], options.candidates, options.vocab_size
     pool, may_follow = _forced_pool(M, C, vocabulary, tokens)
     scores = np.where(may_follow, beam_scores[:, pool // vocabulary], np.float32(-np.inf))  # [B, X]
     chosen = best(scores, C)  # [B, C]

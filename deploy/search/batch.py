@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.measures import Measures
 from tightbeam.deploy.search.nodes import next_nodes
+from tightbeam.deploy.search.pool import Pool
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
 from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail, log_softmax
@@ -51,6 +52,8 @@ class Place:
         The scores of tokens, where they are asked for.
     measures : Measures or None
         What is measured of its confidence.
+    pools : list of Pool
+        The finished sequences of each group of beams in diverse beam search; else empty.
     """
 
     number: int
@@ -61,6 +64,7 @@ class Place:
     draws: Floats | None = None
     trail: Trail | None = None
     measures: Measures | None = None
+    pools: list[Pool] = field(default_factory=list)
 
 
 class BatchSearch:

@@ -50,6 +50,9 @@ class StepInputs:
 class Candidates:
     """The C best continuations of each sample, best first; of equal scores the lower (beam, token) comes first.
 
+    In diverse beam search they are [B, G C]: the C best ones of each of the G groups, one group after another, whose
+    ``beams`` count from the first beam of the group.
+
     Attributes
     ----------
     scores : float32 [B, C]

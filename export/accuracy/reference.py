@@ -28,6 +28,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 SEED = "seed"
 """Setting of a bundle, not of transformers, whose draws the reference takes (`bundle_draws`)."""
+WITHOUT_GROUPS = {"num_beam_groups": 1, "diversity_penalty": 0.0}
+"""Settings of beam search without groups: the installed transformers has none, so what is compared is plain."""
 MAX_NEW_TOKENS = 24
 MAX_NEW_TOKENS_OF_LARGE = 10
 LARGE = 100_000_000
@@ -194,6 +196,8 @@ def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, 
     sampled = own.get("do_sample") is True
     for settings in SETTINGS:
         limits: dict[str, Any] = {"max_new_tokens": length}
+        if (own.get("num_beam_groups") or 1) != 1:
+            limits |= WITHOUT_GROUPS
         if sampled:
             limits |= {"do_sample": False} if settings else {SEED: 0}
         if least > length:

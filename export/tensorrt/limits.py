@@ -107,6 +107,8 @@ def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int
         "T": (0, max(1, T // 2), T),
         "T_ancestry": (1, max(1, T // 2), T),
         "T_history": (1, max(1, history // 2), history),
+        "B groups": (1, B, B * M),
+        "M / groups": (1, usual, M),
         "P": (0, 0, banned_capacity(manifest.sizes.vocabulary, 0)),
     }
 

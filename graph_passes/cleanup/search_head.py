@@ -1,8 +1,12 @@
 """Append the search head: from the logits to the best C candidates of each sample, inside the decoder graph.
 
     ... -> logits [R, 1, vocabulary]
-    ->  ... -> logits [R, vocabulary] - BeamTopK(., beam_scores, history, lengths, banned, ...)
+    ->  ... -> logits [R, vocabulary] - BeamTopK(., beam_scores, history, history_lengths, banned, ...)
                                         -> candidate_scores, candidate_beams, candidate_tokens [B, C]
+
+In diverse beam search the candidates are those of each group of a sample's beams: BeamTopK gets the groups as if each
+were a sample, [B groups, M / groups]. So it has lengths of its own, ``history_lengths``; those of a decoder-only model
+include the prompt, which its caches do not.
 
 Needs: the decoder output ``logits``. Saves host traffic: a step returns 20 B C bytes in place of 4 R x vocabulary. The
 logits stay an output, which a runtime fetches where a search needs whole rows, and which costs nothing otherwise.
@@ -21,9 +25,9 @@ NAME = "search_head"
 LOGITS = "logits"
 
 INPUTS: tuple[tuple[str, type, tuple[int | str, ...]], ...] = (
-    ("beam_scores", np.float32, ("B", "M")),
+    ("beam_scores", np.float32, ("B groups", "M / groups")),
     ("history", np.int64, ("R", "T")),
-    ("lengths", np.int32, ("B",)),
+    ("history_lengths", np.int32, ("B groups",)),
     ("banned", np.int64, ("R", "P")),
     ("normalize", np.bool_, ()),
     ("repetition_penalty", np.float32, ()),
@@ -44,9 +48,6 @@ def search_head(graphs: ModelGraphs) -> PassResult:
     """Put the outputs of BeamTopK before the decoder's output ``logits``; its inputs become graph inputs, in place.
 
     Those of a trie are inputs of every decoder: without one they are empty, and cost nothing.
-
-    The history of a decoder-only model includes the prompt, which its caches do not, so it has lengths of its own:
-    ``history_lengths`` int32 [B].
     """
     decoder = graphs.decoder
     logits = decoder.outputs[0]
@@ -54,9 +55,8 @@ def search_head(graphs: ModelGraphs) -> PassResult:
         raise PassError(f"{NAME}: the decoder's first output is {logits.name}, expected logits")
     vocabulary = graphs.sizes.vocabulary
     build = Builder(decoder, NAME)
-    names = {"lengths": "history_lengths"} if graphs.sizes.decoder_only else {}
-    inputs = [graph_input(decoder, names.get(name, name), dtype, shape) for name, dtype, shape in INPUTS]
-    outputs = [gs.Variable(name, dtype=np.dtype(dtype), shape=["B", "candidates"]) for name, dtype in OUTPUTS]
+    inputs = [graph_input(decoder, name, dtype, shape) for name, dtype, shape in INPUTS]
+    outputs = [gs.Variable(name, dtype=np.dtype(dtype), shape=["B groups", "candidates"]) for name, dtype in OUTPUTS]
     logits.name, logits.dtype, logits.shape = f"{NAME}.logits", None, None
     rows = build.rows(logits, vocabulary)
     rows.name, rows.dtype, rows.shape = LOGITS, np.dtype(np.float32), ["R", vocabulary]

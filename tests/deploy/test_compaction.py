@@ -253,6 +253,7 @@ class MadeUpDecoding:
             "P": 0,
             "Y": 0,
             "Y + 3": 3,
+            "groups": 1,
         }
         self.inputs = small_inputs(sizes)
         self.scores, self.tokens = scores, tokens

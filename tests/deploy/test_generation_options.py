@@ -437,3 +437,45 @@ def test_a_beginning_is_the_decoder_prompt() -> None:
         resolve_options(
             BASE, {"decoder_input_ids": [4]}, vocab_size=VOCABULARY, max_positions=POSITIONS, prompt_length=3
         )
+
+
+def test_groups_of_beams() -> None:
+    options = resolve(num_beams=4, num_beam_groups=4, diversity_penalty=1)
+    assert (options.num_beam_groups, options.diversity_penalty, options.candidates) == (4, 1.0, 5)
+    assert resolve(num_beams=6, num_beam_groups=2, diversity_penalty=0.5, eos_token_id=[2, 3, 4]).candidates == 21
+    assert resolve({"num_beam_groups": 2, "diversity_penalty": 1.0}, num_beams=4).kind == "2 groups of beams"
+    neutral = {"num_beam_groups": 1, "diversity_penalty": 0.0}
+    assert resolve(num_beams=4, **neutral) == resolve(num_beams=4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"num_beam_groups": 3},
+            r"num_beam_groups=3 \(from the call\) does not divide num_beams=4; pass a multiple of 3",
+        ),
+        ({"num_beam_groups": 8}, "does not divide num_beams=4"),
+        ({"num_beam_groups": 2}, "diversity_penalty=None .* is not above 0, so all groups would be the same; pass a"),
+        ({"num_beam_groups": 2, "diversity_penalty": -1.0}, r"diversity_penalty=-1.0 \(from the call\) is not above 0"),
+        ({"num_beam_groups": 2, "diversity_penalty": 1e38}, "is too large"),
+        (
+            {"diversity_penalty": 1.0},
+            r"diversity_penalty=1.0 \(from the call\) is for groups of beams, and there is one",
+        ),
+        ({"num_beam_groups": 0}, "is not an integer of at least 1"),
+        ({"num_beam_groups": 2, "diversity_penalty": "much"}, "is not a finite number"),
+        (
+            {"num_beam_groups": 2, "diversity_penalty": 1.0, "do_sample": True, "num_beams": 1},
+            "does not go with do_sample; leave one out",
+        ),
+        (
+            {"num_beams": 24, "num_beam_groups": 2, "diversity_penalty": 1.0},
+            "num_beams=24 in 2 groups needs 168 distinct tokens, the vocabulary has 50; pass fewer beams, or more",
+        ),
+    ],
+    ids=str,
+)
+def test_groups_that_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        resolve(**{"num_beams": 4, **asked})

@@ -184,7 +184,7 @@ def test_the_search_head_takes_the_best_of_the_logits(
             **{t.name: empty for t in graphs.decoder.inputs if t.name.startswith("past.")},
             "beam_scores": np.zeros((B, M), dtype=np.float32),
             "history": run_["histories"][0],
-            "lengths": np.ones(B, dtype=np.int32),
+            "history_lengths": np.ones(B, dtype=np.int32),
             "banned": np.zeros((R, 0), dtype=np.int64),
             "trie_offsets": np.zeros(3, np.int32),
             "trie_tokens": np.zeros(0, np.int32),

@@ -171,7 +171,8 @@ class MadeUpRuntime:
             raise ExecutionError("the encoder fails")
         return {"source": rows}
 
-    def open(self, places: int, num_beams: int, candidates: int) -> MadeUpDecoding:
+    def open(self, places: int, num_beams: int, candidates: int, groups: int = 1) -> MadeUpDecoding:
+        assert groups == 1
         self.opened.append(MadeUpDecoding(places, num_beams, candidates, self.faults, self.most))
         return self.opened[-1]
 

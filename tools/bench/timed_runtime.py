@@ -30,6 +30,10 @@ class TimedRuntime:
     def trie_obstacle(self) -> str:
         return self._runtime.trie_obstacle
 
+    @property
+    def groups_obstacle(self) -> str:
+        return self._runtime.groups_obstacle
+
     def joining(self) -> None:
         """Whole batches alone are timed."""
         return None

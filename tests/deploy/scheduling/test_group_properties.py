@@ -46,8 +46,8 @@ class WatchedRuntime(MadeUpRuntime):
         super().__init__(faults, most)
         self._on_join = on_join
 
-    def open(self, places: int, num_beams: int, candidates: int) -> MadeUpDecoding:
-        decoding = super().open(places, num_beams, candidates)
+    def open(self, places: int, num_beams: int, candidates: int, groups: int = 1) -> MadeUpDecoding:
+        decoding = super().open(places, num_beams, candidates, groups)
         join = decoding.join
 
         def watched(encoded: Mapping[str, Any], sample: int, **sizes: int) -> None:

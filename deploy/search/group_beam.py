@@ -1,0 +1,154 @@
+"""Diverse beam search: groups of beams, each of which avoids the tokens that the groups before it have just chosen.
+
+Source: transformers 4.56.2 `GenerationMixin._group_beam_search` (later releases have none) and
+`HammingDiversityLogitsProcessor`; Vijayakumar et al. 2016 (1610.02424). The results are the same, in its order of
+operations but for one sum: the penalty is taken off a candidate's score, not off its log-probability before that.
+
+Exactness. A step's candidates are those of each group by itself. The penalty lowers the scores of the tokens that the
+groups before have chosen in this step, in each row of the group, and lowers no other. The operator returns more
+candidates than a group needs, by as many as can be lowered, so those needed are among them (`candidates` of the
+options).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search.bans import forced_candidates
+from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.pool import Pool, best_of_pools
+from tightbeam.deploy.search.step import Candidates, Step
+
+__all__ = ["GroupBeamSearch"]
+
+OUT = np.float32(-1e9)
+
+
+class GroupBeamSearch(BatchSearch):
+    """Continue each sample by beam search in each of its groups of beams, and return the best sequences of all.
+
+    Parameters
+    ----------
+    step : Step
+        Its candidates [B, G C] are those of the G groups, one group after another; ``beams`` count from the first beam
+        of the group.
+    options : GenerationOptions
+        Those of any sample of the batch.
+    callback : SearchCallback
+    """
+
+    def __init__(self, step: Step, options: GenerationOptions, callback: SearchCallback) -> None:
+        self.groups = options.num_beam_groups
+        self.size = options.num_beams // self.groups
+        super().__init__(step, options.num_beams, callback)
+
+    def filler(self, options: GenerationOptions) -> int:
+        return options.fill_token_id
+
+    def first_scores(self) -> Floats:
+        scores = np.full((1, self.M), OUT)  # the beams of a group start equal, so only the first one counts
+        scores[:, :: self.size] = 0
+        return scores
+
+    def join(
+        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+    ) -> None:
+        super().join(number, options, beginning, source)
+        place = self.places[-1]
+        place.pools = [Pool(self.size, options, place.P) for _ in range(self.groups)]
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        options = [place.options for place in self.places]
+        self._penalties = np.array([[own.diversity_penalty] for own in options], np.float32)
+        self._pads = np.array([[own.pad_token_id or 0] for own in options], np.int64)
+        self._repetition = np.float32(options[0].repetition_penalty if options else 1)
+
+    def advance(self) -> None:
+        candidates, prompted = self.run_decoder()
+        cancelled = self.cancelled(prompted, None)
+        new, last = (self.lengths + 1 - self.beginnings).tolist(), self.lengths + 1 == self.max_lengths
+        forced = dict(self.forced())
+        tokens, scores, parents = (np.zeros((len(self.places), self.M), dtype) for dtype in (np.int64, np.float32, int))
+        for group in range(self.groups):
+            own = slice(group * self.size, (group + 1) * self.size)
+            found = self._of_group(candidates, group, forced, tokens[:, : own.start])
+            ends = self.is_end(found.tokens) & ~prompted[:, None]
+            order = np.argsort(ends, axis=1, kind="stable")[:, : self.size]
+            done = np.array([[place.pools[group].done] for place in self.places])
+            tokens[:, own] = np.where(done, self._pads, found.tokens[self.index, order])
+            scores[:, own] = np.where(done, np.float32(0), found.scores[self.index, order])
+            parents[:, own] = np.where(done, 0, found.beams[self.index, order]) + own.start
+            self._finish(found, group, ends & ~done, new)
+        self.scores, self.parents = scores, parents
+        self.feed_prompts(prompted, tokens, scores, parents, candidates.tokens)
+        for index in np.flatnonzero(last & ~prompted).tolist():
+            self._offer_running(index, tokens[index], new[index])
+        self.write(tokens, last)
+        final = last | np.array([all(pool.done for pool in place.pools) for place in self.places])
+        for index in np.flatnonzero(final & ~cancelled).tolist():
+            place = self.places[index]
+            self.callback.on_finished(place.number, best_of_pools(place.pools, place.options))
+        self.remove(final | cancelled)
+
+    def _of_group(
+        self, candidates: Candidates, group: int, forced: dict[int, tuple[int, ...]], before: Ints
+    ) -> Candidates:
+        """The candidates [B, C] of a group, best first, after the penalty for the tokens ``before`` int64 [B, X] of the
+        groups before it; forced tokens in their place, which have none."""
+
+        def own(array: Array) -> Array:
+            whole: Array = array.reshape(len(array), self.groups, -1)[:, group]
+            return whole.copy() if forced else whole
+
+        first = group * self.size
+        found = Candidates(own(candidates.scores), own(candidates.beams), own(candidates.tokens))
+        found = self._penalised(found, before, first) if group else found
+        for index, only in forced.items():
+            running = self.scores[index : index + 1, first : first + self.size]
+            other = forced_candidates(self.places[index].options, only, running)
+            found.scores[index], found.beams[index] = other.scores[0], other.beams[0]
+            found.tokens[index] = other.tokens[0]
+        return found
+
+    def _penalised(self, found: Candidates, before: Ints, first: int) -> Candidates:
+        """The candidates [B, C] with the penalty for tokens ``before`` int64 [B, X], best first; of equal scores the
+        lower (beam, token) comes first. The repetition penalty applies to what is taken off, too."""
+        counts = (found.tokens[:, :, None] == before[:, None]).sum(axis=2, dtype=np.float32)  # [B, C]
+        if not counts.any():
+            return found
+        lowered = counts * self._penalties
+        if self._repetition != 1:
+            lowered[self._repeats(found, first)] *= self._repetition
+        scores = found.scores - lowered
+        order = np.lexsort((found.tokens, found.beams, -scores), axis=1)
+        at = self.index, order
+        return Candidates(scores[at], found.beams[at], found.tokens[at])
+
+    def _repeats(self, found: Candidates, first: int) -> Bools:
+        """Return bool [B, C], True for a candidate whose token is in its row already."""
+        T = int(self.lengths.max())
+        rows = self.step.history[self.index, found.beams + first, :T]  # [B, C, T]
+        counted = np.arange(T) < self.lengths[:, None, None]
+        repeats: Bools = ((rows == found.tokens[:, :, None]) & counted).any(axis=2)
+        return repeats
+
+    def _finish(self, found: Candidates, group: int, ends: Bools, new: list[int]) -> None:
+        """Put the candidates that end, bool [B, C], into the group's pools, and settle these."""
+        for index, rank in zip(*np.nonzero(ends[:, : self.size]), strict=True):
+            row = self.step.history[index, group * self.size + found.beams[index, rank], : self.lengths[index]]
+            self.places[index].pools[group].add(float(found.scores[index, rank]), row.copy(), new[index])
+        for index, place in enumerate(self.places):
+            if not place.pools[group].done and self.lengths[index] >= place.P:
+                place.pools[group].settle(float(found.scores[index, 0]), new[index])
+
+    def _offer_running(self, index: int, tokens: Ints, new: int) -> None:
+        """Offer the beams of a sample that has its last length, whose last ones are ``tokens`` int64 [M]."""
+        for beam, token in enumerate(tokens):
+            pool = self.places[index].pools[beam // self.size]
+            if not pool.done:
+                row = self.step.history[index, self.parents[index, beam], : self.lengths[index]]
+                pool.add(float(self.scores[index, beam]), np.append(row, token), new)
