@@ -21,6 +21,8 @@ from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row, kept
 
 __all__ = ["SampleSearch"]
 
+NONE_LEFT = "every token is banned, so that none can be drawn; ban fewer"
+
 
 class SampleSearch(BatchSearch):
     """Continue each of a sample's M rows by a token that is drawn.
@@ -109,11 +111,13 @@ class SampleSearch(BatchSearch):
     def _from_row(self, candidates: Candidates, index: int, row: int) -> int:
         """Draw a token from all scores of a row."""
         scores = self.row_scores(candidates, index, row)
-        self._check(scores.max(keepdims=True), np.ones(1, np.bool_))
         place = self.places[index]
+        token = drawn_from_row(scores, settings_of(place.options), self._uniforms(index, row))
+        if token < 0:
+            raise NonFiniteError(NONE_LEFT)
         if place.measures is not None:
             place.measures.set_rows([kept_scores(scores, settings_of(place.options))])
-        return drawn_from_row(scores, settings_of(self.places[index].options), self._uniforms(index, row))
+        return token
 
     def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
         options = self.places[index].options
@@ -135,7 +139,7 @@ class SampleSearch(BatchSearch):
     def _check(self, best: Floats, free: Bools) -> None:
         """Raise NonFiniteError where the best score of a row is -inf."""
         if (np.isneginf(best) & free).any():
-            raise NonFiniteError("every token is banned, so that none can be drawn; ban fewer")
+            raise NonFiniteError(NONE_LEFT)
 
     def _uniforms(self, index: int, row: int) -> float:
         """The random number of a row's next token."""

@@ -14,6 +14,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.rows import largest
+from tightbeam.plugins.draw import native_draw
 
 __all__ = ["Warpers", "drawn", "drawn_from_row", "kept_scores", "row_weights", "warped_scores"]
 
@@ -112,7 +113,12 @@ def drawn(tokens: Ints, weights: Floats, uniforms: Floats) -> Ints:
 
 
 def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float) -> int:
-    """Draw a token from the processed scores float32 [vocabulary] of a whole row, of which one at least is finite."""
+    """Draw a token from the processed scores float32 [vocabulary] of a whole row; -1 where all are -inf."""
+    native = None if sampling.truncates else native_draw()
+    if native is not None:
+        return native(np.ascontiguousarray(scores), sampling.temperature, uniform)
+    if scores.max() == -np.inf:
+        return -1
     weights, tokens = row_weights(scores, sampling)
     if tokens is None:
         return _drawn_by_blocks(weights, uniform)

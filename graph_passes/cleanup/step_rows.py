@@ -42,6 +42,7 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
     made = (f".{ROWS}", f".{POSITIONS}")
     for node in [node for node in decoder.nodes if node.op == "Reshape" and node.name.endswith(made)]:
         matched += 1
+        _read_matrix(node)
         producer = node.inputs[0].inputs[0]
         if producer.op in ROW_BY_ROW or producer.domain == DOMAIN:
             _skip(decoder, node)
@@ -49,6 +50,17 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
             node.inputs[1] = build.constant([-1, node.inputs[1].values[-1]])
     tidy(decoder)
     return PassResult(NAME, matched)
+
+
+def _read_matrix(node: gs.Node) -> None:
+    """Let a Reshape to rows read the matrix of a Gemm of this width, which another Reshape gives a position before it:
+    the head of tied embeddings. Otherwise both would copy the logits, which are an output."""
+    before = node.inputs[0].inputs[0]
+    gemm = before.inputs[0].inputs[0] if before.op == "Reshape" and before.inputs[0].inputs else None
+    if gemm is not None and gemm.op == "Gemm":
+        weight = gemm.inputs[1].shape
+        if weight[0 if gemm.attrs.get("transB", 0) else 1] == node.inputs[1].values[-1]:
+            node.inputs[0] = before.inputs[0]
 
 
 def _skip(decoder: gs.Graph, node: gs.Node) -> None:

@@ -1,4 +1,4 @@
-// The one symbol of a library: what `register_custom_ops_library`, and `op_library_filename` of Triton's onnxruntime
+// The symbol of a library that `register_custom_ops_library`, and `op_library_filename` of Triton's onnxruntime
 // backend, look for.
 #include "onnxruntime/adapter.h"
 

@@ -1,0 +1,73 @@
+// Draws from whole rows of scores, for the search on the host, which reads them where a step's candidates do not
+// suffice (deploy/search/warpers.py). A row is read twice, for its largest number and for the sums of its blocks; of
+// one block the numbers are looked at.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/math.h"
+
+namespace tightbeam {
+namespace {
+
+constexpr size_t BLOCK = 256;
+
+// The weights exp((scores - best) / temperature) of a block.
+class Weights {
+ public:
+  Weights(const float* scores, size_t count, float best, float temperature)
+      : scores_(scores), count_(count), best_(best), temperature_(temperature) {}
+
+  size_t blocks() const { return (count_ + BLOCK - 1) / BLOCK; }
+
+  double sum(size_t block) {
+    const size_t own = size(block);
+    if (temperature_ == 1) return math().sum_of_exponentials(scores_ + block * BLOCK, own, best_);
+    return math().sum_of_exponentials(scaled(block), own, 0);
+  }
+
+  const float* of(size_t block) {
+    math().exponentials(scaled(block), size(block), 0);
+    return numbers_;
+  }
+
+  size_t size(size_t block) const { return std::min(BLOCK, count_ - block * BLOCK); }
+
+ private:
+  float* scaled(size_t block) {
+    for (size_t i = 0; i < size(block); ++i) numbers_[i] = (scores_[block * BLOCK + i] - best_) / temperature_;
+    return numbers_;
+  }
+
+  const float* const scores_;
+  const size_t count_;
+  const float best_, temperature_;
+  float numbers_[BLOCK];
+};
+
+}  // namespace
+}  // namespace tightbeam
+
+// The token that has the number `uniform`, 0 to 1, where the tokens share these numbers in their order, each as much as
+// its weight is; -1 where no score is finite, or one is NaN or +inf.
+extern "C" __attribute__((visibility("default"))) long long tightbeam_draw(const float* scores, long long count,
+                                                                           float temperature, double uniform) {
+  using namespace tightbeam;
+  const float best = math().row_max(scores, static_cast<size_t>(count));
+  if (!std::isfinite(best)) return -1;
+  Weights weights(scores, static_cast<size_t>(count), best, temperature);
+  std::vector<double> ends(weights.blocks());
+  double total = 0;
+  for (size_t block = 0; block < ends.size(); ++block) ends[block] = total += weights.sum(block);
+  const double below = std::min(uniform * total, std::nextafter(total, 0));  // a product may round up to the total
+  const size_t block = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), below) - ends.begin());
+  const float* own = weights.of(block);
+  double sum = block == 0 ? 0 : ends[block - 1];
+  size_t last = 0;
+  for (size_t i = 0; i < weights.size(block); ++i) {
+    if (own[i] > 0) last = i;
+    sum += own[i];
+    if (sum > below) break;
+  }
+  return static_cast<long long>(block * BLOCK + last);
+}
