@@ -108,6 +108,13 @@ def export_model(
             "machine's, measured."
         ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="GPU of the serving machine (H200, A100, L4, RTX 5090), for --variant auto and --dry-run with "
+            "--precision fp16: its rates, and the computed times of its kernels."
+        ),
+    ] = None,
     max_differing: Annotated[
         float | None,
         typer.Option(
@@ -153,6 +160,7 @@ def export_model(
             parse_bytes(memory_limit) if memory_limit is not None else None,
             bandwidth_gb_s,
             gflop_s,
+            gpu,
         )
         options = ExportOptions(
             variant=variant,

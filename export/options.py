@@ -109,6 +109,7 @@ class ExportOptions:
             raise ExportError(f"precision {self.precision!r} is not supported; expected {', '.join(PRECISIONS)}")
         self._check_int8()
         self._check_cache_precision()
+        self._check_gpu()
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ExportError(f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; expected 1 or more")
         if not 0 <= self.weight_threshold < 1:
@@ -159,12 +160,21 @@ class ExportOptions:
                 f"--variant {DEFAULT} or el"
             )
 
+    def _check_gpu(self) -> None:
+        """Raise ExportError for a GPU whose kernels' times are not those of the bundle's precision."""
+        if self.workload.gpu is not None and self.precision != "fp16":
+            raise ExportError(
+                f"the times of a GPU's kernels are known in float16, not for --precision {self.precision}; pass "
+                "--precision fp16, or the GPU's --bandwidth-gb-s and --gflop-s"
+            )
+
     def check_rates(self) -> None:
         """Raise ExportError for rates of a machine in an export that predicts no times."""
-        rates = self.workload.bandwidth_gb_s, self.workload.gflop_s
-        if rates != (None, None) and self.choice().preset is not None:
+        rates = self.workload.bandwidth_gb_s, self.workload.gflop_s, self.workload.gpu
+        if rates != (None, None, None) and self.choice().preset is not None:
             raise ExportError(
-                "bandwidth and matrix rate are for --variant auto and --dry-run; leave them out, or pass one of these"
+                "bandwidth, matrix rate and GPU are for --variant auto and --dry-run; leave them out, or pass one of "
+                "these"
             )
 
     @property

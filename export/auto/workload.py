@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from tightbeam.export.auto.gpus import gpu_machine
 from tightbeam.export.auto.machine import this_machine
 from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.errors import ExportError
@@ -41,6 +42,8 @@ class Workload:
         Memory bandwidth of the serving machine; measured on this machine by default.
     gflop_s : float or None
         Matrix rate of the serving machine; measured on this machine by default.
+    gpu : str or None
+        Name of the serving machine's GPU, whose kernels' times in float16 are computed; in place of both rates.
 
     Raises
     ------
@@ -55,12 +58,17 @@ class Workload:
     memory_limit: int | None = None
     bandwidth_gb_s: float | None = None
     gflop_s: float | None = None
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_beams", "source_length", "new_tokens", "bandwidth_gb_s", "gflop_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 2**31:
                 raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
+        if self.gpu is not None:
+            if (self.bandwidth_gb_s, self.gflop_s) != (None, None):
+                raise ExportError("gpu has a bandwidth and a matrix rate of its own; leave those two out, or the GPU")
+            gpu_machine(self.gpu)
 
     def run_size(
         self, sizes: Sizes, defaults: Mapping[str, Any], itemsize: int = 4, *, speech: bool = False
@@ -123,6 +131,8 @@ class Workload:
         str
             Where the numbers come from, in words.
         """
+        if self.gpu is not None:
+            return gpu_machine(self.gpu), f"{self.gpu}, computed from its kernels' machine code"
         if self.bandwidth_gb_s is not None and self.gflop_s is not None and not integers:
             return Machine(self.bandwidth_gb_s * 1e9, self.gflop_s * 1e9), "as given"
         here = this_machine(integers=integers)

@@ -5,13 +5,17 @@ operations at its matrix rate (the roofline of Williams et al. 2009). In int8, p
 their own and a byte a number; attention is float32. A source cache in int8 has a byte a number and a scale a row, and
 each of the two operators that read it a rate. Times add up. Not modelled: activations, element-wise operators,
 launches, and that small products reach neither number.
+
+On a GPU whose kernels' times are known (``Machine.kernels``), an attention takes theirs, by its operations, where that
+is longer than its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import cross_attention
@@ -19,6 +23,20 @@ from tightbeam.graph_passes.caches.kinds import LayerPlan
 from tightbeam.graph_passes.model import ModelGraphs, RunSize, Sizes
 
 __all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
+
+SOURCE_OPERATORS = {
+    "kv": "SourceAttention",
+    "k": "LatentAttention of keys",
+    "states": "LatentAttention of states",
+    "first-k": "LatentAttention of states",
+}
+GENERATED_OPERATORS = {
+    "kv": "BeamAttention",
+    "k": "BeamLatentAttention of keys",
+    "x": "BeamLatentAttention of inputs",
+}
+"""Operators by kind of cache, and of what, where that is not keys and values. A cache that a standard attention reads
+has none."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,17 @@ class Machine:
     """operations a second of attention over keys and values in int8; 0 where it is not known"""
     latent_rate: float = 0.0
     """the same over states"""
+    kernels: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """(operations, seconds) of calls by operator, of growing size; none where the matrix rate is what is known"""
+
+    def kernel_s(self, operator: str, operations: float) -> float:
+        """Seconds of a call, between those that are known; each operation of a larger one takes as long as of the
+        largest. 0 for an operator that is not known."""
+        known = self.kernels.get(operator, ())
+        if not known:
+            return 0.0
+        sizes, times = ([pair[i] for pair in known] for i in (0, 1))
+        return float(np.interp(operations, sizes, times)) * max(1.0, operations / sizes[-1])
 
 
 @dataclass(frozen=True)
@@ -48,9 +77,13 @@ class Work:
     """multiplications and additions, each counted"""
     rate: str = "rate"
     """the machine's number for such operations"""
+    operator: str = ""
+    """the operator that does it, whose times may be known"""
 
     def seconds(self, machine: Machine) -> float:
         """Time on a machine."""
+        if self.operator in machine.kernels:
+            return max(self.bytes / machine.bandwidth, machine.kernel_s(self.operator, self.operations))
         return max(self.bytes / machine.bandwidth, self.operations / float(getattr(machine, self.rate)))
 
 
@@ -163,6 +196,7 @@ def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
     by_score = {"k": K + GK, "states": 2 * D, "first-k": 2 * GK}.get(kind, K + V)
     by_row = {"k": GK * V, "states": D * (K + V), "first-k": GK * (K + V)}.get(kind, 0)
     works = _attention("source attention", run, sizes, run.B * run.N * read, run.N, by_score, by_row)
+    works[0] = replace(works[0], operator=SOURCE_OPERATORS.get(kind, ""))
     if run.quantized_source and kind != "kv-per-beam":
         scales = 2 * sizes.G if kind == "kv" else 1
         rate = "source_rate" if kind == "kv" else "latent_rate"
@@ -181,7 +215,9 @@ def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
     by_score = {"k": K + GK, "x": 2 * D}.get(kind, K + V)
     # Beyond what the canonical step projects: per query head, where that has one projection a key head.
     by_row = {"k": GK * V - D * V * sizes.G // sizes.H, "x": D * (K + V) * (sizes.H - sizes.G) // sizes.H}.get(kind, 0)
-    return _attention("generated attention", run, sizes, run.B * run.T * read, run.T, by_score, by_row)
+    works = _attention("generated attention", run, sizes, run.B * run.T * read, run.T, by_score, by_row)
+    works[0] = replace(works[0], operator=GENERATED_OPERATORS.get(kind, ""))
+    return works
 
 
 def _attention(

@@ -16,12 +16,13 @@ from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.auto import machine
+from tightbeam.export.auto.gpus import RATES, gpu_machine
 from tightbeam.export.auto.machine import Measurement, cache_file, this_machine
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload, parse_bytes
 from tightbeam.export.options import choose
 from tightbeam.graph_passes import PRESETS, ModelGraphs, RunSize, Sizes, plan_bytes, presets_of, rewrite, same_for_all
-from tightbeam.graph_passes.caches.cost import Machine, count_weights, encoder_work, predict, step_work
+from tightbeam.graph_passes.caches.cost import Machine, Work, count_weights, encoder_work, predict, step_work
 
 LARGE = Sizes(1024, 16, 16, 64, 64, 12, 50264, 50264, 1024, 1024)
 """BART-large's."""
@@ -110,6 +111,47 @@ def test_an_int8_source_cache_has_bytes_and_a_rate_of_its_own(variant: str, rate
         assert (other.rate, other.operations) == (rate, one.operations)
         assert other.bytes == 2 * 512 * (width + 4 * scales) and one.bytes == 2 * 512 * 4 * width
         assert one.seconds(machine) / other.seconds(machine) == pytest.approx(getattr(machine, rate) / 1e9)
+
+
+def test_an_attention_takes_the_time_of_its_kernels_where_that_is_known() -> None:
+    """Between known sizes by line, above the largest in proportion, never less than its bytes take."""
+    machine = Machine(1e9, 1e30, kernels={"SourceAttention": [(100.0, 1.0), (300.0, 2.0)]})
+    known = Work("source attention", 10, 200, operator="SourceAttention")
+    times = [replace(known, operations=size).seconds(machine) for size in (1, 100, 200, 300, 600)]
+    assert times == [1.0, 1.0, 1.5, 2.0, 4.0]
+    assert replace(known, bytes=5 * 10**9).seconds(machine) == 5.0
+    assert replace(known, operator="BeamAttention").seconds(machine) == pytest.approx(1e-8)
+
+
+@pytest.mark.parametrize("gpu", json.loads(RATES.read_text("utf-8")))
+def test_times_of_a_gpu_are_of_the_calls_that_are_predicted(gpu: str) -> None:
+    """At the sizes that were computed, each attention of each variant takes its computed time, or its bytes'."""
+    machine, counts = gpu_machine(gpu.lower()), count_weights_of_large()
+    assert machine.bandwidth > 1e11 and machine.rate > 1e13
+    read = set()
+    for place, B in enumerate((1, 8, 32, 128, 320)):
+        for name, preset in PRESETS.items():
+            run = RunSize(B=B, M=4, N=1024, T=60, itemsize=2)
+            for work in step_work(same_for_all(preset, LARGE.L, ""), LARGE, run, counts):
+                if "attention" not in work.name or name == "baseline":
+                    continue
+                operations, seconds = machine.kernels[work.operator][place]
+                assert operations == work.operations
+                assert work.seconds(machine) == max(seconds, work.bytes / machine.bandwidth)
+                read.add(work.operator)
+    assert read == machine.kernels.keys()
+
+
+def test_a_variant_for_a_gpu() -> None:
+    """The ranking says that its times are computed; kernels that are far from their roofline lose."""
+    machine, origin = Workload(gpu="H200").machine()
+    assert "computed" in origin and "H200" in origin
+    counts, run = count_weights_of_large(), RunSize(B=128, M=4, N=1024, T=120, itemsize=2)
+    slow = {name: [(size, 100 * s) for size, s in calls] for name, calls in machine.kernels.items()}
+    for favoured, expected in (("SourceAttention", "dedup"), ("LatentAttention of states", "el")):
+        fast = {favoured: machine.kernels[favoured], "BeamAttention": machine.kernels["BeamAttention"]}
+        chosen = rank(LARGE, counts, [], run, replace(machine, kernels={**slow, **fast}), 0, None)[0]
+        assert chosen.variant == expected
 
 
 def test_predictions_grow_with_every_size() -> None:
@@ -222,7 +264,7 @@ def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: Check
     assert bundle.manifest.variant == "dedup"
     with pytest.raises(ExportError, match=r"weights and caches need [\d,]+ bytes, over the limit of 1,000"):
         export_model(checkpoint, tmp_path / "c", variant="dedup", workload=Workload(memory_limit=1000), check=False)
-    with pytest.raises(ExportError, match="bandwidth and matrix rate are for --variant auto and --dry-run"):
+    with pytest.raises(ExportError, match="bandwidth, matrix rate and GPU are for --variant auto and --dry-run"):
         export_model(checkpoint, tmp_path / "c", variant="dedup", workload=Workload(bandwidth_gb_s=7.0))
     with pytest.raises(ExportError, match="chooses both caches"):
         choose("auto", "k")

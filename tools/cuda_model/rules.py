@@ -54,7 +54,8 @@ def names_of(kernel: str, given: Mapping[str, float]) -> dict[str, float]:
     if "tiles" in names:
         names.setdefault("TILES", names["tiles"])
     if "TILES" in names:
-        names["queries"] = min(16 * names["TILES"], M * H)
+        groups = G if kernel.startswith("source_attention") else 1  # a block of it has the queries of one key head
+        names["queries"] = min(16 * names["TILES"], M * H // groups)
     if "QUERIES" in names:
         names.setdefault("queries", names["QUERIES"])
     if "parts" in names and "block" in names:

@@ -2,7 +2,7 @@
 
     python -m tools.cuda_model.steps --batch 1,8,32,64,128,320
 
-Beside it what ``--variant auto`` predicts, whose cost model takes every attention at its roofline. Products are
+Beside it what ``--variant auto --gpu`` predicts, from the times that ``tools/cuda_model/rates.py`` wrote. Products are
 those of ``graph_passes/caches/cost.py`` at the GPU's rates, which their cuBLAS kernels approach at best.
 """
 
@@ -12,13 +12,14 @@ from typing import Annotated
 
 import typer
 
+from tightbeam.export.auto.gpus import gpu_machine
 from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine, WeightCounts, predict, step_work
 from tools.cuda_model.gpus import GPUS, Device
 from tools.cuda_model.model import floors_of
-from tools.cuda_model.shapes import MODELS, Model, beam, beam_latent, latent, source, top_k
+from tools.cuda_model.shapes import FLOAT, MODELS, Model, beam, beam_latent, latent, source, top_k
 
-__all__ = ["attention_s", "step_s"]
+__all__ = ["attention_s", "operations_of", "step_s"]
 
 SOURCE = {"kv": source, "states": latent}
 VARIANTS = ("dedup", "el", "xcache")
@@ -38,6 +39,14 @@ def weights_of(model: Model) -> WeightCounts:
     square, wide = model.D**2, 2 * FEED_FORWARD * model.D**2
     decoder = model.layers * (6 * square + wide) + model.D * model.vocabulary
     return WeightCounts(model.layers * (4 * square + wide), decoder)
+
+
+def operations_of(model: Model, B: int, operator: str) -> int:
+    """Operations of a call, as the cost model counts them. ``operator``: as ``Machine.kernels`` names it."""
+    run = RunSize(B, model.M, model.N, model.T, FLOAT)
+    plans = [same_for_all(preset, 1, "") for preset in PRESETS.values()]
+    works = [work for plan in plans for work in step_work(plan, sizes_of(model), run, weights_of(model))]
+    return next(work.operations for work in works if work.operator == operator)
 
 
 def attention_s(model: Model, B: int, variant: str, device: Device) -> float:
@@ -65,7 +74,7 @@ def main(
 ) -> None:
     """Print milliseconds of a step by variant and batch, and what auto would choose."""
     chosen, device = MODELS[model], GPUS[gpu]
-    machine = Machine(device.bytes_per_s, device.flops_per_s)
+    machine = gpu_machine(gpu)
     print(f"| B | {' | '.join(f'{name}, ms | auto says, ms' for name in VARIANTS)} | fastest | auto chooses |")
     print("|" + "---|" * (2 * len(VARIANTS) + 3))
     for B in map(int, batch.split(",")):
