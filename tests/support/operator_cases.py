@@ -63,6 +63,8 @@ def wide_cases() -> dict[str, list[Case]]:
         "BeamAttention": [
             beam(20, B=1, M=2, H=2, G=1, K=260, V=530, T=9, T_max=9, rotary=16),
             beam(21, B=1, M=3, H=5, G=1, K=64, V=72, T=12, T_max=12, rotary=64, prefix=True),
+            beam(22, B=1, M=20, H=3, G=3, K=16, V=24, T=140, T_max=141, bias=True, lengths=[140]),
+            beam(23, B=1, M=33, H=1, G=1, K=8, V=8, T=5, T_max=5),
         ],
         "BeamLatentAttention": [
             beam_latent(20, B=1, M=2, H=2, G=1, K=1040, T=18, T_max=18, rotary=32),

@@ -37,6 +37,12 @@ BUDGETS: dict[str, Budget] = {
     "beam_attention_kernel<float, 1, 1, false>": Budget(
         2_900, 6_500, "one history a warp: loads, dots and sums of a beam's positions, and what begins and ends them"
     ),
+    "beam_attention_tensor_core_kernel<__half, 1, 64, false>": Budget(
+        2_600, 11_500, "a stretch of positions: its rows are found, then tiles of 16 of them"
+    ),
+    "beam_attention_tensor_core_kernel<__half, 2, 128, true>": Budget(
+        4_300, 9_300, "the same, for 16 rotated queries of 128 numbers"
+    ),
     "beam_latent_attention_simt_kernel<__half>": Budget(
         4_600, 58_100, "float32: scores by chunks of columns, then sums"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 __all__ = ["COLD", "LOOPS", "names_of"]
@@ -15,16 +16,24 @@ LOOPS = {
     # Without a repetition penalty the second list is empty; few of a warp's threads have a token that is wanted.
     r"for \(int list = 0; list < w\.lists": "lists_made",
     r"unsigned threads = __ballot_sync": "2",
+    # Rows that the beams of a history name, each once, in tiles of 16 and one of the newest position.
+    r"tile < rows\.tiles": "row_tiles",
+    r"slots != 0; slots &= slots - 1": "rows_of_position",
+    r"beam = first_beam; beam < end_beam": "M",
+    r"for \(int begin = span\.begin; begin <= span\.newest; begin \+= plan\.stretch": "stretches",
+    r"for \(int i = 1; i < parts_": "parts - 1",
     # The last tokens are compared from the newest back; it mostly ends after one.
     r"for \(int back = 1; back < n": "1",
 }
 """Pattern of a loop's source line -> its trips."""
 
 COLD: dict[str, Callable[[Mapping[str, float]], bool]] = {
-    r"weight_at\((row_max|lse), base\)|prefix_share = other|prefix_share == 0": lambda names: (
+    r"lse = \*prefix_lse|prefix_weight = quick_exp|sum = weight \* own|share\.y": lambda names: (
         not names.get("prefix_lse_given")
     ),
     r"dot \* key_scale\(": lambda names: not names.get("key_scales_given"),
+    r"a_\.distance_bias\[bias_": lambda names: not names.get("distance_bias_given"),
+    r"tiles\.join\(\)": lambda names: names.get("parts") == 1,
     # Many equal logits; forbidden or penalised tokens; what one warp of a block does.
     r"find_bound\(C, memory\.capacity|keep_from\(bound, ~Key": lambda names: True,
     r"taken & ~forbids\) >> i": lambda names: True,
@@ -64,6 +73,11 @@ def names_of(kernel: str, given: Mapping[str, float]) -> dict[str, float]:
     names["joined_parts"] = names.get("prefix_lse_given", 0) + names.get("parts", 1)
     # The list of penalised tokens is left out where the penalty is 1; not yet where slices had no own number of tokens.
     names["lists_made"] = 1 if "tokens" in names else names.get("lists", 1)
+    if "named_rows" in names and "stretch" in names:
+        stretches = math.ceil(T / names["stretch"])
+        tiles = math.ceil(names["named_rows"] / stretches / 16) + math.ceil(M / 16) / stretches
+        names |= {"stretches": stretches, "row_tiles": math.ceil(tiles / names["parts"])}
+        names |= {"rows_of_position": math.ceil(names["named_rows"] / T), "newest": T - 1}
     if kernel.startswith("combine_splits"):
         names["joined_parts"] = names["splits"]
     if kernel == "ngram_block":  # one block's slice of a row, which mostly begins beside an aligned address

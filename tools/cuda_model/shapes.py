@@ -6,6 +6,7 @@ once and every result goes there once. All models are in float16.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 __all__ = ["MODELS", "OpCall", "SharedRows", "calls_of", "shared_rows"]
@@ -17,8 +18,9 @@ FLOAT = 2
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call. ``sizes``: letters of the operator, for the loops of its kernels; ``nbytes``, ``flops``: the floor's;
-    ``in_place``: inputs and the outputs that have their memory.
+    """One call. ``sizes``: letters of the operator, for the loops of its kernels, and ``named_rows``: different rows
+    that a sample's histories name before the newest position; ``nbytes``, ``flops``: the floor's; ``in_place``: inputs
+    and the outputs that have their memory.
     """
 
     operator: str
@@ -151,7 +153,7 @@ def beam(model: Model, B: int, *, shared: bool) -> OpCall:
     kept = B * (rows.of_search if shared else rows.apart)
     nbytes = 2 * kept * G * K * FLOAT + 4 * R * T + R * FLOAT * K * (2 * H + 4 * G)
     outputs: dict[str, Shape] = {"output": (R, H * K), "key_cache_out": cache, "value_cache_out": cache}
-    sizes = {**sizes, "G": G, "K": K, "V": K}
+    sizes = {**sizes, "G": G, "K": K, "V": K, "named_rows": math.ceil(kept / B)}
     alias = (("key_cache", "key_cache_out"), ("value_cache", "value_cache_out"))
     label = "histories of a search" if shared else "histories apart"
     attributes = {"scale": 0.125, "window": 0.0}

@@ -48,11 +48,12 @@ __device__ Span history_span(const Arguments& a, int sample) {
     }
     if (a.distance_bias && span.newest - span.begin >= a.bias_distances) valid = false;
     const int* ancestry = a.ancestry + static_cast<long long>(sample) * a.M * a.T;
-    const int count = span.newest - span.begin + 1;
-    for (int i = threadIdx.x; i < a.M * count; i += blockDim.x) {
-      const int beam = ancestry[static_cast<long long>(i / count) * a.T + span.begin + i % count];
-      if (beam < 0 || beam >= a.M) valid = false;
-    }
+    for (int t = span.begin + threadIdx.x; t <= span.newest; t += blockDim.x)
+#pragma unroll 4
+      for (int beam = 0; beam < a.M; ++beam) {
+        const int slot = ancestry[static_cast<long long>(beam) * a.T + t];
+        if (slot < 0 || slot >= a.M) valid = false;
+      }
   }
   span.valid = !__syncthreads_or(!valid);
   return span;
@@ -116,6 +117,18 @@ __device__ __forceinline__ float join_parts(int parts, Softmax softmax, Sum sum,
   return row_sum == 0.0f ? 0.0f : value / row_sum;
 }
 
+// Factors of the sum of `own`'s weighted values and of a prefix's output, whose lse is at `prefix_lse`; null: none.
+__device__ __forceinline__ float2 shares_beside_prefix(const PartialSoftmax& own, const float* prefix_lse) {
+  float sum = own.row_sum, weight = 1.0f, prefix_weight = 0.0f;
+  if (prefix_lse) {
+    const float lse = *prefix_lse, top = fmaxf(own.row_max, lse), base = top == -infinity() ? 0.0f : top;
+    weight = quick_exp(own.row_max - base), prefix_weight = quick_exp(lse - base);
+    sum = weight * own.row_sum + prefix_weight;
+  }
+  const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+  return make_float2(weight * factor, prefix_weight * factor);
+}
+
 // Attention of a few queries over rows that stream from global memory into registers, without a barrier. A row takes
 // `lanes` lanes of a warp (a power of two), 16 bytes a lane at a time, so a warp has 32 / lanes rows under way at once,
 // AHEAD times over. Each group of lanes keeps a softmax of its own until the end. CHUNKS packs a lane: one where rows
@@ -142,20 +155,20 @@ struct RowStream {
 #pragma unroll
       for (int i = 0; i < CHUNKS * SIZE; ++i) sums[q][i] = 0.0f;
     }
-    const int step = parts * groups * AHEAD;
+    const int advance = parts * groups * AHEAD;
     const auto position = [&](int begin, int u) { return begin + (u * parts + part) * groups + group; };
     const auto look_up = [&](int t) { return t < rows.end ? rows.look_up(t) : -1; };
     int next[AHEAD];
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) next[u] = look_up(position(rows.begin, u));
 
-    for (int begin = rows.begin; begin < rows.end; begin += step) {
+    for (int begin = rows.begin; begin < rows.end; begin += advance) {
       int t[AHEAD], found[AHEAD];
       bool any = false;
 #pragma unroll
       for (int u = 0; u < AHEAD; ++u) {
         found[u] = next[u];
-        next[u] = look_up(position(begin + step, u));
+        next[u] = look_up(position(begin + advance, u));
         any = any || found[u] >= 0;
       }
       if (!__any_sync(WHOLE_WARP, any)) continue;

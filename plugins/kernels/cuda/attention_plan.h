@@ -16,6 +16,17 @@ struct RowStreamPlan {
   int K_padded;
 };
 
+// beam_attention_tensor_core_kernel: 8 `halves` queries a warp, `width` numbers of a key and of a value that fit, heads
+// of a block and warps that share the rows of one; and of the rows that are found at a time (history_rows.cuh) the
+// positions, the most rows, and the byte offset in shared memory. Q = H / G, and i / Q is i * Q_inverse >> 24.
+constexpr int BEAM_TILES_WARPS = 4;
+struct BeamTilesPlan {
+  int halves, width, heads, parts;
+  int stretch, capacity;
+  int Q;
+  unsigned rows_at, Q_inverse;
+};
+
 // attend_simt of attention_rows.cuh.
 constexpr int SIMT_THREADS = 256, SIMT_QUERIES = 16, SIMT_POSITIONS = 32, SIMT_CHUNK = 64;
 constexpr int SIMT_COLUMNS = 4 * SIMT_THREADS, SIMT_STRIDE = SIMT_CHUNK + 4;

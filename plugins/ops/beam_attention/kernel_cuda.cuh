@@ -1,16 +1,38 @@
-// BeamAttention in CUDA. A block takes all beams of a sample at one key/value head: where their histories are shared,
-// its warps read the same rows at about the same time, so that they come from device memory once. Per row 16 bytes a
-// lane go straight into registers; each number serves Q = H / G queries, so the floor is the bytes of the histories.
+// BeamAttention in CUDA: with tensor cores, and without them for float32, GPUs before 8.0, any width and alignment.
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_plan.h"
 #include "ops/beam_attention/arguments.h"
+#include "ops/beam_attention/beam_tiles.cuh"
 #ifndef __CUDACC_RTC__
 #include "ops/beam_attention/launch_plan.h"
 #endif
 
 namespace tightbeam::device {
+
+// With tensor cores. A block takes a few key/value heads of a sample, a warp or several each. Rows and products do not
+// grow with the beams where these share their history, which after a few steps of a search they nearly all do, so the
+// floor is the bytes of the rows.
+template <class Half, int HALVES, int WIDTH, bool ROTATED>
+__global__ void __launch_bounds__(32 * BEAM_TILES_WARPS, WIDTH == 64 ? 4 : 2)
+    beam_attention_tensor_core_kernel(BeamAttentionArguments<Half> a, BeamTilesPlan plan) {
+  BeamTiles<Half, HALVES, WIDTH, ROTATED> tiles(a, plan, threadIdx.x / WARP);
+  tiles.copy_queries();
+  const int sample = blockIdx.z;
+  const Span span = history_span(a, sample);
+  if (!span.valid) return tiles.put_nothing();
+  tiles.write_newest(span);
+  tiles.take_queries(span);
+  HistoryRows rows(plan.rows_at, plan.capacity);
+  for (int begin = span.begin; begin <= span.newest; begin += plan.stretch) {
+    if (begin > span.begin) __syncthreads();  // the rows before are no longer read
+    rows.find(a, span, sample, tiles.first_beam(), tiles.end_beam(), begin, plan.stretch);
+    tiles.run(rows, span);
+  }
+  if (plan.parts > 1) tiles.join();
+  tiles.put();
+}
 
 // One beam's history at one key/value head, as RowStream reads it.
 template <class Float, bool ROTATED>
@@ -75,6 +97,9 @@ struct BeamAttentionRows {
   }
 };
 
+// Without tensor cores. A block takes all beams of a sample at one key/value head: where their histories are shared,
+// its warps read the same rows at about the same time, so that they come from device memory once. Per row 16 bytes a
+// lane go straight into registers; each number serves Q = H / G queries.
 template <class Float, int QUERIES, int CHUNKS, bool ROTATED>
 __global__ void __launch_bounds__(256, ROTATED || QUERIES * CHUNKS > 1 ? 1 : 2)
     beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan) {

@@ -1,4 +1,5 @@
-// Launch plan of BeamAttention's kernel: one block a sample, key/value head and slice of value columns.
+// Launch plan of BeamAttention's kernels: with tensor cores one block a few key/value heads of a sample, else one block
+// a sample, key/value head and slice of value columns.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -9,19 +10,61 @@ namespace tightbeam {
 namespace device {
 template <class Float, int QUERIES, int CHUNKS, bool ROTATED>
 __global__ void beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan);
-}
+template <class Half, int HALVES, int WIDTH, bool ROTATED>
+__global__ void beam_attention_tensor_core_kernel(BeamAttentionArguments<Half> a, BeamTilesPlan plan);
+}  // namespace device
 
 struct BeamAttentionPlan {
   Launch launch;
-  RowStreamPlan stream;
+  BeamTilesPlan tiles;   // with tensor cores; no parts: without
+  RowStreamPlan stream;  // without
 };
 
+// Sets the plan for tensor cores, and returns true, where they serve the call.
 template <class Float>
-BeamAttentionPlan plan_beam_attention(const BeamAttentionArguments<Float>& a) {
+bool plan_beam_tiles(const BeamAttentionArguments<Float>& a, const Gpu& gpu, BeamAttentionPlan& plan) {
+  constexpr int NUMBERS = 16 / sizeof(Float), WARPS = BEAM_TILES_WARPS;
+  constexpr int MOST_BEAMS = 32;     // bits of a set
+  constexpr int MOST_QUERIES = 512;  // of a key/value head and beam, for which Q_inverse is exact
+  constexpr int MOST_ROWS = 1024;    // that are found at a time
+  constexpr int BUSY = 8;            // warps of a multiprocessor; with fewer, several share a head's rows
+  const int Q = a.H / a.G, queries = a.M * Q;
+  const bool aligned = a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && a.rotary % (2 * NUMBERS) == 0 &&
+                       aligned_16(a.projected) && aligned_16(a.key_cache) && aligned_16(a.value_cache) &&
+                       aligned_16(a.output) && aligned_16(a.prefix_output) && aligned_16(a.cosines) &&
+                       aligned_16(a.sines);
+  if (sizeof(Float) != 2 || !gpu.runs_tensor_core_kernels() || !aligned || a.K > 128 || a.V > 128 || a.M > MOST_BEAMS ||
+      Q > MOST_QUERIES)
+    return false;
+  BeamTilesPlan tiles = {};
+  tiles.halves = queries > 8 ? 2 : 1;
+  tiles.width = a.K <= 64 && a.V <= 64 ? 64 : 128;
+  tiles.Q = Q;
+  tiles.Q_inverse = (1u << 24) / static_cast<unsigned>(Q) + 1;
+  const int query_blocks = ceil_div(queries, 8 * tiles.halves),
+            beams = smaller(a.M, (8 * tiles.halves + Q - 2) / Q + 1);
+  tiles.stretch = larger(32, smaller(32 * WARPS, MOST_ROWS / beams / 32 * 32));
+  tiles.capacity = tiles.stretch * beams + MOST_BEAMS;
+  tiles.rows_at = WARPS * 2 * 2 * 16 * static_cast<unsigned>(tiles.width + 8) * 2;
+  const unsigned bytes = tiles.rows_at + 12 * static_cast<unsigned>(tiles.capacity) + 4 * WARPS;
+  if (bytes > gpu.shared_bytes) return false;
+  for (tiles.parts = 1; tiles.parts < WARPS && 16 * tiles.parts < a.T;) {
+    if (static_cast<long long>(a.B) * a.G * query_blocks * 2 * tiles.parts > BUSY * gpu.multiprocessors) break;
+    tiles.parts *= 2;
+  }
+  tiles.heads = WARPS / tiles.parts;
+  plan.tiles = tiles;
+  plan.launch = {{ceil_div(a.G, tiles.heads), query_blocks, a.B}, 32 * WARPS, bytes};
+  return true;
+}
+
+template <class Float>
+BeamAttentionPlan plan_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MAX_WARPS = 8, NUMBERS = 16 / sizeof(Float);
   constexpr unsigned SHARED_BYTES = 48 * 1024;  // beyond it fewer warps a block
   const int Q = a.H / a.G;
   BeamAttentionPlan plan = {};
+  if (plan_beam_tiles(a, gpu, plan)) return plan;
   const bool aligned = a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && aligned_16(a.projected) && aligned_16(a.key_cache) &&
                        aligned_16(a.value_cache);
   plan.stream = plan_row_stream(Q > 1 ? 4 : 1, a.K, a.V, NUMBERS, aligned);
@@ -49,6 +92,16 @@ template <bool ROTATED, class Float, class Launcher>
 void launch_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAttentionPlan& plan,
                            const Launcher& launcher) {
   using namespace device;
+  if constexpr (sizeof(Float) == 2) {
+    const BeamTilesPlan& tiles = plan.tiles;
+    const auto launch = [&](auto kernel) { launcher(kernel, plan.launch, a, tiles); };
+    if (tiles.parts > 0 && tiles.width == 64)
+      return tiles.halves == 1 ? launch(Kernel<beam_attention_tensor_core_kernel<Float, 1, 64, ROTATED>>())
+                               : launch(Kernel<beam_attention_tensor_core_kernel<Float, 2, 64, ROTATED>>());
+    if (tiles.parts > 0)
+      return tiles.halves == 1 ? launch(Kernel<beam_attention_tensor_core_kernel<Float, 1, 128, ROTATED>>())
+                               : launch(Kernel<beam_attention_tensor_core_kernel<Float, 2, 128, ROTATED>>());
+  }
   if (plan.stream.chunks > 1)
     launcher(Kernel<beam_attention_kernel<Float, 1, 4, ROTATED>>(), plan.launch, a, plan.stream);
   else if (plan.stream.queries > 1)
@@ -58,8 +111,8 @@ void launch_beam_attention(const BeamAttentionArguments<Float>& a, const BeamAtt
 }
 
 template <class Float, class Launcher>
-void launch_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu&, void*, const Launcher& launcher) {
-  const BeamAttentionPlan plan = plan_beam_attention(a);
+void launch_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu& gpu, void*, const Launcher& launcher) {
+  const BeamAttentionPlan plan = plan_beam_attention(a, gpu);
   a.rotary > 0 ? launch_beam_attention<true>(a, plan, launcher) : launch_beam_attention<false>(a, plan, launcher);
 }
 

@@ -97,19 +97,13 @@ struct BeamLatentProblem {
   }
   __device__ void put_pack(int j, int column, const PartialSoftmax& softmax, const float* sums) const {
     const long long place = row() * a.H + first_head + j;
-    float own_share = softmax.row_sum == 0.0f ? 0.0f : 1.0f / softmax.row_sum, prefix_share = 0.0f;  // factors
-    if (a.prefix_lse) {
-      const float lse = a.prefix_lse[place], top = fmaxf(softmax.row_max, lse), base = top == -infinity() ? 0.0f : top;
-      const float own = weight_at(softmax.row_max, base), other = weight_at(lse, base);
-      const float row_sum = own * softmax.row_sum + other, factor = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
-      own_share = own * factor, prefix_share = other * factor;
-    }
+    const float2 share = shares_beside_prefix(softmax, a.prefix_lse ? a.prefix_lse + place : nullptr);
     Pack<Float> pack, prefix;
-    if (prefix_share != 0.0f) prefix = load_16(a.prefix_output + place * D + column);
+    if (share.y != 0.0f) prefix = load_16(a.prefix_output + place * D + column);
 #pragma unroll
     for (int i = 0; i < Pack<Float>::size; ++i) {
-      const float from_prefix = prefix_share == 0.0f ? 0.0f : prefix_share * to_float(prefix.values[i]);
-      pack.values[i] = from_float<Float>(own_share * sums[i] + from_prefix);
+      const float from_prefix = share.y == 0.0f ? 0.0f : share.y * to_float(prefix.values[i]);
+      pack.values[i] = from_float<Float>(share.x * sums[i] + from_prefix);
     }
     store_16(a.output + place * D + column, pack);
   }
