@@ -15,7 +15,9 @@ namespace tightbeam::device {
 // grow with the beams where these share their history, which after a few steps of a search they nearly all do, so the
 // floor is the bytes of the rows.
 template <class Half, int HALVES, int WIDTH, bool ROTATED>
-__global__ void __launch_bounds__(32 * BEAM_TILES_WARPS, WIDTH == 64 ? 4 : 2)
+__global__ void __launch_bounds__(32 * BEAM_TILES_WARPS, WIDTH == 128 ? 2
+                                                         : ROTATED    ? 3
+                                                                      : 4)
     beam_attention_tensor_core_kernel(BeamAttentionArguments<Half> a, BeamTilesPlan plan) {
   BeamTiles<Half, HALVES, WIDTH, ROTATED> tiles(a, plan, threadIdx.x / WARP);
   tiles.copy_queries();
