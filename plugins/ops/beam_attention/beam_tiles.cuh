@@ -114,7 +114,8 @@ class BeamTiles {
   __device__ __forceinline__ void run(const HistoryRows& rows, const Span& span) {
     if (queries_ == 0) return;
     const SharedAddress to = shared_address(stages_ + lane_ / PACKS * STRIDE + column_);
-    const SharedAddress fragments = shared_address(stages_ + fragment_at(lane_, STRIDE));
+    const SharedAddress key_fragments = shared_address(stages_ + key_fragment_at(lane_, STRIDE));
+    const SharedAddress value_fragments = shared_address(stages_ + value_fragment_at(lane_, STRIDE)) + VALUES_AT;
     const auto load = [&](int tile, unsigned stage) {
       if (tile < rows.tiles) {
         const bool newest = tile >= rows.newest;
@@ -142,7 +143,7 @@ class BeamTiles {
         turn_rows(stages_ + stage / 2, STRIDE, a_, span.first + rows.positions[tile * 16 + lane_ % 16]);
         __syncwarp();
       }
-      multiply(rows, tile * 16 + lane_ % 4 * 2, fragments + stage);
+      multiply(rows, tile * 16 + lane_ % 4 * 2, key_fragments + stage, value_fragments + stage);
       __syncwarp();  // the stage is free again
     }
   }
@@ -207,13 +208,14 @@ class BeamTiles {
 
  private:
   // Both products of a tile. This lane's scores are of rows `first` and the next, and of those 8 further; its fragments
-  // lie from `at` on.
-  __device__ __forceinline__ void multiply(const HistoryRows& rows, int first, SharedAddress at) {
+  // lie from `keys` and `values` on.
+  __device__ __forceinline__ void multiply(const HistoryRows& rows, int first, SharedAddress keys,
+                                           SharedAddress values) {
     float scores[2][4] = {};
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       unsigned b[2][2];
-      load_key_fragments(b, at + step * 32);
+      load_key_fragments(b, keys + step * 32);
       mma_16x8x16<Half>(scores[0], query_[step], b[0]);
       mma_16x8x16<Half>(scores[1], query_[step], b[1]);
     }
@@ -252,7 +254,7 @@ class BeamTiles {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       unsigned b[2][2];
-      load_value_fragments(b, at + VALUES_AT + step * 32);
+      load_value_fragments(b, values + step * 32);
       mma_16x8x16<Half>(sums_[step * 2], weights, b[0]);
       mma_16x8x16<Half>(sums_[step * 2 + 1], weights, b[1]);
     }
