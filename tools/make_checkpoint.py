@@ -6,7 +6,7 @@ python tools/make_checkpoint.py build/bart-large-random --shape bart-large-cnn
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,6 +124,12 @@ def main(
     output: Annotated[Path, typer.Argument(help="Checkpoint folder to write.")],
     shape: Annotated[str, typer.Option(help=", ".join(SHAPES))] = "bart-large-cnn",
     seed: int = 0,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Layers of the encoder, and of the decoder, in place of the shape's.")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(min=100, help="Tokens of a BART's vocabulary, in place of the shape's.")
+    ] = None,
     orthogonal_keys: Annotated[
         bool, typer.Option(help="Key projections whose inverse adds no error, so that K-only caches pass the guard.")
     ] = False,
@@ -132,6 +138,11 @@ def main(
     if shape not in SHAPES:
         raise typer.BadParameter(f"{shape!r} is unknown; expected one of {', '.join(SHAPES)}")
     sizes = SHAPES[shape]
+    if vocabulary is not None and sizes.family != BART:
+        raise typer.BadParameter(f"--vocabulary is for shapes of BART, and {shape} is none; leave it out")
+    sizes = replace(
+        sizes, layers=sizes.layers if layers is None else (layers, layers), vocab_size=vocabulary or sizes.vocab_size
+    )
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[sizes.family]
     config = config_class(
