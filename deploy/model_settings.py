@@ -1,0 +1,160 @@
+"""The settings that a loaded bundle is run with: resolved over its defaults, and checked for its model and runtime."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import GenerationError, NoEffectWarning
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.recording import WindowStart
+from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.runtimes.base import Runtime
+from tightbeam.deploy.text.tokenizer import TextCodec
+
+__all__ = ["ModelSettings"]
+
+
+class ModelSettings:
+    """A loaded bundle, and what settings mean for it.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    runtime : Runtime
+        It runs nothing here: it says what it cannot do.
+    codec : TextCodec or None
+        The tokenizer; None for a bundle without one.
+    """
+
+    def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
+        self.bundle = bundle
+        self._runtime = runtime
+        self._codec = codec
+        speech = bundle.manifest.speech
+        self.log_mel = LogMel.read(bundle.file(speech)) if speech else None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The content of ``bundle.json``."""
+        return self.bundle.manifest
+
+    @property
+    def decoder_only(self) -> bool:
+        """True for a decoder-only model, whose sequences begin with the prompt rather than with a start token."""
+        return self.manifest.sizes.decoder_only
+
+    @property
+    def is_speech(self) -> bool:
+        """True for a speech model, which takes audio in place of token ids."""
+        return self.log_mel is not None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True for a bundle with a tokenizer."""
+        return self._codec is not None
+
+    def options(self, **settings: Any) -> GenerationOptions:
+        """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
+
+        Parameters
+        ----------
+        **settings
+            Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
+            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file; the other
+            settings override it, and what it leaves None is the checkpoint's.
+
+        Returns
+        -------
+        GenerationOptions
+            Lengths are those for a prompt of one token if the model is decoder-only.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
+        return self.options_for(1, settings)
+
+    def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
+        """Resolve settings as ``options`` does, for prompts of ``prompt_length`` tokens, padding included.
+
+        Parameters
+        ----------
+        prompt_length : int
+            Tokens of the prompts of a decoder-only model; the length of an encoder's input does not matter.
+        settings : mapping
+            Arguments of ``model.generate``.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
+        return self._checked(
+            options_for(
+                self.manifest.generation,
+                settings,
+                self.manifest.sizes,
+                speech=self.is_speech,
+                prompt_length=prompt_length,
+            )
+        )
+
+    def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions:
+        """Resolve settings for one window of a recording.
+
+        Parameters
+        ----------
+        settings : mapping
+            Arguments of ``model.generate``.
+        window : WindowStart
+            What the window begins with.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model or window.
+        """
+        about = self.manifest
+        return self._checked(options_for(about.generation, settings, about.sizes, speech=True, window=window))
+
+    def _for_one_window(self, options: GenerationOptions) -> GenerationOptions:
+        """The same options. Raises GenerationError for a setting that only a whole recording follows."""
+        if options.recording is not None and (name := options.recording.asked):
+            raise GenerationError(f"{name} is for recordings (Runner.transcribe), not for one window; leave it out")
+        return options
+
+    def _checked(self, options: GenerationOptions) -> GenerationOptions:
+        """Options that this runtime can follow. Raises GenerationError."""
+        if options.trie is not None and self._runtime.trie_obstacle:
+            raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
+        if options.num_beam_groups > 1 and (obstacle := self._runtime.groups_obstacle):
+            raise GenerationError(f"num_beam_groups={options.num_beam_groups} cannot be used: {obstacle}")
+        if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
+            raise GenerationError(
+                f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"
+            )
+        return options
+
+    def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Warn the caller of a public method of the settings that have no effect, and return the others."""
+        settings, notes = remove_settings_without_effect(
+            given, speech=self.is_speech, defaults=self.manifest.generation
+        )
+        for note in notes:
+            warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=3)
+        return settings

@@ -1,0 +1,137 @@
+"""Whole batches of token ids: rows checked and padded, encoded together, and searched to their end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.prompt import Prompt, first_length
+from tightbeam.deploy.model_inputs import ModelInputs
+from tightbeam.deploy.padding import mask_of_padding
+from tightbeam.deploy.runtimes.base import Runtime
+from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.search import SearchCallback, SearchResult, search
+from tightbeam.deploy.text.ragged import batch_key, join_results
+from tightbeam.deploy.text.token_ids import check_batch
+from tightbeam.deploy.text.tokenizer import TextCodec
+
+__all__ = ["WholeBatches"]
+
+
+class WholeBatches(ModelInputs):
+    """Runs batches that are there from their beginning to their end.
+
+    Parameters
+    ----------
+    bundle, runtime, codec
+        Those of `ModelSettings`.
+    """
+
+    def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
+        super().__init__(bundle, runtime, codec)
+        self._lock = threading.Lock()  # held while the runtime is in use
+        self.cache_bytes = (0, 0)
+
+    def _generate(
+        self,
+        ids: Array,
+        mask: Array,
+        options: GenerationOptions,
+        settings: Mapping[str, Any],
+        callback: SearchCallback | None,
+    ) -> SearchResult:
+        """Generate from checked ids and mask [B, N]."""
+        if not self.decoder_only:
+            return self._run(ids, mask, options, callback)
+        options, prompt = self.options_for(ids.shape[1], settings), Prompt.of(ids, mask)
+        return self._run(prompt.source_ids, prompt.source_mask, options, callback, prompt)
+
+    def _generate_ragged(
+        self,
+        rows: list[list[int]],
+        options: GenerationOptions,
+        settings: Mapping[str, Any],
+        callback: SearchCallback | None,
+    ) -> SearchResult:
+        """Generate from rows of different lengths; those that padding would change are run in batches of their own."""
+        for index, row in enumerate(rows):
+            try:
+                self.check_ids(row)
+            except InputError as error:
+                raise InputError(f"row {index} of input_ids: {error}") from None
+        batches: dict[tuple[int, ...], list[int]] = {}  # indices of rows
+        for index, row in enumerate(rows):
+            key = batch_key(self.options_for(len(row), settings), len(row)) if self.decoder_only else ()
+            batches.setdefault(key, []).append(index)
+        if callback is not None and len(batches) > 1:
+            raise InputError(
+                "callback needs prompts that share a batch, which lengths that count the padding forbid; pass rows of "
+                "one length, or max_new_tokens in place of max_length"
+            )
+        results = []
+        for samples in batches.values():
+            ids, mask = self.pad([rows[sample] for sample in samples], options)
+            if self.decoder_only:  # pad tokens within a row do not count, as in a row alone
+                mask &= mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
+            ids, mask = check_batch(ids, mask, options, self.manifest.sizes)
+            found = self._generate(ids, mask, options, settings, callback)
+            results.append((samples, self.prompt_of(ids), found))
+        return results[0][2] if len(results) == 1 else join_results(results, options)
+
+    def _beginning_with(self, given: Any, count: int, settings: Mapping[str, Any]) -> list[GenerationOptions]:
+        """The options of each of ``count`` samples, whose outputs begin with given tokens."""
+        rows = given.tolist() if hasattr(given, "tolist") else given
+        if isinstance(rows, list | tuple):
+            rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+        if (
+            not isinstance(rows, list | tuple)
+            or len(rows) != count
+            or not all(isinstance(r, list | tuple) for r in rows)
+        ):
+            raise InputError(
+                f"decoder_input_ids does not have {count} rows of token ids; pass one row for each row of input_ids"
+            )
+        return [self.options_for(1, {**settings, "decoder_input_ids": list(row)}) for row in rows]
+
+    def _run(
+        self,
+        source: Array,
+        mask: Array,
+        given: GenerationOptions | list[GenerationOptions],
+        callback: SearchCallback | None,
+        prompt: Prompt | None = None,
+    ) -> SearchResult:
+        each = given if isinstance(given, list) else [given] * len(source)
+        options = each[0]
+        P = first_length(prompt)
+        positions = max(own.max_length for own in each) - P  # the last token is never fed back
+        with self._lock:
+            groups = options.num_beam_groups
+            decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P, groups)
+            beginnings = None if prompt is None else prompt.tokens
+            read = source if prompt is None else prompt.tokens
+            sources = read if read.ndim == 2 else None  # not of features
+            keyed = _keyed(source, mask, each, prompt)
+            result = search(BeamStepper(decoding, options, prompt), keyed, len(source), beginnings, sources, callback)
+            self.cache_bytes = decoding.cache_bytes
+            decoding.close()
+        return result
+
+
+def _keyed(
+    source: Array, mask: Array, options: Sequence[GenerationOptions], prompt: Prompt | None
+) -> list[GenerationOptions]:
+    """The options of each sample, with draws that depend on its source without padding."""
+    if options[0].sampling is None:
+        return list(options)
+    inputs = list(source)
+    if prompt is not None:
+        inputs = [row[skipped:] for row, skipped in zip(prompt.tokens, prompt.padding, strict=True)]
+    elif source.ndim == 2:
+        inputs = [row[own > 0] for row, own in zip(source, mask, strict=True)]
+    return [own.for_input(each) for own, each in zip(options, inputs, strict=True)]
