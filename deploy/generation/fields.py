@@ -31,7 +31,7 @@ __all__ = [
 
 SUPPORTED = frozenset(
     """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits
-    num_beam_groups diversity_penalty
+    num_beam_groups diversity_penalty force_words_ids
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
     bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
@@ -91,7 +91,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "penalty_alpha": (0.0,),
     "dola_layers": (),
     "constraints": (),
-    "force_words_ids": (),
     "low_memory": (False,),
     "use_mtp": (False,),
     "is_assistant": (False,),

@@ -18,6 +18,7 @@ from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.constraint import read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
+from tightbeam.deploy.generation.forced_words import read_forced_words
 from tightbeam.deploy.generation.given import Layer, layers
 from tightbeam.deploy.generation.groups import read_groups
 from tightbeam.deploy.generation.recording import RecordingSettings
@@ -105,6 +106,8 @@ class GenerationOptions:
         Groups of the beams in diverse beam search, all of one size; 1 in any other search.
     diversity_penalty : float
         Taken off the score of a token for each beam of an earlier group that has just chosen it.
+    force_words_ids : tuple of tuple of tuple of int
+        Words that must occur, each with its alternatives; empty forces none.
     trie : Trie or None
         The sequences that may come from the length ``begin`` on; None allows all.
     """
@@ -137,6 +140,7 @@ class GenerationOptions:
     recording: RecordingSettings | None = None
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
+    force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
     trie: Trie | None = None
 
     @property
@@ -186,13 +190,16 @@ class GenerationOptions:
             return "among candidates" if self.samples_candidates else "from rows"
         if self.num_beam_groups > 1:
             return f"{self.num_beam_groups} groups of beams"
+        if self.force_words_ids:
+            return "beams with forced words"
         search = "beams" if self.normalize else "greedy"
         return f"{search} from rows" if self.reads_logits else search
 
     @property
     def reads_logits(self) -> bool:
         """True where all scores of a row are looked at, if the runtime gives them."""
-        return any(each is not None for each in (self.sampling, self.timestamps, self.scoring, self.measured))
+        asked = (self.sampling, self.timestamps, self.scoring, self.measured)
+        return bool(self.force_words_ids) or any(each is not None for each in asked)
 
     @property
     def needs_logits(self) -> str:
@@ -201,6 +208,8 @@ class GenerationOptions:
             return "return_timestamps=True"
         if self.measured is not None:
             return "logprob_threshold"
+        if self.force_words_ids:
+            return "force_words_ids"
         if self.sampling is None and self.scoring is not None:
             return self.scoring.asked
         if self.sampling is None or self.samples_candidates:
@@ -233,9 +242,10 @@ class GenerationOptions:
     def fill_token_id(self) -> int:
         """The token after the end of a row in beam search.
 
-        It is the pad token, or the end-of-sequence token where that is 0; in diverse beam search always the pad token.
+        It is the pad token, or the end-of-sequence token where that is 0; in diverse beam search and with
+        forced words always the pad token.
         """
-        if self.num_beam_groups > 1 and self.pad_token_id is not None:
+        if (self.num_beam_groups > 1 or self.force_words_ids) and self.pad_token_id is not None:
             return self.pad_token_id
         return (self.pad_token_id or self.eos_token_ids[0]) if self.eos_token_ids else -1
 
@@ -368,6 +378,7 @@ def resolve_layers(
         scoring=read_scoring(fields, log_probabilities=num_beams > 1 and sampling is None),
         num_beam_groups=groups,
         diversity_penalty=diversity_penalty,
+        force_words_ids=read_forced_words(fields, num_beams),
         trie=read_constraint(fields),
     )
     _check_together(fields, options)

@@ -34,6 +34,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "do_sample": (False,),
     "decoder_input_ids": (),
     "num_beam_groups": (1,),
+    "force_words_ids": (),
     "num_return_sequences": (1,),  # transformers returns copies of the best one
 }
 

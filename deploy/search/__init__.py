@@ -11,6 +11,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
+from tightbeam.deploy.search.forced_words import ForcedWordsSearch
 from tightbeam.deploy.search.greedy import GreedySearch
 from tightbeam.deploy.search.group_beam import GroupBeamSearch
 from tightbeam.deploy.search.sampling import SampleSearch
@@ -36,6 +37,8 @@ def new_search(step: Step, options: GenerationOptions, callback: SearchCallback)
     """Return a search without samples, for those of settings like ``options``."""
     if options.num_beam_groups > 1:
         return GroupBeamSearch(step, options, callback)
+    if options.force_words_ids:
+        return ForcedWordsSearch(step, options.num_beams, callback)
     kind = SampleSearch if options.sampling is not None else BeamSearch if options.normalize else GreedySearch
     return kind(step, options.num_beams, callback)
 

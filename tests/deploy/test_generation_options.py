@@ -479,3 +479,34 @@ def test_groups_of_beams() -> None:
 def test_groups_that_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         resolve(**{"num_beams": 4, **asked})
+
+
+def test_forced_words() -> None:
+    options = resolve(num_beams=4, force_words_ids=[[7, 8], [[9], [3, 4]]])
+    assert options.force_words_ids == (((7, 8),), ((9,), (3, 4)))
+    assert (options.needs_logits, options.reads_logits, options.kind) == (
+        "force_words_ids",
+        True,
+        "beams with forced words",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"force_words_ids": []}, r"force_words_ids=\[\] \(from the call\) is no list of words; pass a list such as"),
+        ({"force_words_ids": [7]}, "is no list of words"),
+        ({"force_words_ids": [[[]]]}, "holds .*, which is not a token id; pass integers"),
+        ({"force_words_ids": [[[7], 8]]}, "is no list of words"),
+        ({"force_words_ids": [[50]]}, "holds 50, which is outside the vocabulary"),
+        ({"force_words_ids": [[[7], [7, 8]]]}, "has an alternative that begins another of its word; leave the longer"),
+        ({"force_words_ids": [[7]], "num_beams": 1}, "needs beams; pass num_beams=2 or more"),
+        ({"force_words_ids": [[7]], "num_beams": 1, "do_sample": True}, "needs beams"),
+        ({"force_words_ids": [[7]], "num_beam_groups": 2, "diversity_penalty": 1.0}, "not go with num_beam_groups"),
+        ({"force_words_ids": [[7]], "return_token_scores": True}, "does not go with return_token_scores; leave one"),
+    ],
+    ids=str,
+)
+def test_forced_words_that_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        resolve(**{"num_beams": 4, **asked})

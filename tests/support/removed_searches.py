@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation.beam_search import ConstrainedBeamSearchScorer
 from transformers.modeling_outputs import CausalLMOutput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,15 @@ class Hashed(PreTrainedModel, GenerationMixin):
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any) -> CausalLMOutput:
         rows = [hashed_logits(row, self.ends) for row in input_ids.tolist()]
         return CausalLMOutput(logits=torch.stack([torch.from_numpy(row) for row in rows])[:, None])
+
+
+def without_indices(method: Any) -> Any:
+    """A scorer's method without the indices of beams, which the release cannot put together in every case."""
+    return lambda self, *given, **named: method(self, *given, **{**named, "beam_indices": None})
+
+
+ConstrainedBeamSearchScorer.process = without_indices(ConstrainedBeamSearchScorer.process)
+ConstrainedBeamSearchScorer.finalize = without_indices(ConstrainedBeamSearchScorer.finalize)
 
 
 def hashed_case(model: Hashed, ends: dict[int, float], rows: list[list[int]], settings: dict[str, Any]) -> Any:
@@ -111,6 +121,34 @@ def group_cases() -> list[Any]:
     return cases
 
 
+def words(draw: random.Random) -> list[Any]:
+    """Words that must occur: some with alternatives, of which several may begin alike."""
+    few = draw.sample(range(3, VOCABULARY), 9)
+    some: list[Any] = [
+        [few[0], few[1]],
+        [few[2]],
+        [[few[3], few[4]], [few[3], few[5], few[6]], [few[3], few[6]]],
+        [[few[7]], [few[8], few[0], few[0]]],
+    ]
+    return draw.sample(some, draw.choice([1, 1, 2, 3]))
+
+
+def words_cases() -> list[Any]:
+    model, draw, cases = Hashed(), random.Random(2), []
+    for index in range(72):
+        settings = {"num_beams": draw.choice([2, 3, 4, 6]), **processors(draw), "force_words_ids": words(draw)}
+        settings["num_return_sequences"] = draw.randint(1, min(settings["num_beams"], 3))
+        ends = {2: draw.choice([-4.0, 0.0, 2.0, 4.0]), 11: 1.0}
+        if index % 9 == 0:
+            settings["eos_token_id"] = None
+            settings.pop("forced_eos_token_id", None)
+        if index % 8 == 4:
+            settings["forced_bos_token_id"] = 9
+        rows = [[draw.randrange(3, VOCABULARY) for _ in range(1 + index % 2)] for _ in range(2)]
+        cases.append(hashed_case(model, ends, rows, settings))
+    return cases
+
+
 def demo_cases(kinds: list[dict[str, Any]]) -> list[Any]:
     model = AutoModelForSeq2SeqLM.from_pretrained(ROOT / "export" / "demo", attn_implementation="eager").eval()
     draw, cases = random.Random(1), []
@@ -135,13 +173,25 @@ def demo_groups() -> list[Any]:
     )
 
 
+def demo_words() -> list[Any]:
+    return demo_cases(
+        [
+            {"num_beams": 4, "force_words_ids": [[300, 301]]},
+            {"num_beams": 5, "force_words_ids": [[[40], [500, 600]], [77]], "num_return_sequences": 3},
+            {"num_beams": 3, "force_words_ids": [[901]], "no_repeat_ngram_size": 2, "length_penalty": 0.5},
+        ]
+    )
+
+
 def main() -> None:
     if transformers.__version__ != RELEASE:
         raise SystemExit(f"transformers is {transformers.__version__}; install {RELEASE}, the last release with them")
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     FOLDER.mkdir(exist_ok=True)
-    for name, cases in (("groups", group_cases()), ("groups-demo", demo_groups())):
+    made = {"groups": group_cases, "groups-demo": demo_groups, "words": words_cases, "words-demo": demo_words}
+    for name, make in made.items():
+        cases = make()
         lines = ",\n".join(json.dumps(case) for case in cases)
         (FOLDER / f"{name}.json").write_text(f"[\n{lines}\n]\n")
 

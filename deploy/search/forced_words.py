@@ -1,0 +1,151 @@
+"""Constrained beam search: words that must occur in the output, in any order.
+
+Source: transformers 4.56.2 `GenerationMixin._constrained_beam_search` and `ConstrainedBeamSearchScorer` (later releases
+have none). The results are the same, in float32 and in its order of operations. Of equal ranks the candidate that was
+found first comes first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search.bans import forced_candidates
+from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.pool import Pool, best_of_pools
+from tightbeam.deploy.search.step import Candidates
+from tightbeam.deploy.search.word_states import WordState
+
+__all__ = ["ForcedWordsSearch"]
+
+OUT = np.float32(-1e9)
+BANK = np.float32(100)
+"""The worth of a token of progress next to log-probabilities."""
+
+
+class ForcedWordsSearch(BatchSearch):
+    """Continue each sample by its best sequences that have the words of ``force_words_ids``.
+
+    A step's candidates are the best continuations, and each token that makes progress in a row's words. They are chosen
+    in turn from the banks of equal progress, the furthest bank first. The scores of the tokens that make progress are
+    in no candidate, so the search looks at whole rows.
+    """
+
+    def filler(self, options: GenerationOptions) -> int:
+        return options.fill_token_id
+
+    def first_scores(self) -> Floats:
+        scores = np.full((1, self.M), OUT)  # all beams start equal, so only the first one counts
+        scores[:, 0] = 0
+        return scores
+
+    def join(
+        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+    ) -> None:
+        super().join(number, options, beginning, source)
+        self.places[-1].pools = [Pool(self.M, options, self.places[-1].P)]
+
+    def advance(self) -> None:
+        candidates, prompted = self.run_decoder()
+        cancelled = self.cancelled(prompted, None)
+        forced, last = dict(self.forced()), self.lengths + 1 == self.max_lengths
+        tokens, scores, parents = (np.zeros((len(self.places), self.M), dtype) for dtype in (np.int64, np.float32, int))
+        ends = self.is_end(candidates.tokens)
+        for index in np.flatnonzero(~prompted).tolist():
+            only = forced.get(index, ())
+            own = Candidates(candidates.scores[index], candidates.beams[index], candidates.tokens[index])
+            ended = ends[index]
+            if only:
+                place, running = self.places[index], self.scores[index : index + 1]
+                other = forced_candidates(place.options, only, running)
+                own = Candidates(other.scores[0], other.beams[0], other.tokens[0])
+                ended = np.isin(own.tokens, place.options.eos_token_ids)
+            self._finish(index, own, ended)
+            going = np.flatnonzero(~ended)[: self.M]
+            chosen = Candidates(own.scores[going], own.beams[going], own.tokens[going])
+            chosen = self._with_progress(index, chosen, candidates, only)
+            tokens[index], scores[index], parents[index] = chosen.tokens, chosen.scores, chosen.beams
+            new = int(self.lengths[index]) + 1 - self.places[index].P
+            self.places[index].pools[0].settle(float(own.scores[0]), new)
+        self.scores, self.parents = scores, parents
+        self.feed_prompts(prompted, tokens, scores, parents, candidates.tokens)
+        for index in np.flatnonzero(last & ~prompted).tolist():
+            self._offer_running(index, tokens[index])
+        self.write(tokens, last)
+        final = last | np.array([place.pools[0].done for place in self.places])
+        for index in np.flatnonzero(final & ~cancelled).tolist():
+            place = self.places[index]
+            self.callback.on_finished(place.number, best_of_pools(place.pools, place.options))
+        self.remove(final | cancelled)
+
+    def _row(self, index: int, beam: int) -> list[int]:
+        """The tokens of a row."""
+        row: list[int] = self.step.history[index, beam, : self.lengths[index]].tolist()
+        return row
+
+    def _state(self, index: int, row: list[int]) -> WordState:
+        return WordState.of_row(self.places[index].options.force_words_ids, row)
+
+    def _finish(self, index: int, own: Candidates, ended: Bools) -> None:
+        """Put the candidates [C] of a sample that end, among the first M, into its pool if they have all words."""
+        place = self.places[index]
+        for rank in np.flatnonzero(ended[: self.M]).tolist():
+            row = self._row(index, own.beams[rank])
+            if self._state(index, row).complete:
+                place.pools[0].add(float(own.scores[rank]), np.array(row), len(row) + 1 - place.P)
+
+    def _with_progress(self, index: int, best: Candidates, candidates: Candidates, only: tuple[int, ...]) -> Candidates:
+        """Choose M among the ``best`` [M] continuations of a sample and those that make progress."""
+        rows = [self._row(index, beam) for beam in range(self.M)]
+        found = [[*rows[beam], token] for beam, token in zip(best.beams.tolist(), best.tokens.tolist(), strict=True)]
+        states = [self._state(index, row) for row in found]
+        seen = set(map(tuple, found))
+        beams, tokens, scores = best.beams.tolist(), best.tokens.tolist(), best.scores.tolist()
+        for beam, row in enumerate(rows):
+            state = self._state(index, row)
+            following = [] if state.complete else state.following()
+            if not following:
+                continue
+            total = self._scores(index, beam, candidates, only) + self.scores[index, beam]
+            for token in following:
+                after = state.then(token)
+                if (*row, token) not in seen:
+                    seen.add((*row, token))
+                    states.append(after)
+                    beams.append(beam)
+                    tokens.append(token)
+                    scores.append(total[token])
+        whole = np.array(scores, np.float32)
+        banks = np.array([state.bank for state in states])
+        order = np.argsort(-(banks.astype(np.float32) * BANK + whole), kind="stable")
+        turns: list[int] = []
+        before = -1
+        for bank in banks[order].tolist():
+            turns.append(turns[-1] + 1 if bank == before else 0)
+            before = bank
+        chosen = order[np.argsort(turns, kind="stable")][: self.M]
+        return Candidates(whole[chosen], np.array(beams)[chosen], np.array(tokens)[chosen])
+
+    def _scores(self, index: int, beam: int, candidates: Candidates, only: tuple[int, ...]) -> Floats:
+        """The scores float32 [vocabulary] of a row's next token; where some are forced, they alone have any."""
+        if not only:
+            return self.row_scores(candidates, index, beam)
+        scores = np.full(self.places[index].options.vocab_size, -np.inf, np.float32)
+        scores[list(only)] = 0
+        return scores
+
+    def _offer_running(self, index: int, tokens: Ints) -> None:
+        """Offer the beams that end with ``tokens`` int64 [M] at a sample's last length: those with all words, and where
+        these are fewer than are returned, the others too."""
+        place = self.places[index]
+        pool = place.pools[0]
+        if pool.done:
+            return
+        rows = [[*self._row(index, self.parents[index, beam]), token] for beam, token in enumerate(tokens.tolist())]
+        complete = [self._state(index, row).complete for row in rows]
+        kinds = (True,) if sum(complete) >= place.options.num_return_sequences else (True, False)
+        for kind in kinds:
+            for beam, row in enumerate(rows):
+                if complete[beam] is kind:
+                    pool.add(float(self.scores[index, beam]), np.array(row), len(row) - place.P)
