@@ -16,6 +16,7 @@ from tightbeam.deploy.ray.partition import FieldNames
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.run import RayRun, run_on_ray
 from tightbeam.deploy.run_files import FileRun, run_files
+from tightbeam.deploy.subtitles import FORMATS
 from tightbeam.deploy.text.text_input import LineFormat
 
 __all__ = ["main"]
@@ -70,6 +71,17 @@ def run_model(
             "--json",
             help="Write one JSON object for each input, in place of text; with several files it names the file.",
         ),
+    ] = False,
+    result_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Format of the results: text, json (as --json), or for Whisper srt and vtt, subtitles: one file, or "
+            "with several recordings one for each in the folder --output.",
+        ),
+    ] = None,
+    sound_input: Annotated[
+        bool, typer.Option("--sound-input", help="Standard input is one recording, in place of names; Whisper only.")
     ] = False,
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
@@ -137,8 +149,11 @@ def run_model(
         ),
     ] = None,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="Scores are divided by it before tokens are drawn; below 1 favours likely tokens."),
+        str | None,
+        typer.Option(
+            help="Scores are divided by it before tokens are drawn; below 1 favours likely tokens. For Whisper those "
+            "of each attempt at a window: 0,0.2,0.4."
+        ),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(help="Draw among this many most likely tokens; 0 is all, and 50 the usual default.")
@@ -184,6 +199,33 @@ def run_model(
     ] = None,
     target_language: Annotated[
         str | None, typer.Option(help="Language to translate into, as the tokenizer names it.")
+    ] = None,
+    return_timestamps: Annotated[
+        bool | None,
+        typer.Option(
+            "--return-timestamps/--no-return-timestamps",
+            help="Go through recordings by timestamps, which those of more than a window are by default; Whisper only.",
+        ),
+    ] = None,
+    condition_on_prev_tokens: Annotated[
+        bool | None,
+        typer.Option(
+            "--condition-on-prev-tokens/--no-condition-on-prev-tokens",
+            help="Let windows begin with the tokens of those before them; Whisper only.",
+        ),
+    ] = None,
+    compression_ratio_threshold: Annotated[
+        float | None, typer.Option(help="Another attempt where tokens repeat more than this; Whisper only.")
+    ] = None,
+    logprob_threshold: Annotated[
+        float | None,
+        typer.Option(help="Another attempt where the mean log-probability of the tokens is lower; Whisper only."),
+    ] = None,
+    no_speech_threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Skip windows with more than this probability of no speech and unlikely tokens; Whisper only."
+        ),
     ] = None,
     early_stopping: Annotated[
         str | None,
@@ -261,7 +303,7 @@ def run_model(
         "num_beam_groups": num_beam_groups,
         "diversity_penalty": diversity_penalty,
         "do_sample": do_sample,
-        "temperature": temperature,
+        "temperature": _temperature(temperature),
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
@@ -276,6 +318,11 @@ def run_model(
         "task": task,
         "source_language": source_language,
         "target_language": target_language,
+        "return_timestamps": return_timestamps,
+        "condition_on_prev_tokens": condition_on_prev_tokens,
+        "compression_ratio_threshold": compression_ratio_threshold,
+        "logprob_threshold": logprob_threshold,
+        "no_speech_threshold": no_speech_threshold,
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "repetition_penalty": repetition_penalty,
@@ -290,9 +337,16 @@ def run_model(
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         if batch_size is not None and max_rows is not None:
             raise InputError("--batch-size and --max-rows bound the same; leave one out")
+        if result_format not in (None, "text", "json", *FORMATS):
+            raise InputError(f"--format {result_format} is unknown; pass text, json, srt or vtt")
+        if json_lines and result_format not in (None, "json"):
+            raise InputError(f"--json and --format {result_format} are two formats; leave one out")
+        json_lines = json_lines or result_format == "json"
         settings = _settings(given, generation_config)
         names = tuple(sources or [STDIN])
         if ray:
+            if result_format in FORMATS or sound_input:
+                raise InputError("--format srt or vtt and --sound-input are not for --ray; leave them out")
             if resume is not None or force or document:
                 raise InputError("--resume, --force and --document are not for --ray; leave them out")
             if json_input is not None and text_field is not None:
@@ -330,6 +384,8 @@ def run_model(
                     batch_size=batch_size,
                     max_rows=max_rows,
                     json_lines=json_lines,
+                    subtitles=result_format if result_format in FORMATS else None,
+                    sound_input=sound_input,
                     quiet=quiet,
                     engine=engine,
                     device=device,
@@ -350,6 +406,15 @@ def run_model(
         say(f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk")
         code = 1
     raise typer.Exit(code)
+
+
+def _temperature(given: str | None) -> float | tuple[float, ...] | str | None:
+    """One temperature, or several between commas; what is none is left for the check of the setting."""
+    try:
+        each = tuple(map(float, given.split(","))) if given is not None else ()
+    except ValueError:
+        return given
+    return each if len(each) > 1 else each[0] if each else None
 
 
 def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:

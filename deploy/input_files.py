@@ -5,9 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import shutil
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +21,17 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.text.json_line import read_json_line
 from tightbeam.deploy.text.text_input import parse_ids
 
-__all__ = ["AUDIO_NAMES", "IDS", "STDIN", "TEXT", "InputFiles", "InputKind", "Place", "json_objects"]
+__all__ = [
+    "AUDIO_NAMES",
+    "IDS",
+    "STDIN",
+    "TEXT",
+    "InputFiles",
+    "InputKind",
+    "Place",
+    "json_objects",
+    "sound_of_standard_input",
+]
 
 STDIN = "-"
 HEAD = 10
@@ -221,6 +234,20 @@ class InputFiles:
                 raise InputError(f"the output has {count} results, and the files {found}; pass the same files again")
             place = self.next_place()
         return lines, place
+
+
+@contextmanager
+def sound_of_standard_input(sources: Sequence[str]) -> Iterator[str]:
+    """The name of a file that holds the recording on standard input, while it is used."""
+    if list(sources) != [STDIN]:
+        raise InputError("--sound-input reads one recording from standard input; leave the files out")
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError("--sound-input: standard input holds no recording; redirect a file or a pipe to it")
+    with tempfile.TemporaryDirectory() as folder:
+        name = str(Path(folder) / "standard-input.wav")
+        with open(name, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, CHUNK_BYTES)
+        yield name
 
 
 def _standard_input() -> Iterable[bytes]:

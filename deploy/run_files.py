@@ -6,21 +6,30 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tightbeam.deploy.audio.transcribe import named_files, transcribe_files
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, STDIN, TEXT, InputFiles, json_objects
+from tightbeam.deploy.input_files import (
+    AUDIO_NAMES,
+    IDS,
+    STDIN,
+    TEXT,
+    InputFiles,
+    json_objects,
+    sound_of_standard_input,
+)
 from tightbeam.deploy.output_file import STDOUT, check_output, open_output
 from tightbeam.deploy.progress import progress_bar
 from tightbeam.deploy.resume import WrittenResults, read_written
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.subtitles import SubtitleFolder, subtitles
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 
@@ -68,10 +77,13 @@ class FileRun:
     batch_size: int | None
     max_rows: int | None
     json_lines: bool
+    subtitles: str | None
+    sound_input: bool
     quiet: bool
     engine: str
     device: str
     threads: int | None
+    sound_file: str | None = None
 
     @property
     def target(self) -> str:
@@ -100,6 +112,9 @@ def run_files(run: FileRun) -> int:
         An input cannot be read, or a result cannot be written.
     """
     _check(run)
+    if run.sound_input:
+        with sound_of_standard_input(run.sources) as name:
+            return run_files(replace(run, sources=[name], sound_input=False, sound_file=name))
     if _is_typed(run) and run.document:  # it is read whole before the model is loaded
         say("note: reading one text from standard input; end with Ctrl-D")
     files = InputFiles(list(run.sources), document=run.document)
@@ -116,7 +131,8 @@ def _check(run: FileRun) -> None:
             raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
         if run.resume == STDOUT:
             raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
-    check_output(run.target, run.force, run.sources, option=run.option)
+    if run.subtitles is None or not Path(run.output).is_dir():
+        check_output(run.target, run.force, run.sources, option=run.option)
 
 
 def _is_typed(run: FileRun) -> bool:
@@ -133,6 +149,7 @@ class _Run:
         self._settings, notes = remove_settings_without_effect(
             dict(run.settings), speech=runner.is_speech, defaults=runner.manifest.generation
         )
+        self._check_subtitles()
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
         if self._options.scoring is not None and not run.json_lines:
@@ -155,24 +172,66 @@ class _Run:
         summary = RunSummary(self._unit, load_seconds)
         hidden = run.quiet or (run.target == STDOUT and sys.stdout.isatty())
         results = self._results(lines, first=written.count + 1)
-        opened = open_output(run.target, None if run.resume is None else written)
+        target = STDOUT if self._folder is not None else run.target
+        opened = open_output(target, None if run.resume is None else written)
         # Results are closed at once where writing fails: Python must not end while a thread runs the model.
         with opened as sink, progress_bar(hidden) as progress, closing(results):
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
+
+            def on_heard(seconds: float) -> None:
+                summary.sound_seconds += seconds
+                progress.update(bar, rates=summary.rates())
+
+            self._on_heard = on_heard
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
-                line = result.as_json() if run.json_lines else result.as_text()
-                sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
-                sink.flush()
+                if result.error is not None and run.sound_file is not None:
+                    result.error = result.error.replace(run.sound_file, "standard input")
+                self._write(sink, result)
                 self._report(result, place.prefix)
                 summary.add(result)
+                if result.segments is None and result.error is None:  # others were heard window by window
+                    summary.sound_seconds += result.seconds
                 progress.update(bar, advance=1, rates=summary.rates())
         if not run.quiet:
             say(summary.text())
         if summary.failed:
             say(f"error: {summary.failed} of the {self._unit}s could not be run; each is named above")
         return 1 if summary.failed else 0
+
+    def _write(self, sink: TextIO, result: InputResult) -> None:
+        """Write a result in the format that was asked for; subtitles of several recordings, each to a file."""
+        run = self._run
+        if run.subtitles is None:
+            line = result.as_json() if run.json_lines else result.as_text()
+            sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
+        elif self._folder is None:
+            sink.write(subtitles(result.segments or [], run.subtitles) if result.error is None else "")
+        elif result.error is None:
+            try:
+                self._folder.write(result.source or str(result.number), result.segments or [])
+            except InputError as error:
+                result.error = str(error)
+        sink.flush()
+
+    def _check_subtitles(self) -> None:
+        run, several = self._run, self._files.count != 1
+        self._folder: SubtitleFolder | None = None
+        if run.subtitles is None:
+            return
+        if not self._runner.is_speech:
+            raise InputError(f"--format {run.subtitles} is for speech models, this is a text model; leave it out")
+        if run.resume is not None or run.json_lines:
+            raise InputError(f"--format {run.subtitles} does not go with --resume or --json; leave one out")
+        how = self._runner.options(**self._settings).recording
+        if how is not None and how.return_timestamps is False:
+            raise InputError(f"--format {run.subtitles} needs timestamps; leave --no-return-timestamps out")
+        self._settings = {**self._settings, "return_timestamps": True}
+        if several and run.output == STDOUT:
+            raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
+        if several:
+            self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force)
 
     def _check_kind(self) -> None:
         """Raise InputError for options, or files, of another kind of model."""
@@ -211,7 +270,14 @@ class _Run:
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
         if runner.is_speech:
-            done = transcribe_files(runner, named_files(lines), batch_size=together, typed=typed, **self._settings)
+            done = transcribe_files(
+                runner,
+                named_files(lines),
+                batch_size=together,
+                typed=typed,
+                on_heard=lambda seconds: self._on_heard(seconds),
+                **self._settings,
+            )
             return (each.result for each in done)
         how: dict[str, Any] = {"batch_size": together, "max_rows": run.max_rows, "typed": typed, "first": first}
         return run_text_input(runner, lines, run.lines_are, **how, **self._settings)

@@ -29,6 +29,8 @@ class RunSummary:
         Inputs with an error.
     tokens : int
         Tokens generated for them, in all sequences returned, without start token and prompt.
+    sound_seconds : float
+        Seconds of sound that were transcribed.
     """
 
     unit: str
@@ -36,6 +38,7 @@ class RunSummary:
     inputs: int = 0
     failed: int = 0
     tokens: int = 0
+    sound_seconds: float = 0.0
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, result: InputResult) -> None:
@@ -52,12 +55,14 @@ class RunSummary:
     def rates(self) -> str:
         """Inputs and tokens a second, up to the present moment."""
         seconds = self.seconds
-        return f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
+        rates = f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
+        return f"{rates}, real-time factor {seconds / self.sound_seconds:.2g}" if self.sound_seconds else rates
 
     def counts(self) -> str:
         """Inputs, tokens and seconds, up to the present moment."""
         counted_inputs, tokens = counted(self.inputs, self.unit), counted(self.tokens, "token")
-        return f"{counted_inputs}, {tokens} in {_number(self.seconds)} s: {self.rates()}"
+        sound = f", {_number(self.sound_seconds)} s of sound" if self.sound_seconds else ""
+        return f"{counted_inputs}, {tokens}{sound} in {_number(self.seconds)} s: {self.rates()}"
 
     def text(self) -> str:
         """One line, up to the present moment."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.recording import Recording
-from tightbeam.deploy.audio.segments import Segment, cut_segments
+from tightbeam.deploy.audio.segments import FRAME_S, Segment, cut_segments
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
@@ -87,6 +87,11 @@ class SequentialTranscription:
     def done(self) -> bool:
         """True where no window is left."""
         return self._wanted is None
+
+    @property
+    def heard_s(self) -> float:
+        """Seconds of the recording in front of the present window."""
+        return min(self.seek * FRAME_S, self._recording.seconds)
 
     def sample(self, number: int) -> Sample:
         """Return the sample to run next, with this number."""

@@ -8,7 +8,7 @@ transcribed alone, so that a word at a cut may be lost.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -92,11 +92,14 @@ class _Recordings(OpenInput):
         Their features.
     numbers : iterator of int
         Numbers of further samples.
+    on_heard : function
+        Receives the seconds of each window that is done.
     """
 
     parts: list[SequentialTranscription] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
+    on_heard: Callable[[float], None] = lambda seconds: None
     _owners: dict[int, SequentialTranscription] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -115,8 +118,10 @@ class _Recordings(OpenInput):
     def take(self, number: int, result: SearchResult) -> list[Sample]:
         super().take(number, result)
         part = self._owners.pop(number)
+        before = part.heard_s
         try:
             part.take(result)
+            self.on_heard(part.heard_s - before)
         except GenerationError as error:  # a prompt that leaves no positions
             self.failure = InputError(str(error))
             return []
@@ -157,8 +162,8 @@ class _Recordings(OpenInput):
 class _Reader:
     """Reads sources as inputs. Raises GenerationError for wrong settings."""
 
-    def __init__(self, model: SpeechModel, settings: Mapping[str, Any]) -> None:
-        self._model, self._settings = model, settings
+    def __init__(self, model: SpeechModel, settings: Mapping[str, Any], on_heard: Callable[[float], None]) -> None:
+        self._model, self._settings, self._on_heard = model, settings, on_heard
         _log_mel(model)
         self.options = model.options(**settings)
         assert self.options.recording is not None
@@ -174,7 +179,8 @@ class _Reader:
 
     def read(self, number: int, source: Source) -> OpenInput:
         """Read a source: an input, with its failure where it cannot be read."""
-        result, log_mel = InputResult(number), _log_mel(self._model)
+        named = source if isinstance(source, str) else None
+        result, log_mel = InputResult(number, source=named), _log_mel(self._model)
         try:
             if isinstance(source, InputError):
                 raise source
@@ -225,12 +231,19 @@ class _Reader:
             for recording in recordings
         ]
         made = _Recordings(result, [], parts=parts, recordings=recordings, numbers=self._numbers)
+        made.on_heard = self._on_heard
         made.start()
         return made
 
 
 def transcribe_files(
-    model: SpeechModel, sources: Iterable[Source], *, batch_size: int = 8, typed: bool = False, **settings: Any
+    model: SpeechModel,
+    sources: Iterable[Source],
+    *,
+    batch_size: int = 8,
+    typed: bool = False,
+    on_heard: Callable[[float], None] | None = None,
+    **settings: Any,
 ) -> Iterator[OpenInput]:
     """Transcribe recordings. Windows of several recordings run together, while the next ones are read.
 
@@ -244,6 +257,8 @@ def transcribe_files(
         Windows in the running batch, at most.
     typed
         Names may come slowly, so that files that are there do not wait for others.
+    on_heard
+        Receives the seconds of sound that are done, as recordings are gone through by timestamps.
     **settings
         Settings of ``model.generate``.
 
@@ -257,7 +272,7 @@ def transcribe_files(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    reader = _Reader(model, settings)
+    reader = _Reader(model, settings, on_heard or (lambda seconds: None))
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
     rows = batch_size * reader.options.num_beams
     yield from run_inputs(

@@ -36,6 +36,8 @@ class InputResult:
         Settings of the line that have no effect, and what else it should be known for.
     seconds : float
         Length of a recording.
+    source : str or None
+        The name of a recording's file.
     segments : list of TextSegment or None
         Of a recording that was gone through by timestamps.
     """
@@ -54,6 +56,7 @@ class InputResult:
     file: str | None = None
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    source: str | None = None
     segments: list[TextSegment] | None = None
 
     def set_output(self, output: Output) -> None:

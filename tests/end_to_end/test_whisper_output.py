@@ -1,0 +1,154 @@
+"""What `run-model` writes of recordings: text, JSON with segments, subtitles, progress and the real-time factor."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from support.audio import RATE_HZ, chirp
+from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
+from support.timestamps import with_timestamps
+from tightbeam.deploy import Runner
+from tightbeam.deploy import command as deploy_command
+from tightbeam.deploy.subtitles import subtitles
+from tightbeam.deploy.text.output import TextSegment
+
+soundfile = pytest.importorskip("soundfile")
+
+
+class Words:
+    """A tokenizer whose words are numbers."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(f" w{token}" for token in tokens if token < 45)
+
+
+@pytest.fixture
+def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    """The runner that the command loads."""
+    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
+    before = model.generation_config
+    runner = with_timestamps(bundles, "el")[1]
+    runner._codec = Words()  # type: ignore[assignment]
+    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    yield runner
+    model.generation_config = before
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> list[str]:
+    """Two recordings of several windows."""
+    names = []
+    for index, seconds in enumerate((2.2, 1.4)):
+        names.append(str(tmp_path / f"talk{index}.wav"))
+        soundfile.write(names[-1], chirp(seconds, low_hz=200 + 500 * index), RATE_HZ, subtype="FLOAT")
+    return names
+
+
+def run(*arguments: str, given: bytes | None = None, code: int = 0) -> tuple[str, str]:
+    """Standard output and standard error of `run-model`."""
+    done = CliRunner().invoke(deploy_command.app, ["bundle", *arguments], input=given)
+    assert done.exit_code == code, done.output
+    return done.stdout, done.stderr
+
+
+def test_json_has_segments(runner: Runner, talks: list[str]) -> None:
+    output, errors = run(*talks, "--json")
+    for line, parts in zip(output.splitlines(), runner.transcribe_segments(talks), strict=True):
+        record = json.loads(line)
+        assert record["tokens"] == [token for part in parts for token in part.tokens]
+        assert [own["text"] for own in record["segments"]] == [part.text for part in parts]
+        assert [own["start"] for own in record["segments"]] == [round(part.start_s, 2) for part in parts]
+        assert record["text"].split() == [word for part in parts for word in (part.text or "").split()]
+        assert len(parts) > 1
+    assert "3.6 s of sound" in errors and "real-time factor" in errors
+
+
+def test_settings_of_recordings_from_the_command_line(runner: Runner, talks: list[str]) -> None:
+    options = ["--temperature", "0,0.7", "--logprob-threshold", "-1.2", "--no-speech-threshold", "0.004", "--seed", "5"]
+    output, _ = run(talks[0], "--json", "--condition-on-prev-tokens", *options)
+    settings: dict[str, Any] = {"logprob_threshold": -1.2, "no_speech_threshold": 0.004, "seed": 5}
+    settings |= {"temperature": (0.0, 0.7), "condition_on_prev_tokens": True}
+    expected = runner.transcribe_segments([talks[0]], **settings)[0]
+    assert [own["tokens"] for own in json.loads(output)["segments"]] == [part.tokens for part in expected]
+    assert expected and expected != runner.transcribe_segments([talks[0]])[0]
+    _, errors = run(talks[0], "--temperature", "warm", code=1)
+    assert "temperature='warm' is no temperature; pass 0" in errors
+
+
+def test_subtitles_of_one_recording(runner: Runner, talks: list[str], tmp_path: Path) -> None:
+    parts = runner.transcribe_segments(talks[:1])[0]
+    output, _ = run(talks[0], "--format", "srt")
+    assert output == subtitles(parts, "srt")
+    assert output.startswith("1\n00:00:00,") and " --> " in output
+    run(talks[0], "--format", "vtt", "--output", str(tmp_path / "talk.vtt"))
+    assert (tmp_path / "talk.vtt").read_text() == subtitles(parts, "vtt")
+
+
+def test_subtitles_of_several_recordings(runner: Runner, talks: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "subtitles"
+    run(*talks, "--format", "srt", "--output", str(folder))
+    for name, parts in zip(talks, runner.transcribe_segments(talks), strict=True):
+        assert (folder / f"{Path(name).stem}.srt").read_text() == subtitles(parts, "srt")
+    _, errors = run(*talks, "--format", "srt", "--output", str(folder), code=1)
+    assert "talk0.srt exists; pass --force to replace it" in errors
+    run(*talks, "--format", "srt", "--output", str(folder), "--force")
+
+
+def test_a_recording_on_standard_input(runner: Runner, talks: list[str]) -> None:
+    for kind in ("WAV", "FLAC", "OGG"):
+        sound = io.BytesIO()
+        samples, _ = soundfile.read(talks[0], dtype="float32")
+        soundfile.write(sound, samples, RATE_HZ, format=kind)
+        output, _ = run("--sound-input", given=sound.getvalue())
+        assert output.strip() and "w" in output
+    assert run("--sound-input", given=Path(talks[0]).read_bytes())[0] == run(talks[0])[0]
+    _, errors = run("--sound-input", given=b"no sound", code=1)
+    assert "standard input cannot be read as audio" in errors
+    assert "leave the files out" in run("--sound-input", talks[0], code=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--format", "doc"), "--format doc is unknown; pass text, json, srt or vtt"),
+        (("--format", "srt", "--json"), "--json and --format srt are two formats; leave one out"),
+        (("--format", "srt", "--no-return-timestamps"), "needs timestamps; leave --no-return-timestamps out"),
+    ],
+)
+def test_formats_that_cannot_be_written(
+    runner: Runner, talks: list[str], options: tuple[str, ...], expected: str
+) -> None:
+    assert expected in run(talks[0], *options, code=1)[1]
+    assert "needs --output FOLDER" in run(*talks, "--format", "vtt", code=1)[1]
+
+
+def test_times_and_text_of_subtitles() -> None:
+    parts = [
+        TextSegment(0.0, 1.2, [], " a <b>\nand & c "),
+        TextSegment(2.0, 2.0, [], "  "),
+        TextSegment(3599.9995, 36000.5, [], "d"),
+    ]
+    assert subtitles(parts, "srt") == (
+        "1\n00:00:00,000 --> 00:00:01,200\na <b> and & c\n\n2\n01:00:00,000 --> 10:00:00,500\nd\n"
+    )
+    assert subtitles(parts, "vtt") == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.200\na &lt;b&gt; and &amp; c\n\n01:00:00.000 --> 10:00:00.500\nd\n"
+    )
+    assert (subtitles([], "srt"), subtitles([], "vtt")) == ("", "WEBVTT\n")
+
+
+def test_a_recording_of_another_rate_and_several_channels(runner: Runner, tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    wave = chirp(1.3, 44100)
+    soundfile.write(tmp_path / "s.flac", np.stack([wave, wave], axis=1), 44100)
+    parts = runner.transcribe_segments([str(tmp_path / "s.flac")])[0]
+    assert parts and parts[-1].end_s <= 3
