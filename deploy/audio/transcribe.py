@@ -23,6 +23,7 @@ from tightbeam.deploy.audio.sequential import SequentialTranscription
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
+from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
@@ -171,6 +172,7 @@ class _Reader:
         model.window_options(settings, WindowStart(self._how.prompt_ids))
         self._numbers = count()
         self._obstacle = ""
+        self._has_timestamps = has_timestamps(model.manifest.generation, self.options.vocab_size)
         if self._how.return_timestamps is None:
             try:
                 model.window_options({**settings, "return_timestamps": True}, WindowStart())
@@ -190,7 +192,9 @@ class _Reader:
         result.seconds = recording.seconds
         is_long = recording.frames > log_mel.frames
         timestamps = self._how.return_timestamps or (is_long and self._how.return_timestamps is None)
-        if timestamps and self._obstacle:
+        if timestamps and not self._has_timestamps and self._how.return_timestamps is None:
+            timestamps = False
+        elif timestamps and self._obstacle:
             cut = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
             result.notes.append(f"{cut}: {self._obstacle}")
             timestamps = False

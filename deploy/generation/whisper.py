@@ -17,7 +17,7 @@ from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resol
 from tightbeam.deploy.generation.recording import RECORDING_FIELDS, WindowStart, read_recording_settings
 from tightbeam.deploy.generation.timestamps import TimestampRules
 
-__all__ = ["last_text_token", "speech_options"]
+__all__ = ["has_timestamps", "last_text_token", "speech_options"]
 
 TASKS = ("transcribe", "translate")
 PROMPT_FIELDS = frozenset(
@@ -114,6 +114,11 @@ def _timestamps(given: Mapping[str, Any], vocab_size: int) -> TimestampRules | N
     if latest is not None and (not isinstance(latest, int) or isinstance(latest, bool) or latest < 0):
         raise GenerationError(f"{LATEST_START}={reprlib.repr(latest)} is no number of timestamps; pass 0 or more")
     return TimestampRules(before + 1, eos, latest)
+
+
+def has_timestamps(generation: Mapping[str, Any], vocab_size: int) -> bool:
+    """True for a checkpoint whose tokens end with timestamps."""
+    return last_text_token(generation, vocab_size) < vocab_size - 1
 
 
 def last_text_token(generation: Mapping[str, Any], vocab_size: int) -> int:

@@ -21,6 +21,7 @@ from support.checkpoints import SENTENCES, CheckpointCache
 from support.commands import MODULE, SHORT, Command, Done, caller, process
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.command import run_model
+from tightbeam.deploy.generation.fields import SPEECH_ONLY
 from tightbeam.deploy.generation.given import caller_layers, merged
 from tightbeam.export.command import main as export_main
 from tightbeam.export.progress import STEPS
@@ -120,13 +121,14 @@ NOT_SETTINGS = {
     "text_field",
     "key_field",
     "partition_rows",
+    "result_format",
+    "sound_input",
 }
-FOR_SPEECH = {"language", "task"}
 SAMPLING: dict[str, Any] = {"temperature": 3.0, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5, "seed": 9}
 
 
 def test_every_option_is_in_the_table() -> None:
-    assert OPTIONS.keys() == inspect.signature(run_model).parameters.keys() - NOT_SETTINGS - FOR_SPEECH - {
+    assert OPTIONS.keys() == inspect.signature(run_model).parameters.keys() - NOT_SETTINGS - SPEECH_ONLY - {
         "generation_config",
         "do_sample",
         "trie",

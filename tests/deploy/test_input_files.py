@@ -119,10 +119,22 @@ def features_of(runner: Runner, names: list[str]) -> list[Any]:
     return [read_features(runner, name) for name in names]
 
 
-def test_arrays_are_no_audio_files(whisper: Path) -> None:
-    runner = Runner.load(whisper, threads=1)
-    with pytest.raises(InputError, match="paths holds ndarray, expected names of audio files; pass those"):
-        runner.transcribe([np.zeros(9, np.float32)])  # type: ignore[list-item]
+def test_arrays_are_samples(whisper: Path, tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    runner, wave = Runner.load(whisper, threads=1), chirp(1.5)
+    soundfile.write(tmp_path / "a.wav", wave, RATE_HZ, subtype="FLOAT")
+    expected = runner.transcribe([tmp_path / "a.wav"], max_new_tokens=5)
+    assert (
+        runner.transcribe([wave], max_new_tokens=5)
+        == runner.transcribe([wave.astype(np.float64)], max_new_tokens=5)
+        == expected
+    )
+    for bad in (np.zeros((2, 9), np.float32), np.zeros(9, np.int16), 3):
+        with pytest.raises(InputError, match="expected names of audio files, or arrays of samples, one channel"):
+            runner.transcribe([bad])
+    for samples, expected_error in ((np.zeros(0, np.float32), "is empty"), (np.full(9, np.nan), "holds NaN")):
+        with pytest.raises(InputError, match=f"the recording {expected_error}"):
+            runner.transcribe([samples])
 
 
 def test_an_unreadable_file_stops_all_before_the_run(bundle: Path, call: Command, texts: tuple[Path, Path]) -> None:

@@ -18,8 +18,10 @@ from tightbeam.deploy.command import main
 MODULE = [sys.executable, "-m", "tightbeam.deploy.command"]
 SHORT = ("--max-new-tokens", "5")
 SUMMARY = re.compile(
-    r"(?P<inputs>[\d,]+) (?P<unit>line|file|document)s?, (?P<tokens>[\d,]+) tokens? in (?P<seconds>[\d.,]+) s: "
-    r"(?P<rate>[\d.,]+) (?P=unit)s/s, (?P<token_rate>[\d.,]+) tokens/s; (?P<memory>[\d,]+) MB at most; "
+    r"(?P<inputs>[\d,]+) (?P<unit>line|file|document)s?, (?P<tokens>[\d,]+) tokens?"
+    r"(, (?P<sound>[\d.,]+) s of sound)? in (?P<seconds>[\d.,]+) s: "
+    r"(?P<rate>[\d.,]+) (?P=unit)s/s, (?P<token_rate>[\d.,]+) tokens/s"
+    r"(, real-time factor [\de.-]+)?; (?P<memory>[\d,]+) MB at most; "
     r"model loaded in (?P<load>[\d.]+) s"
 )
 
