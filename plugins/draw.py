@@ -11,7 +11,7 @@ from tightbeam.plugins.library import cpu_library
 
 __all__ = ["Draw", "native_draw"]
 
-Draw: TypeAlias = Callable[[Any, float, float], int]
+Draw: TypeAlias = Callable[[Any, float, float, float], int]
 
 
 @lru_cache(maxsize=1)
@@ -21,8 +21,9 @@ def native_draw() -> Draw | None:
     Returns
     -------
     function or None
-        Of scores float32 [vocabulary], contiguous; a temperature; and a number in [0, 1), which the tokens share in the
-        order of their ids, each as much as its probability is. Returns -1 where no score is finite.
+        Of scores float32 [vocabulary], contiguous; a number like the largest of them, or NaN; a temperature; and a
+        number in [0, 1), which the tokens share in the order of their ids, each as much as its probability is.
+        Returns -1 where no score is finite.
     """
     try:
         path = cpu_library()
@@ -31,6 +32,10 @@ def native_draw() -> Draw | None:
         return None
     if function is None:
         return None
-    function.argtypes = [ctypes.c_void_p, ctypes.c_longlong, ctypes.c_float, ctypes.c_double]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_longlong, ctypes.c_float, ctypes.c_float, ctypes.c_double]
     function.restype = ctypes.c_longlong
-    return lambda scores, temperature, uniform: int(function(scores.ctypes.data, len(scores), temperature, uniform))
+
+    def draw(scores: Any, best: float, temperature: float, uniform: float) -> int:
+        return int(function(scores.ctypes.data, len(scores), best, temperature, uniform))
+
+    return draw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,8 @@ BLOCK = 64
 @dataclass(frozen=True)
 class Rows:
     """The logits of a step, and what its search head applies to them. Valid until the next step.
+
+    Scores are made once a row, in the place of its logits where they are not normalised.
 
     Attributes
     ----------
@@ -46,9 +48,15 @@ class Rows:
     no_repeat_ngram_size: int
     trie: Trie | None
     nodes: Nodes
+    _made: dict[int, Floats] = field(default_factory=dict, init=False, compare=False)
 
     def processed(self, row: int) -> Floats:
         """The scores float32 [vocabulary] of a row, as the operator ``BeamTopK`` ranks them; not to be written to."""
+        if row not in self._made:
+            self._made[row] = self._process(row)
+        return self._made[row]
+
+    def _process(self, row: int) -> Floats:
         scores: Floats = self.logits[row].astype(np.float32, copy=False)
         if self.normalize:
             shifted = scores - scores.max()
@@ -59,7 +67,8 @@ class Rows:
         node = FREE if self.trie is None else int(self.nodes[row])
         if self.repetition_penalty == 1 and not any(map(len, out)) and node == FREE:
             return scores
-        scores = scores.copy()
+        if not scores.flags.writeable:
+            scores = scores.copy()
         if self.repetition_penalty != 1:
             seen, penalty = scores[history], np.float32(self.repetition_penalty)
             scores[history] = np.where(seen < 0, seen * penalty, seen / penalty)

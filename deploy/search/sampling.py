@@ -112,7 +112,8 @@ class SampleSearch(BatchSearch):
         """Draw a token from all scores of a row."""
         scores = self.row_scores(candidates, index, row)
         place = self.places[index]
-        token = drawn_from_row(scores, settings_of(place.options), self._uniforms(index, row))
+        best = float(candidates.scores[index, 0])
+        token = drawn_from_row(scores, settings_of(place.options), self._uniforms(index, row), best)
         if token < 0:
             raise NonFiniteError(NONE_LEFT)
         if place.measures is not None:

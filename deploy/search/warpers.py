@@ -112,11 +112,12 @@ def drawn(tokens: Ints, weights: Floats, uniforms: Floats) -> Ints:
     return chosen
 
 
-def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float) -> int:
-    """Draw a token from the processed scores float32 [vocabulary] of a whole row; -1 where all are -inf."""
+def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float, best: float = np.nan) -> int:
+    """Draw a token from the processed scores float32 [vocabulary] of a whole row; -1 where all are -inf. ``best`` is a
+    number like the largest of them, where one is known."""
     native = None if sampling.truncates else native_draw()
     if native is not None:
-        return native(np.ascontiguousarray(scores), sampling.temperature, uniform)
+        return native(np.ascontiguousarray(scores), best, sampling.temperature, uniform)
     if scores.max() == -np.inf:
         return -1
     weights, tokens = row_weights(scores, sampling)

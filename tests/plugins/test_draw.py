@@ -29,13 +29,14 @@ def shares(scores: np.ndarray, temperature: float) -> np.ndarray:
 def test_token_has_the_number(vocabulary: int, temperature: float) -> None:
     assert draw is not None
     generator = np.random.default_rng(vocabulary)
-    for _ in range(20):
+    for index in range(20):
         scores = (4 * generator.standard_normal(vocabulary)).astype(np.float32)
         scores[generator.random(vocabulary) < 0.3] = -np.inf
         scores[generator.integers(vocabulary)] = 2.0
         ends = shares(scores, temperature)
+        best = (np.nan, float(scores.max()), float(scores.max()) + 2, 300.0, -1e4)[index % 5]
         for number in (0.0, *generator.random(20), np.nextafter(1.0, 0)):
-            token = draw(scores, temperature, number)
+            token = draw(scores, best, temperature, number)
             assert scores[token] > -np.inf
             first = ends[token - 1] if token else 0.0
             assert first - ROUNDING <= number <= ends[token] + ROUNDING
@@ -56,7 +57,7 @@ def test_equal_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_to_draw() -> None:
     assert draw is not None
-    assert draw(np.full(300, -np.inf, np.float32), 1.0, 0.5) == -1
+    assert draw(np.full(300, -np.inf, np.float32), 1.0, 1.0, 0.5) == -1
     scores = np.zeros(300, np.float32)
     scores[270] = np.nan
-    assert draw(scores, 1.0, 0.5) == -1
+    assert draw(scores, np.nan, 1.0, 0.5) == -1

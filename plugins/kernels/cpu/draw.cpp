@@ -1,6 +1,6 @@
 // Draws from whole rows of scores, for the search on the host, which reads them where a step's candidates do not
-// suffice (deploy/search/warpers.py). A row is read twice, for its largest number and for the sums of its blocks; of
-// one block the numbers are looked at.
+// suffice (deploy/search/warpers.py). A row is read once, for the sums of its blocks; of one block the numbers are
+// looked at.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -11,14 +11,13 @@ namespace tightbeam {
 namespace {
 
 constexpr size_t BLOCK = 256;
+constexpr double SMALLEST = 1e-20;  // total of the weights below which `best` is too far above the row
 
 // The weights exp((scores - best) / temperature) of a block.
 class Weights {
  public:
   Weights(const float* scores, size_t count, float best, float temperature)
       : scores_(scores), count_(count), best_(best), temperature_(temperature) {}
-
-  size_t blocks() const { return (count_ + BLOCK - 1) / BLOCK; }
 
   double sum(size_t block) {
     const size_t own = size(block);
@@ -29,6 +28,12 @@ class Weights {
   const float* of(size_t block) {
     math().exponentials(scaled(block), size(block), 0);
     return numbers_;
+  }
+
+  double sums(std::vector<double>& ends) {
+    double total = 0;
+    for (size_t block = 0; block < ends.size(); ++block) ends[block] = total += sum(block);
+    return total;
   }
 
   size_t size(size_t block) const { return std::min(BLOCK, count_ - block * BLOCK); }
@@ -49,18 +54,23 @@ class Weights {
 }  // namespace tightbeam
 
 // The token that has the number `uniform`, 0 to 1, where the tokens share these numbers in their order, each as much as
-// its weight is; -1 where no score is finite, or one is NaN or +inf.
+// its weight is; -1 where no score is finite. `best`: a number like the largest score, or NaN.
 extern "C" __attribute__((visibility("default"))) long long tightbeam_draw(const float* scores, long long count,
-                                                                           float temperature, double uniform) {
+                                                                           float best, float temperature,
+                                                                           double uniform) {
   using namespace tightbeam;
-  const float best = math().row_max(scores, static_cast<size_t>(count));
-  if (!std::isfinite(best)) return -1;
-  Weights weights(scores, static_cast<size_t>(count), best, temperature);
-  std::vector<double> ends(weights.blocks());
+  const size_t size = static_cast<size_t>(count);
+  std::vector<double> ends((size + BLOCK - 1) / BLOCK);
   double total = 0;
-  for (size_t block = 0; block < ends.size(); ++block) ends[block] = total += weights.sum(block);
+  if (std::isfinite(best)) total = Weights(scores, size, best, temperature).sums(ends);
+  if (!(total >= SMALLEST && total <= 2.0 * static_cast<double>(size))) {  // also where it is far below
+    best = math().row_max(scores, size);
+    if (!std::isfinite(best)) return -1;
+    total = Weights(scores, size, best, temperature).sums(ends);
+  }
   const double below = std::min(uniform * total, std::nextafter(total, 0));  // a product may round up to the total
   const size_t block = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), below) - ends.begin());
+  Weights weights(scores, size, best, temperature);
   const float* own = weights.of(block);
   double sum = block == 0 ? 0 : ends[block - 1];
   size_t last = 0;
