@@ -59,6 +59,8 @@ def cases() -> list[Case]:
     masked.inputs["logits"][:, 3:] = -np.inf
     far = random_case(21, B=2, M=3, vocabulary=64, C=6, T=5)
     far.inputs["beam_scores"][:, 1:] = -1e9
+    far_and_wide = random_case(22, B=2, M=20, vocabulary=700, C=40, T=5, n=1)
+    far_and_wide.inputs["beam_scores"][0, 1:] = -1e9
     return [
         random_case(0, B=1, M=1, vocabulary=1, C=1, T=1),
         random_case(1, B=1, M=1, vocabulary=5, C=2, T=1, normalize=False),
@@ -74,8 +76,11 @@ def cases() -> list[Case]:
         random_case(12, B=2, M=1, vocabulary=20000, C=40, T=20, P=6, n=2, penalty=1.2, ids=8, normalize=False),
         random_case(13, B=1, M=2, vocabulary=20011, C=64, T=9, P=3, levels=8),
         random_case(11, B=1, M=16, vocabulary=130, C=32, T=2000, n=4, ids=3, penalty=1.1),
+        random_case(14, B=2, M=20, vocabulary=700, C=40, T=6, P=2, n=2, penalty=1.2, ids=8),
+        random_case(15, B=1, M=20, vocabulary=640, C=41, T=3, levels=5),
         masked,
         far,
+        far_and_wide,
     ]
 
 

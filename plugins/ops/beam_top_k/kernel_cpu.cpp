@@ -1,6 +1,6 @@
 // BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
 // kept aside, skipped while the rest is searched for the best, and offered last. Of a row at a node of a trie, the
-// node's children alone are searched.
+// node's children alone are searched. Many beams share a bound: what is below the best C of all rows is not offered.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -72,18 +72,30 @@ class Row {
         length_(a.lengths[row / a.M]),
         node_(a.trie_nodes == nullptr ? 0 : a.trie_nodes[row]) {}
 
-  std::vector<Candidate> best() {
-    normalize();
+  // What is needed before the best are looked for. `by_block`: the largest logit of each block is kept.
+  void prepare(bool by_block) {
+    normalize(by_block);
     change();
-    return node_ == 0 ? best_of_all() : best_of_children();
+  }
+
+  size_t changed() const { return changed_.size(); }
+
+  // Appends the totals of the largest logits of the blocks, as if no processor changed them.
+  void add_totals(std::vector<float>& totals) const {
+    for (const float logit : highest_) totals.push_back(((logit - shift_) - log_total_) + a_.beam_scores[row_]);
+  }
+
+  // The best C; of those whose total is below `least` some are left out.
+  std::vector<Candidate> best(float least) const {
+    if (node_ != 0) return best_of_children();
+    return best_of_all(least > NOTHING ? logit_of(least) : least_of_best());
   }
 
  private:
   std::string name(const char* tensor) const { return std::string(tensor) + "[" + std::to_string(row_) + "]"; }
 
-  std::vector<Candidate> best_of_all() const {
+  std::vector<Candidate> best_of_all(float least) const {
     Best best(a_.C);
-    const float least = least_of_best();
     // Once full, a token has to be strictly above the worst one kept, which is a lower token.
     for (int token = 0; token < a_.vocabulary; ++token) {
       if (best.full() || least > NOTHING) {
@@ -115,8 +127,8 @@ class Row {
     return found;
   }
 
-  void normalize() {
-    const float row_max = math().row_max(logits_, a_.vocabulary);
+  void normalize(bool by_block) {
+    const float row_max = by_block ? max_by_block() : math().row_max(logits_, a_.vocabulary);
     if (!std::isfinite(row_max))
       fail(OP, name("logits") +
                    (std::isnan(row_max) ? " holds NaN"
@@ -128,6 +140,26 @@ class Row {
     // Of a long double, since the logarithm of a double needs glibc 2.29.
     const long double total = math().sum_of_exponentials(logits_, a_.vocabulary, row_max);
     log_total_ = static_cast<float>(std::log(total));
+  }
+
+  // The largest logit, NaN if one is; keeps those of the blocks.
+  float max_by_block() {
+    float found = NOTHING;
+    for (int first = 0; first < a_.vocabulary; first += static_cast<int>(BLOCK)) {
+      const size_t size = std::min(BLOCK, static_cast<size_t>(a_.vocabulary - first));
+      highest_.push_back(math().row_max(logits_ + first, size));
+      if (highest_.back() > found || std::isnan(highest_.back())) found = highest_.back();
+      if (std::isnan(found)) break;
+    }
+    return found;
+  }
+
+  // A number that the logits are above whose total is at least `least`, whatever the rounding.
+  float logit_of(float least) const {
+    const float beam = a_.beam_scores[row_];
+    const float size = std::fabs(least) + std::fabs(beam) + std::fabs(shift_) + std::fabs(log_total_);
+    const float found = (least - beam) + log_total_ + shift_;
+    return found - std::max(8 * std::numeric_limits<float>::epsilon() * size, std::numeric_limits<float>::min());
   }
 
   // A number that the logits of the best C unchanged tokens are above; -inf where it is not worth looking for. The
@@ -180,7 +212,22 @@ class Row {
   const int length_, node_;
   float shift_ = 0, log_total_ = 0;
   std::vector<Candidate> changed_;
+  std::vector<float> highest_;  // logit of each block, the last one shorter
 };
+
+// A total that the best C of a sample's rows have at least; -inf where it is not worth looking for. So many blocks of
+// all rows have a token with it, and no more of these are changed than are left out.
+float least_total(const BeamTopKArguments<float>& a, const Row* rows) {
+  std::vector<float> totals;
+  size_t wanted = a.C;
+  for (int m = 0; m < a.M; ++m) {
+    rows[m].add_totals(totals);
+    wanted += rows[m].changed();
+  }
+  if (2 * wanted > totals.size()) return NOTHING;
+  std::nth_element(totals.begin(), totals.begin() + (wanted - 1), totals.end(), std::greater<float>());
+  return std::isfinite(totals[wanted - 1]) ? totals[wanted - 1] : NOTHING;
+}
 
 void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const long long* tokens, long long row,
                   int count, int lowest) {
@@ -240,7 +287,8 @@ void merge(const BeamTopKArguments<float>& a, size_t b, const std::vector<std::v
     return Head{rows[b * a.M + m][place].score + a.beam_scores[b * a.M + m], m, place};
   };
   std::vector<Head> heads;
-  for (int m = 0; m < a.M; ++m) heads.push_back(head(m, 0));
+  for (int m = 0; m < a.M; ++m)
+    if (!rows[b * a.M + m].empty()) heads.push_back(head(m, 0));
   std::make_heap(heads.begin(), heads.end(), follows);
   for (size_t c = b * a.C; c < (b + 1) * a.C; ++c) {
     std::pop_heap(heads.begin(), heads.end(), follows);
@@ -249,7 +297,7 @@ void merge(const BeamTopKArguments<float>& a, size_t b, const std::vector<std::v
     a.scores[c] = best.total;
     a.beams[c] = best.beam;
     a.tokens[c] = rows[b * a.M + best.beam][best.place].token;
-    if (best.place + 1 == a.C) continue;
+    if (static_cast<size_t>(best.place) + 1 == rows[b * a.M + best.beam].size()) continue;
     heads.push_back(head(best.beam, best.place + 1));
     std::push_heap(heads.begin(), heads.end(), follows);
   }
@@ -259,9 +307,19 @@ void merge(const BeamTopKArguments<float>& a, size_t b, const std::vector<std::v
 
 void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
   check(a);
-  std::vector<std::vector<Candidate>> rows(static_cast<size_t>(a.B) * a.M);
-  parallel.for_each(rows.size(), [&](size_t row) { rows[row] = Row(a, row).best(); });
-  for (int b = 0; b < a.B; ++b) merge(a, b, rows);
+  const size_t R = static_cast<size_t>(a.B) * a.M;
+  const bool free =
+      a.trie_nodes == nullptr || std::all_of(a.trie_nodes, a.trie_nodes + R, [](int n) { return n == 0; });
+  const bool bounded = a.M > 1 && a.C >= MANY && free;
+  std::vector<Row> rows;
+  rows.reserve(R);
+  for (size_t row = 0; row < R; ++row) rows.emplace_back(a, row);
+  parallel.for_each(R, [&](size_t row) { rows[row].prepare(bounded); });
+  std::vector<float> least(a.B, NOTHING);
+  if (bounded) parallel.for_each(a.B, [&](size_t b) { least[b] = least_total(a, &rows[b * a.M]); });
+  std::vector<std::vector<Candidate>> best(R);
+  parallel.for_each(R, [&](size_t row) { best[row] = rows[row].best(least[row / a.M]); });
+  for (int b = 0; b < a.B; ++b) merge(a, b, best);
 }
 
 }  // namespace tightbeam
