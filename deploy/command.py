@@ -227,6 +227,15 @@ def run_model(
             help="Skip windows with more than this probability of no speech and unlikely tokens; Whisper only."
         ),
     ] = None,
+    silence_threshold_db: Annotated[
+        float | None,
+        typer.Option(
+            help="Do not run windows without sound above this level, in decibels of full scale (-45); Whisper only."
+        ),
+    ] = None,
+    min_speech_s: Annotated[
+        float | None, typer.Option(help="Seconds above that level that a window needs: 0.1; Whisper only.")
+    ] = None,
     early_stopping: Annotated[
         str | None,
         typer.Option(
@@ -323,6 +332,8 @@ def run_model(
         "compression_ratio_threshold": compression_ratio_threshold,
         "logprob_threshold": logprob_threshold,
         "no_speech_threshold": no_speech_threshold,
+        "silence_threshold_db": silence_threshold_db,
+        "min_speech_s": min_speech_s,
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "repetition_penalty": repetition_penalty,

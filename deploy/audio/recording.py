@@ -19,6 +19,7 @@ from tightbeam.deploy.audio.features import LogMel
 
 __all__ = ["Recording"]
 
+Logs = npt.NDArray[np.float32]
 IN_MEMORY_BYTES = 16 << 20
 """Features up to this size are kept in memory: those of eight minutes at Whisper's 80 mels."""
 
@@ -48,12 +49,19 @@ class Recording:
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115  # closed with the recording
         self.close = weakref.finalize(self, self._file.close)
         self._highest, self.frames, samples = -np.inf, 0, 0
-        for logs, count in _logs(log_mel, blocks):
+        levels: list[npt.NDArray[np.float32]] = []
+        for logs, own, count in _logs(log_mel, blocks):
             self._file.write(logs.tobytes())
+            levels.append(own)
             self._highest = max(self._highest, float(logs.max()))
             self.frames += len(logs)
             samples = count
+        self._levels = np.concatenate(levels)
         self.seconds = samples / log_mel.sampling_rate_hz
+
+    def loud_frames(self, first: int, count: int, threshold_db: float) -> int:
+        """Return how many of ``count`` frames are louder than a level in decibels of full scale."""
+        return int((self._levels[first : first + count] > 10 ** (threshold_db / 10)).sum())
 
     def window(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return the features float32 [mels, frames] of ``count`` frames, and zeros up to a whole window."""
@@ -65,8 +73,9 @@ class Recording:
         return window
 
 
-def _logs(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[npt.NDArray[np.float32], int]]:
-    """The logarithms float32 [n, mels] of consecutive frames, and the samples that were read so far.
+def _logs(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[Logs, Logs, int]]:
+    """The logarithms float32 [n, mels] of consecutive frames, their mean squares float32 [n], and the samples that were
+    read so far.
 
     Frame i is about sample i hop, with half a window on both sides; the ends of the recording are mirrored. The last
     frame, which would begin at the end, is left out.
@@ -81,12 +90,22 @@ def _logs(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[npt.NDArra
         kept = np.concatenate([_mirror_start(block, half), block]) if kept is None else np.concatenate([kept, block])
         ready = max(0, (len(kept) - 2 * half - 1) // hop)  # frames whose samples are all there, and another behind them
         if ready:
-            yield log_mel.logs(kept[: (ready - 1) * hop + 2 * half + (log_mel.window & 1)], ready), read
+            chunk = kept[: (ready - 1) * hop + 2 * half + (log_mel.window & 1)]
+            yield log_mel.logs(chunk, ready), _levels(log_mel, chunk, ready), read
             kept, done = kept[ready * hop :], done + ready
     last = total // hop - done
     if kept is not None and last > 0:
-        mirrored = np.pad(kept, (0, half), mode="reflect")
-        yield log_mel.logs(mirrored[: (last - 1) * hop + 2 * half + (log_mel.window & 1)], last), read
+        chunk = np.pad(kept, (0, half), mode="reflect")[: (last - 1) * hop + 2 * half + (log_mel.window & 1)]
+        yield log_mel.logs(chunk, last), _levels(log_mel, chunk, last), read
+
+
+def _levels(log_mel: LogMel, samples: Array, count: int) -> Logs:
+    """The mean squares float32 [count] of the samples in the middle of each frame."""
+    width = min(log_mel.hop, log_mel.window)
+    middle = samples[(log_mel.window - width) // 2 :]
+    frames = np.lib.stride_tricks.sliding_window_view(middle, width)[:: log_mel.hop][:count]
+    levels: Logs = np.square(frames, dtype=np.float32).mean(axis=1)
+    return levels
 
 
 def _from_one_window(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[Array, int]]:

@@ -84,6 +84,11 @@ class SequentialTranscription:
         self._wanted = next(self._steps, None)
 
     @property
+    def options(self) -> GenerationOptions:
+        """The settings of the first window."""
+        return self._own
+
+    @property
     def done(self) -> bool:
         """True where no window is left."""
         return self._wanted is None
@@ -117,6 +122,9 @@ class SequentialTranscription:
         """Yield options and features of each sample, and receive its result."""
         while self.seek < self._recording.frames:
             frames = min(self._recording.frames - self.seek, self._window_frames)
+            if self._is_quiet(frames):
+                self.seek += frames
+                continue
             features = self._recording.window(self.seek, frames)
             before = self._before()
             if before and CHOSEN in self._own.prompt and self._language is None:
@@ -132,6 +140,13 @@ class SequentialTranscription:
             segments, offset = cut_segments(tokens, self._first, self.seek, frames)
             self.segments += segments
             self.seek += offset
+
+    def _is_quiet(self, frames: int) -> bool:
+        """True for a window that holds too little sound above the level of silence."""
+        level = self._how.silence_threshold_db
+        if level is None:
+            return False
+        return self._recording.loud_frames(self.seek, frames, level) * FRAME_S < max(self._how.min_speech_s, FRAME_S)
 
     @property
     def _window_frames(self) -> int:

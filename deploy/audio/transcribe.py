@@ -106,6 +106,7 @@ class _Recordings(OpenInput):
     def start(self) -> None:
         """Make the first samples."""
         for part in self.parts:
+            self.on_heard(part.heard_s)  # of windows that are not run
             self._add(part)
 
     def _add(self, part: SequentialTranscription) -> list[Sample]:
@@ -140,7 +141,7 @@ class _Recordings(OpenInput):
             self.result.error = str(self.failure)
 
     def _output(self, model: LoadedModel) -> Output:
-        options = self.samples[0].options
+        options = self.parts[0].options
         segments = [segment for part in self.parts for segment in part.segments]
         tokens = [token for segment in segments for token in segment.tokens]
 

@@ -119,7 +119,7 @@ NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".sp
 
 SPEECH_ONLY = frozenset(
     """language task return_timestamps condition_on_prev_tokens prompt_ids prompt_condition_type
-    compression_ratio_threshold logprob_threshold no_speech_threshold""".split()
+    compression_ratio_threshold logprob_threshold no_speech_threshold silence_threshold_db min_speech_s""".split()
 )
 """Fields of speech models only."""
 

@@ -23,8 +23,12 @@ THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_thr
 ASKED_ONLY = frozenset({"temperature", "seed"})
 """Fields that a config has for other reasons; transformers reads them where they are passed by name."""
 RECORDING_FIELDS = frozenset({*THRESHOLDS, *ASKED_ONLY, "condition_on_prev_tokens", "prompt_ids"}) | {
-    "prompt_condition_type"
+    "prompt_condition_type",
+    "silence_threshold_db",
+    "min_speech_s",
 }
+"""Settings that only a whole recording follows; the last two are not of transformers."""
+DEFAULT_MIN_SPEECH_S = 0.1
 SEEDS = 1 << 64
 
 
@@ -71,6 +75,10 @@ class RecordingSettings:
         The token before earlier tokens, ``<|startofprev|>``.
     no_speech : int or None
         The token whose probability is that of no speech.
+    silence_threshold_db : float or None
+        Level in decibels of full scale that speech is above; None runs all windows.
+    min_speech_s : float
+        Seconds above that level that a window needs to be run.
     seed : int or None
         Seed of the attempts that sample.
     asked : str
@@ -87,6 +95,8 @@ class RecordingSettings:
     all_segments: bool = False
     prev_sot: int | None = None
     no_speech: int | None = None
+    silence_threshold_db: float | None = None
+    min_speech_s: float = DEFAULT_MIN_SPEECH_S
     seed: int | None = None
     asked: str = ""
 
@@ -127,6 +137,13 @@ def read_recording_settings(layers: Sequence[Layer], vocab_size: int) -> Recordi
         raise GenerationError(f"prompt_condition_type={reprlib.repr(kind)} is no choice; pass {FIRST!r} or {ALL!r}")
     if kind == ALL and not conditioned:
         raise GenerationError(f"prompt_condition_type={ALL!r} needs condition_on_prev_tokens=True; pass it")
+    silence, least = _number(given, "silence_threshold_db"), _number(given, "min_speech_s")
+    if silence is not None and silence > 0:
+        raise GenerationError(f"silence_threshold_db={silence} is above full scale; pass a level below 0, such as -45")
+    if least is not None and silence is None:
+        raise GenerationError("min_speech_s does nothing without silence_threshold_db; pass both, or leave it out")
+    if least is not None and least < 0:
+        raise GenerationError(f"min_speech_s={least} is below 0; pass seconds such as {DEFAULT_MIN_SPEECH_S}")
     before = given.get("no_timestamps_token_id")
     return RecordingSettings(
         return_timestamps=named.get("return_timestamps") if named.get("return_timestamps") is not None else None,
@@ -137,6 +154,8 @@ def read_recording_settings(layers: Sequence[Layer], vocab_size: int) -> Recordi
         all_segments=kind == ALL,
         prev_sot=_prev_sot(given),
         no_speech=before - 1 if isinstance(before, int) and before > 0 else None,
+        silence_threshold_db=silence,
+        min_speech_s=DEFAULT_MIN_SPEECH_S if least is None else least,
         seed=_seed(given),
         asked=asked[0] if asked else "",
     )

@@ -19,6 +19,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.sequential import compression_ratio
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.graph_passes import PRESETS
 
 Array = Any
@@ -170,6 +171,9 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ({"prompt_condition_type": "some"}, "prompt_condition_type='some' is no choice"),
         ({"prompt_condition_type": "all-segments"}, "needs condition_on_prev_tokens=True"),
         ({"prompt_ids": [107]}, r"prompt_ids=\[107\] is no list of token ids from 0 to 106"),
+        ({"silence_threshold_db": 3}, r"silence_threshold_db=3.0 is above full scale; pass a level below 0"),
+        ({"min_speech_s": 3}, "min_speech_s does nothing without silence_threshold_db"),
+        ({"min_speech_s": -3, "silence_threshold_db": -9}, "min_speech_s=-3.0 is below 0"),
         ({"seed": 3}, "seed does nothing, since no temperature is above 0"),
         ({"temperature": 0.5, "seed": -3}, "seed=-3 is no integer from 0 to"),
         ({"prompt_ids": list(range(46))}, "prompts of 49 tokens leave none of the model's 48 positions"),
@@ -214,3 +218,28 @@ def test_features_of_a_recording_match_transformers(bundles: BundleCache, record
             np.testing.assert_array_equal(tail[:, :30], found[:, -30:])
             assert tail.shape == (9, 100) and not tail[:, 30:].any()
             recording.close()
+
+
+def test_windows_without_sound_are_not_run(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence in front of a recording, in the midst of it, and alone; a click is shorter than speech."""
+    runner = with_timestamps(bundles, "el")[1]
+    encode, encoded = OnnxRuntimeCpu._encode, []
+
+    def counted(self: OnnxRuntimeCpu, source: Any, *rest: Any) -> Any:
+        encoded.append(len(source))
+        return encode(self, source, *rest)
+
+    monkeypatch.setattr(OnnxRuntimeCpu, "_encode", counted)
+    silence, tone = np.zeros(2 * RATE_HZ, np.float32), chirp(0.6, high_hz=700)
+    click = silence.copy()
+    click[RATE_HZ : RATE_HZ + 300] = 0.9
+    quiet: dict[str, Any] = {"silence_threshold_db": -45}
+    assert runner.transcribe_segments([silence, click], **quiet) == [[], []]
+    assert runner.transcribe([silence[:9000]], **quiet) == [""]
+    assert not encoded
+    assert runner.transcribe_segments([click], **quiet, min_speech_s=0.01)[0] and encoded
+    plain = runner.transcribe_segments([np.concatenate([silence, tone])])[0]
+    (found,) = runner.transcribe_segments([np.concatenate([silence, tone])], **quiet)
+    assert found and found[0].start_s >= 2 and len(found) < len(plain)
+    noise = (np.random.default_rng(2).standard_normal(20_000) * 0.1).astype(np.float32)
+    assert runner.transcribe_segments([noise], **quiet, min_speech_s=0) == runner.transcribe_segments([noise])
