@@ -15,6 +15,7 @@ from tools.cuda_model.flow import Flow, flow_of
 from tools.cuda_model.gpus import CHECKED, GPUS
 from tools.cuda_model.hopper import SHAPES, Tile
 from tools.cuda_model.model import plan_of
+from tools.cuda_model.page import page
 from tools.cuda_model.parameters import arguments_of, template_values
 from tools.cuda_model.sass import Instruction, Listing, parse, reduced
 from tools.cuda_model.shapes import MODELS, OpCall, calls_of, shared_rows
@@ -209,3 +210,20 @@ def test_budgets() -> None:
         "kernel has 3 byte loads from shared memory, expected at most 0",
     ]
     assert "no budget" in faults_of("new kernel", Largest(), None)[0]
+
+
+def test_the_page_of_tables() -> None:
+    """One table a GPU, one line a call, its batches side by side, the limit of the largest."""
+    rows = [
+        {"gpu": gpu, "model": "T5-base", "B": B, "operator": name, "label": "form", "floor_us": 1.25 * B}
+        | {"expected": 10.4, "allowed": 20.6 + B, "limit": f"limit at {B}"}
+        for gpu in ("H200", "L4")
+        for B in (8, 32)
+        for name in ("LatentAttention", "BeamTopK")
+    ]
+    text = page(rows, "abc1234")
+    assert "commit abc1234" in text and "--batch 8,32\n" in text
+    assert "| T5-base | 4 | 12 | 12 | 64 | 512 | 60 | 32,128 |" in text and "BART-large" not in text
+    line = "| 10.0 | 10 .. 29 | 40.0 | 10 .. 53 | limit at 32 |"
+    assert text.count(f"| T5-base | LatentAttention, form {line}") == text.count(f"|  | BeamTopK, form {line}") == 2
+    assert "## L4\n\nCompute capability 8.9, 58 multiprocessors, 0.3 TB/s, 121 TFLOP/s." in text
