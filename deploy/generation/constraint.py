@@ -37,10 +37,8 @@ def read_constraint(fields: Fields) -> Trie | None:
         return None
     if fields.source("trie") == CHECKPOINT:
         raise fields.error("trie", "names a file, which no checkpoint may", "remove it there")
-    for name in ("do_sample", "decoder_input_ids"):
-        other = fields.get(name, None)
-        if other is not None and other is not False:
-            raise fields.error("trie", f"does not go with {name}", "leave one out")
+    if fields.get("decoder_input_ids", None) is not None:
+        raise fields.error("trie", "does not go with decoder_input_ids", "leave one out")
     if not isinstance(given, Trie | str | os.PathLike):
         raise fields.error("trie", "is no trie", FIX)
     try:

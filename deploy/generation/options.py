@@ -157,7 +157,8 @@ class GenerationOptions:
             assert self.sampling is not None
             return min(self.vocab_size, 1 << (self.sampling.top_k + TIES - 1).bit_length())
         size = self.num_beams // self.num_beam_groups
-        return (max(2, 1 + len(self.eos_token_ids)) + self.num_beams - size) * size
+        count = (max(2, 1 + len(self.eos_token_ids)) + self.num_beams - size) * size
+        return count if self.sampling is None else min(count, self.vocab_size)
 
     @property
     def samples_candidates(self) -> bool:

@@ -103,6 +103,7 @@ class SampleSearch(BatchSearch):
         tokens = drawn(candidates.tokens, self._warpers.weights(scores), numbers)
         if candidates.rows is not None and self.places[0].options.vocab_size > C:
             tied = candidates.scores[:, -1] >= candidates.scores[self.index[:, 0], np.minimum(top_k, C) - 1]
+            tied &= np.isfinite(candidates.scores[:, -1])  # else all tokens that may come are among the candidates
             self._from_rows = set(np.flatnonzero(tied & free).tolist())
             for index in self._from_rows:
                 tokens[index] = self._from_row(candidates, index, 0)

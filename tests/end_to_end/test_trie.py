@@ -123,6 +123,31 @@ def test_equal_to_prefix_allowed_tokens_fn(bundles: BundleCache, family: str, in
     equal(runner, model, ids, mask, trie, {"prefix_allowed_tokens_fn": Allowed(entries, begin)}, **own)
 
 
+@pytest.mark.parametrize("how", [{"top_k": 0, "num_return_sequences": 200}, {"top_k": 50}], ids=str)
+def test_draws_among_the_entries(bundles: BundleCache, how: dict[str, Any]) -> None:
+    """An entry comes as often as its tokens are likely among those that may follow."""
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles("dedup"), threads=1)
+    entries = [[7, 8, END], [7, 9, END], [30, END], [7, END]]
+    source, start = [5, 6, 7, 40], runner.options().prompt[0]
+    shares = dict.fromkeys(map(tuple, entries), 1.0)
+    for entry in entries:
+        for length, token in enumerate(entry):
+            row = torch.tensor([[start, *entry[:length]]])
+            with torch.no_grad():
+                logits = model(torch.tensor([source]), decoder_input_ids=row).logits[0, -1] / 2
+            may_follow = sorted({other[length] for other in entries if other[:length] == entry[:length]})
+            shares[tuple(entry)] *= float(logits[may_follow].softmax(0)[may_follow.index(token)])
+    settings = {"trie": build_trie(entries), "do_sample": True, "temperature": 2.0, "max_new_tokens": 5, **how}
+    found = [
+        tuple(row[1 : row.index(END, 1) + 1])
+        for seed in range(200 // settings.get("num_return_sequences", 1))
+        for row in runner.generate([source], seed=seed, **settings).sequences.tolist()
+    ]
+    assert set(found) <= set(shares) and len(found) == 200
+    assert sum((found.count(entry) - 200 * share) ** 2 / (200 * share) for entry, share in shares.items()) < 21.1
+
+
 @pytest.mark.parametrize("own", SETTINGS[:4:2], ids=str)
 def test_decoder_only(bundles: BundleCache, own: dict[str, Any]) -> None:
     model = bundles.trace("gpt2")[0].model
@@ -211,7 +236,8 @@ def test_settings_that_are_refused(bundles: BundleCache, tmp_path: Path) -> None
     refused(lambda: runner.options(trie=7), "trie=7 .* is no trie; pass a file that build-trie has made")
     refused(lambda: runner.options(trie=str(tmp_path)), "cannot read the trie .*: is a directory")
     small = build_trie([[5]])
-    refused(lambda: runner.options(trie=small, do_sample=True), "does not go with do_sample; leave one out")
+    given = {"trie": small, "decoder_input_ids": [2, 5]}
+    refused(lambda: runner.options(**given), "does not go with decoder_input_ids; leave one out")
     large = build_trie([[5, 4000]])
     refused(lambda: runner.options(trie=large), "holds token 4000, outside the vocabulary of 101; build it with")
     allowed = Allowed([[5]], 1)
