@@ -45,6 +45,13 @@ ENCODED_TOGETHER = 512
 while tokens are generated: 1,024 take 52 MB more for BART-large in int8."""
 
 UNLIMITED = 1 << 62
+MANY_BEAMS = 16
+"""Beams of a sample from which a step of its first row alone is worth a binding of its own."""
+FAR_BELOW = np.float32(-1e8)
+"""Between the beam scores of rows that count and of those that stand in for missing ones, -1e9."""
+FIRST_ROW = -1
+"""Key of the binding of the first row."""
+
 ALIGNMENT = 64
 """Bytes of a cache line and of the widest register."""
 
@@ -274,6 +281,9 @@ class CpuDecoding:
         return None if self._logits is None else self._logits[: self._used * self._sizes["M"]]
 
     def step(self) -> StepOutputs:
+        if self._first_row_counts() and self._step_first_row():
+            scores, beams, tokens = self._results.values()
+            return scores, beams, tokens
         binding = self._bindings.get(self._used) or self._bind()
         for name, array in self._grown.items():
             binding.bind_ortvalue_input(name, _value(array))
@@ -285,18 +295,41 @@ class CpuDecoding:
         scores, beams, tokens = self._results.values()
         return scores, beams, tokens
 
-    def _bind(self) -> ort.IOBinding:
-        binding = self._bindings[self._used] = self._runtime.decoder.io_binding()
+    def _first_row_counts(self) -> bool:
+        """True in the step in which the beams of a single sample begin: all but the first one stand in."""
+        if self._used != 1 or self._sizes["M"] < MANY_BEAMS or self._grown or self._sizes["groups"] > 1:
+            return False
+        scores = self._inputs["beam_scores"][0]
+        return bool(self._logits is None and scores[0] > FAR_BELOW and (scores[1:] < FAR_BELOW).all())
+
+    def _step_first_row(self) -> bool:
+        """Run the first row alone. False where it has too few candidates, so that other rows count, too.
+
+        Candidates of other rows score below all of these, and no beam continues such a row, so that nothing reads what
+        it would write into a cache.
+        """
+        _run(self._runtime.decoder, self._bindings.get(FIRST_ROW) or self._bind(first_row=True), "decoder")
+        return bool((self._results["candidate_scores"] > FAR_BELOW).all())
+
+    def _first_row(self, name: str, array: Array) -> Array:
+        """The part of a tensor that belongs to the first row."""
+        shape = (*self._shapes[name], "", "")
+        return array[:1] if shape[0] == "R" else array[:, :1] if shape[1] == "M" else array
+
+    def _bind(self, *, first_row: bool = False) -> ort.IOBinding:
+        binding = self._runtime.decoder.io_binding()
+        self._bindings[FIRST_ROW if first_row else self._used] = binding
         for name in self._small:
-            binding.bind_ortvalue_input(name, _value(by_group(name, self._inputs[name], self._sizes["groups"])))
+            array = by_group(name, self._inputs[name], self._sizes["groups"])
+            binding.bind_ortvalue_input(name, _value(self._first_row(name, array) if first_row else array))
         for name, array in self._source.items():
-            binding.bind_ortvalue_input(name, _value(array))
+            binding.bind_ortvalue_input(name, _value(self._first_row(name, array) if first_row else array))
         for name, array in self._results.items():
             binding.bind_ortvalue_output(name, _value(by_group(name, array, self._sizes["groups"])))
         if self.logits is not None:
             binding.bind_ortvalue_output(LOGITS, _value(self.logits))
         for name, array in self._in_place.items():
-            value = _value(array)
+            value = _value(self._first_row(name, array) if first_row else array)
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(self._outputs[name], value)
         return binding

@@ -19,6 +19,7 @@ from support.generate_runs import batch
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FinishedSample
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
@@ -156,6 +157,41 @@ def test_decoder_only(bundles: BundleCache, own: dict[str, Any]) -> None:
     entries = entries_of(3)
     allowed = Allowed(entries, ids.shape[1])
     equal(runner, model, ids, mask, build_trie(entries), {"prefix_allowed_tokens_fn": allowed}, **own)
+
+
+@pytest.mark.parametrize("count", [3, 200], ids=["fewer than beams", "many"])
+@pytest.mark.parametrize("variant", ["dedup", "el"])
+def test_many_beams_of_one_sample(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, variant: str, count: int
+) -> None:
+    """Their first step runs one row, unless it has too few candidates."""
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles(variant), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 8, (9,))
+    entries = entries_of(8, count)
+    alone, real = [], CpuDecoding._step_first_row
+
+    def counted(decoding: CpuDecoding) -> bool:
+        alone.append(real(decoding))
+        return alone[-1]
+
+    monkeypatch.setattr(CpuDecoding, "_step_first_row", counted)
+    own = {"num_beams": 16, "num_return_sequences": 2}
+    how = {"prefix_allowed_tokens_fn": Allowed(entries, runner.options(**own).begin)}
+    equal(runner, model, ids, mask, build_trie(entries), how, **own)
+    assert alone[0] is False  # a tiny trie: its root has fewer children than a step has candidates
+    alone.clear()
+    free = {"num_beams": 16, "num_return_sequences": 16, "max_new_tokens": 7, "no_repeat_ngram_size": 2}
+    expected = generate(model, ids, mask, free)
+    found = runner.generate(ids, mask, **free)
+    np.testing.assert_array_equal(found.sequences, expected.sequences.numpy())
+    np.testing.assert_allclose(found.scores, expected.sequences_scores.numpy(), rtol=1e-5)
+    assert alone == [True]
+    given = [[2, 9, 8]]
+    begun = generate(model, ids, mask, {**free, "decoder_input_ids": torch.tensor(given)})
+    found = runner.generate(ids, mask, decoder_input_ids=given, **free)
+    np.testing.assert_array_equal(found.sequences, begun.sequences.numpy())
+    assert alone == [True, True]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
