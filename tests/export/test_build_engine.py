@@ -66,7 +66,11 @@ def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str,
 
 
 @pytest.mark.parametrize(
-    ("family", "variant"), [("bart", "el"), ("t5", "dedup"), ("whisper", "xcache"), ("llama", "dedup")]
+    ("family", "variant"),
+    slow_unless(
+        [("bart", "el"), ("t5", "dedup"), ("whisper", "xcache"), ("llama", "dedup")],
+        lambda family, _: family in ("bart", "llama"),
+    ),
 )
 def test_half_precision_builds_and_its_error_is_measured(
     bundles: BundleCache, family: str, variant: str, tmp_path: Path

@@ -92,7 +92,17 @@ def test_a_killed_worker_loses_and_doubles_nothing(
     assert lines[-1] == f"error: {len(HOSTILE)} of the rows could not be run; each is named above"
     assert killed not in cluster.workers()
     check(records(results), alone)
+    assert not list(results.rglob(".*")), "a file that was half written is left"
 
+
+@pytest.mark.slow
+def test_the_same_command_runs_what_is_missing(
+    cluster: RayCluster, data: Path, alone: list[list[int]], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    command = (BUNDLE, data, "--output", results, "--partition-rows", EACH, "--key-field", "id", *OPTIONS)
+    cluster.start(*command).communicate(timeout=120)
+    check(records(results), alone)
     files = {file: file.stat().st_mtime_ns for file in results.rglob("*.jsonl")}
     missing = results / "inside" / "b.jsonl-00002.jsonl"
     missing.unlink()
@@ -112,7 +122,6 @@ def test_a_killed_worker_loses_and_doubles_nothing(
     added.unlink()
     check(records(results), alone)
     assert all(file == missing or file.stat().st_mtime_ns == before for file, before in files.items())
-    assert not list(results.rglob(".*")), "a file that was half written is left"
 
 
 @pytest.mark.slow
