@@ -38,16 +38,23 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
   return __float2bfloat16_rn(value);
 }
 
-// exp(value), to two units in the last place where that is near 1; 0 below float32's normal numbers.
-__device__ __forceinline__ float quick_exp(float value) {
-  constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// 2 to the power of a number, to two units in the last place; 0 below float32's normal numbers.
+__device__ __forceinline__ float quick_exp2(float value) {
 #ifdef __CUDACC__
   float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value * LOG2_E));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
   return power;
 #else
-  return exp2f(value * LOG2_E);
+  return exp2f(value);
 #endif
+}
+// exp(value), to two units in the last place where that is near 1.
+__device__ __forceinline__ float quick_exp(float value) { return quick_exp2(value * LOG2_E); }
+// exp(value) / 2^base, where both may be large and near each other.
+__device__ __forceinline__ float quick_exp_below(float value, float base) {
+  return quick_exp2(fmaf(value, LOG2_E, -base));
 }
 
 // 16 bytes of numbers, loaded and stored at once.

@@ -211,7 +211,9 @@ __device__ __forceinline__ void select_tokens(unsigned order, unsigned taken, Ke
     __syncthreads();
   }
   const int count = *memory.count;
+#pragma unroll 1
   for (int i = count + thread; i < C; i += TOP_K_THREADS) candidates[i] = 0;
+#pragma unroll 1
   for (int i = thread; i < count; i += TOP_K_THREADS) {
     const int rank = rank_among(memory.kept[i], memory.kept, count);
     if (rank < C) candidates[rank] = memory.kept[i];
@@ -253,9 +255,9 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   float best = -infinity(), sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) best = fmaxf(best, values[i]);
-  const float top = from_ordered(warp_max(ordered(best))), base = top == -infinity() ? 0.0f : top;
+  const float top = from_ordered(warp_max(ordered(best))), base_power = top == -infinity() ? 0.0f : top * LOG2_E;
 #pragma unroll
-  for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += quick_exp(values[i] - base);
+  for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) sum += quick_exp_below(values[i], base_power);
   sum = warp_sum(sum);
   if (thread % WARP == 0) maxima[warp] = top, sums[warp] = sum;
 
@@ -264,7 +266,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
     float row_max = -infinity(), row_sum = 0.0f;
     for (int i = 0; i < WARPS; ++i) row_max = fmaxf(row_max, maxima[i]);
     for (int i = 0; i < WARPS; ++i)
-      if (maxima[i] != -infinity()) row_sum += sums[i] * quick_exp(maxima[i] - row_max);
+      if (maxima[i] != -infinity()) row_sum += sums[i] / quick_exp_below(row_max, maxima[i] * LOG2_E);
     w.slice_max[blockIdx.x] = valid ? row_max : not_a_number();
     w.sums[blockIdx.x] = row_sum;
   }
@@ -279,6 +281,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   for (int list = 0; list < w.lists; ++list) {
     Key* candidates = w.candidates + (static_cast<long long>(blockIdx.x) * w.lists + list) * w.listed;
     if (list == 1 && settings.repetition_penalty == 1.0f) {
+#pragma unroll 1
       for (int i = thread; i < w.listed; i += TOP_K_THREADS) candidates[i] = 0;
       return;
     }

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(256, 2)
 // (fewer are padded to them) 2 (K + V) bytes are read for 32 (K + V) operations: far below the matrix rate, so the
 // floor is the bytes of keys and values.
 template <class Half, int TILES, int WIDTH>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, TILES* WIDTH == 64 ? 4 : 2)
     source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
                                         SplitResult<Half> result) {
   constexpr int STRIDE = WIDTH + 8, STEPS = WIDTH / 16, WARPS = 4;

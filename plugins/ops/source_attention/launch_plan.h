@@ -40,7 +40,7 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
   int blocks, slices = 1;
   if (plan.tensor_core) {
     plan.width = a.K <= 64 && a.V <= 64 ? 64 : 128;
-    plan.tiles = queries > 16 ? 2 : 1;
+    plan.tiles = queries > 16 && plan.width == 64 ? 2 : 1;  // two tiles of 128 numbers need more than 255 registers
     blocks = ceil_div(queries, 16 * plan.tiles);
     plan.launch.block = TENSOR_CORE_WARPS * 32;
     // Two stages of 16 keys and values a warp; rows are 16 bytes longer than their numbers, against bank conflicts.
@@ -98,8 +98,7 @@ void launch_source_attention(const SourceAttentionArguments<Float>& a, const Gpu
       plan.tiles == 1 ? tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 1, 64>>())
                       : tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 2, 64>>());
     else if (plan.tensor_core)
-      plan.tiles == 1 ? tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 1, 128>>())
-                      : tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 2, 128>>());
+      tensor_core(Kernel<source_attention_tensor_core_kernel<Float, 1, 128>>());
   }
   if (!plan.tensor_core) {
     constexpr int MANY = sizeof(Float) == 2 ? 4 : 8;
