@@ -354,7 +354,8 @@ def run_model(
             raise InputError(f"--json and --format {result_format} are two formats; leave one out")
         json_lines = json_lines or result_format == "json"
         settings = _settings(given, generation_config)
-        names = tuple(sources or [STDIN])
+        common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN])}
+        common |= {"json_lines": json_lines, "quiet": quiet, "engine": engine, "device": device, "threads": threads}
         if ray:
             if result_format in FORMATS or sound_input:
                 raise InputError("--format srt or vtt and --sound-input are not for --ray; leave them out")
@@ -364,17 +365,11 @@ def run_model(
                 raise InputError("--json-input and --text-field both name the field of the text; leave one out")
             code = run_on_ray(
                 RayRun(
-                    bundle=bundle,
-                    sources=names,
+                    **common,
                     output=None if output == STDOUT else output,
                     rows=RowSettings(settings, ids, truncate, batch_size or 8, max_rows),
                     fields=FieldNames(json_input or text_field or "text", key_field, json_input is not None),
                     rows_each=partition_rows or 256,
-                    json_lines=json_lines,
-                    quiet=quiet,
-                    engine=engine,
-                    device=device,
-                    threads=threads,
                 )
             )
         else:
@@ -384,8 +379,7 @@ def run_model(
                 )
             code = run_files(
                 FileRun(
-                    bundle=bundle,
-                    sources=names,
+                    **common,
                     output=output,
                     resume=resume,
                     force=force,
@@ -394,13 +388,8 @@ def run_model(
                     settings=settings,
                     batch_size=batch_size,
                     max_rows=max_rows,
-                    json_lines=json_lines,
                     subtitles=result_format if result_format in FORMATS else None,
                     sound_input=sound_input,
-                    quiet=quiet,
-                    engine=engine,
-                    device=device,
-                    threads=threads,
                 )
             )
     except (BundleError, GenerationError, InputError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from tightbeam.deploy.input_files import (
 from tightbeam.deploy.output_file import STDOUT, check_output, open_output
 from tightbeam.deploy.progress import progress_bar
 from tightbeam.deploy.resume import WrittenResults, read_written
+from tightbeam.deploy.run_options import RunOptions
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.subtitles import SubtitleFolder, subtitles
@@ -36,15 +37,12 @@ from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 __all__ = ["FileRun", "run_files"]
 
 
-@dataclass(frozen=True)
-class FileRun:
-    """A run that the command line asks for.
+@dataclass(frozen=True, kw_only=True)
+class FileRun(RunOptions):
+    """A run on this machine that the command line asks for.
 
     Attributes
     ----------
-    bundle : Path
-    sources : sequence of str
-        Files; "-" is standard input.
     output : str
         File of the results; "-" is standard output.
     resume : str or None
@@ -58,16 +56,14 @@ class FileRun:
         Settings of ``model.generate``.
     batch_size, max_rows : int or None
         The most inputs, or rows, that run together.
-    json_lines : bool
-        Results as JSON, in place of text.
-    quiet : bool
-        Errors only.
-    engine, device, threads
-        Arguments of `Runner.load`.
+    subtitles : str or None
+        Format of subtitles, in place of text.
+    sound_input : bool
+        Standard input is one recording.
+    sound_file : str or None
+        The file that it was written to.
     """
 
-    bundle: Path
-    sources: Sequence[str]
     output: str
     resume: str | None
     force: bool
@@ -76,13 +72,8 @@ class FileRun:
     settings: Mapping[str, Any]
     batch_size: int | None
     max_rows: int | None
-    json_lines: bool
     subtitles: str | None
     sound_input: bool
-    quiet: bool
-    engine: str
-    device: str
-    threads: int | None
     sound_file: str | None = None
 
     @property

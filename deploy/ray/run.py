@@ -27,6 +27,7 @@ from tightbeam.deploy.ray.results import bundle_digest, failed_rows, open_result
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
+from tightbeam.deploy.run_options import RunOptions
 from tightbeam.deploy.run_summary import RunSummary
 from tightbeam.deploy.text.input_result import InputResult
 
@@ -36,40 +37,24 @@ MOST_SAID = 20
 """Errors of rows that are printed where the results, which have all of them, are in a folder."""
 
 
-@dataclass(frozen=True)
-class RayRun:
+@dataclass(frozen=True, kw_only=True)
+class RayRun(RunOptions):
     """A run on Ray that the command line asks for.
 
     Attributes
     ----------
-    bundle : Path
-    sources : sequence of str
-        Files and folders.
     output : str or None
         Folder of the results; None for standard output.
     rows : RowSettings
     fields : FieldNames
     rows_each : int
         Rows of a partition.
-    json_lines : bool
-        JSON on standard output, in place of text.
-    quiet : bool
-        Errors only.
-    engine, device, threads
-        Arguments of `Runner.load`.
     """
 
-    bundle: Path
-    sources: Sequence[str]
     output: str | None
     rows: RowSettings
     fields: FieldNames
     rows_each: int
-    json_lines: bool
-    quiet: bool
-    engine: str
-    device: str
-    threads: int | None
 
 
 def run_on_ray(run: RayRun) -> int:
