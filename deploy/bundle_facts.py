@@ -77,8 +77,9 @@ def workload_of(
         )
     chosen_tokens = default_tokens if new_tokens is None else new_tokens
     longest = sizes.max_target - chosen_tokens if sizes.decoder_only else sizes.max_source
-    if manifest.speech is not None and source_length is not None:
-        raise InputError("--source-length is for text, a speech model's windows have one length; leave it out")
+    if not manifest.reads_text and source_length is not None:
+        what = "a speech model's windows have" if manifest.speech else "a model's images have"
+        raise InputError(f"--source-length is for text, {what} one length; leave it out")
     if source_length is not None and not 1 <= source_length <= longest:
         raise InputError(f"--source-length {source_length} is not possible here; pass 1 to {longest}")
     for option, value in (("--batch-size", batch_size), ("--num-beams", num_beams)):
@@ -256,6 +257,8 @@ def _options(manifest: Manifest) -> GenerationOptions:
 def _kind(manifest: Manifest) -> str:
     if manifest.speech is not None:
         return "speech model"
+    if manifest.image is not None:
+        return "image to text"
     return "decoder-only" if manifest.sizes.decoder_only else "encoder-decoder"
 
 

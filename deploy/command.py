@@ -40,7 +40,8 @@ def run_model(
         typer.Argument(
             metavar="FILE",
             help="Text files with one input a line, run in this order; - is standard input, the default. For Whisper: "
-            "audio files, or text files with the name of an audio file in each line.",
+            "audio files, or text files with the name of an audio file in each line; for models that read images, "
+            "image files likewise.",
             show_default=False,
         ),
     ] = None,

@@ -25,7 +25,7 @@ from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
 from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.padding import right_pad
-from tightbeam.deploy.runtimes.base import Decoding, Runtime
+from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, Decoding, Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import StepInputs
@@ -85,12 +85,15 @@ class Times:
 
 
 def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
-    """Tokenize ``texts``; random tokens without texts, a random spectrogram for a speech model."""
-    sizes, speech = bundle.manifest.sizes, bundle.manifest.speech
+    """Tokenize ``texts``; random tokens without texts, random features for a model of speech or images."""
+    sizes = bundle.manifest.sizes
     generator = np.random.default_rng(0)
     longest = min(TOKENS, sizes.max_source)
-    if speech is not None:
-        shape = next(tensor.shape for tensor in bundle.manifest.encoder.inputs if tensor.name == "input_features")
+    features_of = {
+        tensor.name: tensor.shape for tensor in bundle.manifest.encoder.inputs if tensor.name in FEATURE_INPUTS
+    }
+    if features_of:
+        (shape,) = features_of.values()
         features = generator.uniform(-1, 1, (SAMPLES, *(int(size) for size in shape[1:]))).astype(np.float32)
         return Sources(features, np.ones((SAMPLES, sizes.max_source), np.int64), None)
     codec = load_codec(bundle) if texts else None

@@ -18,12 +18,14 @@ from pathlib import Path
 from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.image.files import is_image
 from tightbeam.deploy.text.json_line import read_json_line
 from tightbeam.deploy.text.text_input import parse_ids
 
 __all__ = [
     "AUDIO_NAMES",
     "IDS",
+    "IMAGE_NAMES",
     "STDIN",
     "TEXT",
     "InputFiles",
@@ -87,6 +89,18 @@ AUDIO_NAMES = InputKind(
     _exists,
 )
 
+IMAGE_NAMES = InputKind(
+    "the name of a file",
+    "the name of an image file",
+    "pass image files, or a text file that names an image file in each line",
+    _exists,
+)
+
+
+def _is_input(name: str) -> bool:
+    """True for a file that is an input by itself, rather than lines."""
+    return is_audio(name) or is_image(name)
+
 
 def json_objects(field: str) -> InputKind:
     """The kind of lines that are JSON objects with a source in ``field``."""
@@ -105,7 +119,7 @@ class Place:
     number : int
         The line's number in its file, from 1.
     prefix : str
-        The place, as errors begin with it; empty for an audio file, which its own errors name.
+        The place, as errors begin with it; empty for audio and images, which their own errors name.
     """
 
     file: str
@@ -153,7 +167,7 @@ class InputFiles:
     Parameters
     ----------
     names : sequence of str
-        Names of files; ``-`` is standard input. The name of an audio file is an input by itself.
+        Names of files; ``-`` is standard input. The name of an audio or image file is an input by itself.
     document : bool
         Each file is one input, its lines joined by spaces.
 
@@ -181,6 +195,11 @@ class InputFiles:
         """The first name of an audio file; None where there is none."""
         return next((file.name for file in self._files if is_audio(file.name)), None)
 
+    @property
+    def image(self) -> str | None:
+        """The first name of an image file; None where there is none."""
+        return next((file.name for file in self._files if is_image(file.name)), None)
+
     def check(self, kind: InputKind) -> None:
         """Raise InputError for a file that is not of ``kind``, as its first ten lines show.
 
@@ -189,7 +208,7 @@ class InputFiles:
         """
         self._kind = kind
         for file in self._files:
-            if file.lines is not None and not is_audio(file.name):
+            if file.lines is not None and not _is_input(file.name):
                 _check_head(list(islice(file.lines, HEAD)), file.shown, kind)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -199,7 +218,7 @@ class InputFiles:
                 if file.lines is None and number <= HEAD:
                     head.append(line)
                     _check_head(head, file.shown, self._kind)
-                prefix = "" if is_audio(file.name) else file.shown if file.whole else f"{file.shown}, line {number}"
+                prefix = "" if _is_input(file.name) else file.shown if file.whole else f"{file.shown}, line {number}"
                 self._places.append(Place(file.shown, number, f"{prefix}: " if prefix else ""))
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
@@ -269,7 +288,7 @@ def _check_head(head: Sequence[bytes], name: str, kind: InputKind) -> None:
 
 
 def _read(name: str, document: bool) -> _File:
-    if is_audio(name):
+    if _is_input(name):
         return _File(name, [name.encode("utf-8", "surrogateescape")], whole=True)
     if name == STDIN and sys.stdin is None:
         raise InputError("standard input is closed; pass a text file")

@@ -9,6 +9,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import from_language
+from tightbeam.deploy.image.read import check_image_options
 from tightbeam.deploy.model_settings import ModelSettings
 from tightbeam.deploy.padding import left_pad, right_pad
 from tightbeam.deploy.scheduling.sample import Sample
@@ -49,6 +50,8 @@ class ModelInputs(ModelSettings):
             raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
+        if self.reads_images:
+            raise InputError("this model reads images; pass them instead of text (Runner.read_images)")
         codec = self.require_tokenizer()
         if not text.strip():
             raise InputError("empty text; expected at least one word")
@@ -186,6 +189,31 @@ class ModelInputs(ModelSettings):
         """
         options = self._for_one_window(self.options_for(1, settings))
         return Sample(number, options, features, self.manifest.sizes.max_source)
+
+    def sample_of_pixels(self, number: int, pixels: Array, settings: Mapping[str, Any]) -> Sample:
+        """Return a sample of a model that reads images for ``scheduler``.
+
+        Parameters
+        ----------
+        number : int
+            The caller's number of the sample.
+        pixels : float32 [3, height, width]
+            Pixels of an image in the model's size, as `ImageProcessor.pixels` makes them.
+        settings : mapping
+            Arguments of ``model.generate``, for this sample alone.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
+        return Sample(
+            number, check_image_options(self.options_for(1, settings)), pixels, self.manifest.sizes.max_source
+        )
 
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Pad rows of token ids to a batch, on the side that this model expects.

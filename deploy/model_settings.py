@@ -14,6 +14,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.tokenizer import TextCodec
 
@@ -38,6 +39,8 @@ class ModelSettings:
         self._codec = codec
         speech = bundle.manifest.speech
         self.log_mel = LogMel.read(bundle.file(speech)) if speech else None
+        image = bundle.manifest.image
+        self.image_processor = ImageProcessor.read(bundle.file(image)) if image else None
 
     @property
     def manifest(self) -> Manifest:
@@ -53,6 +56,11 @@ class ModelSettings:
     def is_speech(self) -> bool:
         """True for a speech model, which takes audio in place of token ids."""
         return self.log_mel is not None
+
+    @property
+    def reads_images(self) -> bool:
+        """True for a model that takes images in place of token ids."""
+        return self.image_processor is not None
 
     @property
     def has_tokenizer(self) -> bool:

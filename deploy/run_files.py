@@ -15,9 +15,11 @@ from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.image.read import run_images
 from tightbeam.deploy.input_files import (
     AUDIO_NAMES,
     IDS,
+    IMAGE_NAMES,
     STDIN,
     TEXT,
     InputFiles,
@@ -145,16 +147,19 @@ class _Run:
         self._check_rows()
         if self._options.scoring is not None and not run.json_lines:
             raise InputError(f"{self._options.scoring.asked} is more than a line of text; pass --json too")
-        if not runner.is_speech and not run.lines_are.ids:
+        whole = runner.is_speech or runner.reads_images
+        if not whole and not run.lines_are.ids:
             runner.require_tokenizer()
-        kind = AUDIO_NAMES if runner.is_speech else IDS if run.lines_are.ids else TEXT
+        kind = IDS if run.lines_are.ids else TEXT
+        if whole:
+            kind = AUDIO_NAMES if runner.is_speech else IMAGE_NAMES
         if run.lines_are.field is not None:
             kind = json_objects(run.lines_are.field)
         files.check(kind)
         if _is_typed(run) and not run.document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
         self._note(*notes)
-        self._unit = "file" if runner.is_speech else "document" if run.document else "line"
+        self._unit = "file" if whole else "document" if run.document else "line"
 
     def go(self, load_seconds: float) -> int:
         """Run the inputs without a result, and return the exit code."""
@@ -228,12 +233,17 @@ class _Run:
         """Raise InputError for options, or files, of another kind of model."""
         lines_are = self._run.lines_are
         text_only = lines_are.ids or lines_are.truncate or self._run.document or lines_are.field is not None
-        if self._runner.is_speech and text_only:
+        runner, files = self._runner, self._files
+        kind = "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
+        if text_only and (runner.is_speech or runner.reads_images):
             raise InputError(
-                "--ids, --truncate, --document and --json-input are for text, this is a speech model; leave them out"
+                f"--ids, --truncate, --document and --json-input are for text, this is {kind}; leave them out"
             )
-        if not self._runner.is_speech and self._files.audio is not None:
-            raise InputError(f"{self._files.audio} is an audio file, and this is a text model; pass a text file")
+        fix = "audio" if runner.is_speech else "image" if runner.reads_images else "text"
+        if not runner.is_speech and files.audio is not None:
+            raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass a {fix} file")
+        if not runner.reads_images and files.image is not None:
+            raise InputError(f"{files.image} is an image file, and this is {kind}; pass a {fix} file")
 
     def _check_rows(self) -> None:
         most, beams = self._run.max_rows, self._options.num_beams
@@ -269,6 +279,10 @@ class _Run:
                 on_heard=lambda seconds: self._on_heard(seconds),
                 **self._settings,
             )
+            return (each.result for each in done)
+        if runner.reads_images:
+            names = named_files(lines, "an image file")
+            done = run_images(runner, names, batch_size=together, typed=typed, **self._settings)
             return (each.result for each in done)
         how: dict[str, Any] = {"batch_size": together, "max_rows": run.max_rows, "typed": typed, "first": first}
         return run_text_input(runner, lines, run.lines_are, **how, **self._settings)

@@ -28,6 +28,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
+from tightbeam.deploy.image.read import check_image_options, check_pixels, image_processor_of, read_all
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
 from tightbeam.deploy.scheduling.events import SchedulerEvents
 from tightbeam.deploy.scheduling.groups import GroupScheduler
@@ -63,7 +64,9 @@ class Runner(WholeBatches):
     bundle : Bundle
         The bundle that was loaded.
     log_mel : LogMel or None
-        The feature extractor of a speech model; None for a text model.
+        The feature extractor of a speech model; None for others.
+    image_processor : ImageProcessor or None
+        The image processor of a model that reads images; None for others.
     cache_bytes : (int, int)
         Bytes of the source cache and of the generated cache in the last batch.
 
@@ -179,6 +182,8 @@ class Runner(WholeBatches):
         """
         if self.log_mel:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
+        if self.reads_images:
+            raise InputError("this model reads images; pass them instead of token ids (Runner.read_images)")
         settings = self._without_effect(settings)
         options = self.options(**settings)
         check_without_text(settings)
@@ -238,6 +243,40 @@ class Runner(WholeBatches):
             raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
         return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, callback)
+
+    def generate_from_pixels(
+        self, pixel_values: Array, *, callback: SearchCallback | None = None, **settings: Any
+    ) -> SearchResult:
+        """Generate from the pixels of images, like ``model.generate(pixel_values, **settings)``.
+
+        Parameters
+        ----------
+        pixel_values : float32 [B, 3, height, width]
+            Pixels of images in the model's size, as `ImageProcessor.pixels` makes them.
+        callback : SearchCallback, optional
+            Receiver of results while the search runs, the ``callback`` of ``generate``.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        SearchResult
+            Sequences from the start token on.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            The pixels have a wrong shape, type or value, or this model reads no images.
+        BundleError
+            The runtime failed.
+        """
+        settings = self._without_effect(settings)
+        options = check_image_options(self.options(**settings))
+        pixels = check_pixels(image_processor_of(self), pixel_values)
+        mask = np.ones((len(pixels), self.manifest.sizes.max_source), dtype=np.int64)
+        return self._run(pixels, mask, options, callback)
 
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
@@ -409,6 +448,35 @@ class Runner(WholeBatches):
                 raise done.failure
             results.append(done.result)
         return results
+
+    def read_images(self, images: Sequence[Any], *, batch_size: int = 8, **settings: Any) -> list[Output]:
+        """Generate text from images.
+
+        Parameters
+        ----------
+        images : sequence of str, path, bytes or uint8 [rows, columns, 3]
+            Names of PNG, JPEG, TIFF, WebP or BMP files, the content of one, or arrays of red, green and blue.
+        batch_size : int
+            Images that run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        list of Output
+            One for each image: texts, token ids and scores of its sequences, best first; no texts where the bundle has
+            no tokenizer.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            An image cannot be read; the message names its file or its place.
+        BundleError
+            The runtime failed.
+        """
+        return read_all(self, images, batch_size=batch_size, **self._without_effect(settings))
 
     def scheduler(self, batch_size: int) -> Scheduler:
         """Return a scheduler without samples, for samples that come and go one by one.

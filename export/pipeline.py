@@ -36,6 +36,7 @@ from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
+from tightbeam.export.checkpoint.image import check_image
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions
@@ -128,6 +129,7 @@ def _load(export: _Export) -> None:
     export.choice = export.preparation.choice
     checkpoint = export.checkpoint = load_files(export.preparation.files)
     check_speech(checkpoint)
+    check_image(checkpoint)
     if options.max_new_tokens is not None:
         set_max_new_tokens(checkpoint, options.max_new_tokens)
     if note := disable_sampling(checkpoint):
@@ -219,8 +221,8 @@ def _check_memory(export: _Export, bytes_of_weights: int) -> None:
 def _run_size(export: _Export) -> RunSize:
     """Sizes of the run that the options describe."""
     checkpoint, options = export.checkpoint, export.options
-    speech = checkpoint.family.is_speech
-    run = options.workload.run_size(checkpoint.sizes, checkpoint.generation_config, options.itemsize, speech=speech)
+    whole = checkpoint.family.has_whole_source
+    run = options.workload.run_size(checkpoint.sizes, checkpoint.generation_config, options.itemsize, whole=whole)
     return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
 
 

@@ -78,7 +78,7 @@ def run_size(files: CheckpointFiles, options: ExportOptions) -> RunSize:
     if options.max_new_tokens is not None:
         defaults = {**defaults, "max_new_tokens": options.max_new_tokens, "max_length": None}
     check_run_settings(settings_file(files.path), defaults)
-    run = options.workload.run_size(files.sizes, defaults, options.itemsize, speech=files.family.is_speech)
+    run = options.workload.run_size(files.sizes, defaults, options.itemsize, whole=files.family.has_whole_source)
     return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
 
 

@@ -68,8 +68,8 @@ def report(
 
 def run_of(manifest: Manifest, workload: Workload) -> RunSize:
     """Sizes of the runs that a bundle was made for."""
-    speech = manifest.speech is not None
-    run = workload.run_size(sizes_of(manifest), manifest.generation, itemsize(manifest.precision), speech=speech)
+    whole = not manifest.reads_text
+    run = workload.run_size(sizes_of(manifest), manifest.generation, itemsize(manifest.precision), whole=whole)
     return replace(run, quantized_source=manifest.cache_precision is not None)
 
 
@@ -87,6 +87,8 @@ def next_command(bundle: Bundle) -> str:
     manifest, path = bundle.manifest, shlex.quote(str(bundle.path))
     if manifest.speech is not None:
         return f"run-model {path} speech.wav"
+    if manifest.image is not None:
+        return f"run-model {path} page.png"
     if manifest.tokenizer is None:
         return f'echo "[5, 6, 7]" | run-model {path} --ids'
     text = "The beginning of a text" if manifest.sizes.decoder_only else "A text."

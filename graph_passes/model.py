@@ -44,6 +44,13 @@ class Sizes:
     """keys are normalised between their projection and their scores"""
     streams: int = 1
     """positions that a row runs in a step: 2 with two-stream self-attention (a main and a predicting stream)"""
+    source_width: int | None = None
+    """width of the encoder's output, where it is not D (an encoder of images beside a decoder of text)"""
+
+    @property
+    def source_D(self) -> int:
+        """Width of the states that the keys and values of the source are projected from."""
+        return self.source_width or self.D
 
     @property
     def rows(self) -> str:

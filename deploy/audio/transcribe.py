@@ -285,11 +285,11 @@ def transcribe_files(
     )
 
 
-def named_files(lines: Iterable[bytes]) -> Iterator[str | InputError]:
+def named_files(lines: Iterable[bytes], kind: str = "an audio file") -> Iterator[str | InputError]:
     """The file names in lines of UTF-8, or an error in the place of one."""
     for number, line in enumerate(lines):
         name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
         try:
             yield name.decode()
         except UnicodeDecodeError:
-            yield InputError(f"{line!r} is not UTF-8; expected the name of an audio file")
+            yield InputError(f"{line!r} is not UTF-8; expected the name of {kind}")

@@ -297,6 +297,8 @@ class ModelSizes(Entry):
         True where keys are normalized before the scores.
     streams : int
         Positions that a row runs in a step.
+    source_width : int or None
+        Width of the encoder's output where it is not D.
     """
 
     D: Size
@@ -313,6 +315,7 @@ class ModelSizes(Entry):
     rotary: bool = False
     key_norm: bool = False
     streams: Size = 1
+    source_width: Size | None = None
 
 
 class Manifest(Entry):
@@ -332,6 +335,8 @@ class Manifest(Entry):
         Source caches in int8; empty without them, and in bundles from before this table.
     speech : FileEntry or None
         The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
+    image : FileEntry or None
+        The image processor's settings of a model that reads images, whose encoder takes ``pixel_values``.
     precision_error : PrecisionErrorEntry or None
         The error of half precision or int8; None in float32, and where it was not measured.
     provenance : Provenance or None
@@ -358,10 +363,16 @@ class Manifest(Entry):
     weights: FileEntry
     tokenizer: TokenizerEntry | None
     speech: FileEntry | None = None
+    image: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None
     provenance: Provenance | None = None
+
+    @property
+    def reads_text(self) -> bool:
+        """True where sources are text or token ids; False for speech and images."""
+        return self.speech is None and self.image is None
 
     @property
     def cpu_alone(self) -> str | None:
@@ -372,5 +383,5 @@ class Manifest(Entry):
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""
-        speech = (self.speech,) if self.speech else ()
-        return (self.encoder, self.decoder, self.weights, *speech, *(self.tokenizer.files if self.tokenizer else ()))
+        settings = tuple(entry for entry in (self.speech, self.image) if entry is not None)
+        return (self.encoder, self.decoder, self.weights, *settings, *(self.tokenizer.files if self.tokenizer else ()))

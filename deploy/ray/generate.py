@@ -172,8 +172,9 @@ def load_text_runner(
         Those of `Generate`.
     """
     runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
-    if runner.is_speech:
-        raise InputError("this is a speech model, and rows are texts; use run-model without --ray for audio")
+    if not runner.manifest.reads_text:
+        kind, files = ("a speech model", "audio") if runner.is_speech else ("a model of images", "images")
+        raise InputError(f"this is {kind}, and rows are texts; use run-model without --ray for {files}")
     runner.options(**settings.generation)
     if not settings.ids:
         runner.require_tokenizer()

@@ -183,8 +183,9 @@ class _Run:
 def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
     """The resolved settings. Raises for those that no row can be run with."""
     manifest = bundle.manifest
-    if manifest.speech:
-        raise InputError("--ray is for texts, and this is a speech model; leave --ray out")
+    if not manifest.reads_text:
+        kind = "a speech model" if manifest.speech else "a model of images"
+        raise InputError(f"--ray is for texts, and this is {kind}; leave --ray out")
     if manifest.tokenizer is None and not rows.ids:
         raise InputError(f"bundle {bundle.path} has no tokenizer, since its checkpoint has none; pass --ids")
     return options_for(manifest.generation, rows.generation, manifest.sizes, speech=False)

@@ -16,7 +16,7 @@ from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, Memory
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory, MemoryPool
-from tightbeam.deploy.runtimes.base import resolve
+from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, resolve
 from tightbeam.deploy.search.compaction import Compaction
 
 __all__ = ["BYTES", "DeviceGraphs", "DeviceTensor", "Graph", "Interface", "bind"]
@@ -203,7 +203,8 @@ class DeviceGraphs:
     def given(source: Array, attention_mask: Array, num_beams: int) -> dict[str, Array]:
         """What the encoder may read, by name."""
         beams = np.array([num_beams], np.int64)
-        return {"input_ids": source, "input_features": source, "attention_mask": attention_mask, "num_beams": beams}
+        sources = dict.fromkeys(("input_ids", *FEATURE_INPUTS), source)
+        return {**sources, "attention_mask": attention_mask, "num_beams": beams}
 
     def encode_batch(
         self, given: Mapping[str, Array], sizes: Mapping[str, int], memory: BatchMemory

@@ -18,6 +18,7 @@ from tightbeam.deploy.tries.trie import Trie
 __all__ = [
     "CANDIDATE_OUTPUTS",
     "ENCODER_INPUTS",
+    "FEATURE_INPUTS",
     "LOGITS",
     "SMALL_INPUTS",
     "Decoding",
@@ -76,9 +77,11 @@ CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
 """Decoder outputs that the host reads, each [B, C]."""
 LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
-ENCODER_INPUTS = frozenset({"input_ids", "input_features", "attention_mask", "num_beams"})
 GROUPED = "B groups"
 """The dimension of ``beam_scores`` in decoders that take groups of beams."""
+FEATURE_INPUTS = frozenset({"input_features", "pixel_values"})
+"""Encoder inputs that are no tokens: of speech, and of images."""
+ENCODER_INPUTS = FEATURE_INPUTS | {"input_ids", "attention_mask", "num_beams"}
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 Encoded = Mapping[str, Any]
 """Source inputs of the decoder by name, of an encoded batch: arrays, or what a device has in their place."""

@@ -23,6 +23,7 @@ from tightbeam.deploy.runtimes._onnxruntime import (
 from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
+    FEATURE_INPUTS,
     LOGITS,
     SMALL_INPUTS,
     StepOutputs,
@@ -176,8 +177,7 @@ class OnnxRuntimeCpu:
             samples = slice(start, start + count)
             rows = slice(start * M, (start + count) * M)
             inputs = {
-                "input_ids": source[samples],
-                "input_features": source[samples],
+                **dict.fromkeys(("input_ids", *FEATURE_INPUTS), source[samples]),
                 "attention_mask": attention_mask[samples],
                 "num_beams": np.array([M], dtype=np.int64),
             }

@@ -14,6 +14,7 @@ from tightbeam.deploy.serving.tensors import (
     ALTERNATIVE_SCORES,
     AUDIO,
     FINISHED,
+    IMAGE,
     INDEX,
     INPUT_IDS,
     LENGTHS,
@@ -216,11 +217,14 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     text, speech = manifest.tokenizer is not None, manifest.speech is not None
     if speech:
         put_input(AUDIO, "TYPE_FP32", -1, optional=False)
+    elif manifest.image is not None:
+        put_input(IMAGE, "TYPE_STRING", 1, optional=False)
     else:
         if text:
             put_input(TEXT, "TYPE_STRING", 1, optional=True)
         put_input(INPUT_IDS, "TYPE_INT64", -1, optional=text)
-    put_input(LENGTHS, "TYPE_INT32", 1, optional=True)
+    if manifest.image is None:
+        put_input(LENGTHS, "TYPE_INT32", 1, optional=True)
     if text:
         put_output(TEXT, "TYPE_STRING", -1)
     put_output(SCORES, "TYPE_FP32", -1)
@@ -244,12 +248,13 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
         config.dynamic_batching.default_queue_policy.allow_timeout_override = True
 
-    warm_up = config.model_warmup.add(name=WARM_UP, batch_size=1).inputs[AUDIO if speech else INPUT_IDS]
-    if speech:
-        warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_FP32, dims=[1600], zero_data=True))
-    else:
-        dims = [len(WARM_UP_IDS)]
-        warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_INT64, dims=dims, input_data_file=WARM_UP))
+    if manifest.image is None:  # Triton's stub crashes on a warm-up request of strings
+        warm_up = config.model_warmup.add(name=WARM_UP, batch_size=1).inputs[AUDIO if speech else INPUT_IDS]
+        if speech:
+            warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_FP32, dims=[1600], zero_data=True))
+        else:
+            dims = [len(WARM_UP_IDS)]
+            warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_INT64, dims=dims, input_data_file=WARM_UP))
 
     parameters = {MADE_BY: made_by, ENGINE: settings.engine, MAX_ROWS: str(settings.rows(manifest)), URL: settings.url}
     for name, parameter in parameters.items():

@@ -82,7 +82,7 @@ def serve_local(
 
 
 def _takes_text(bundle: Bundle) -> bool:
-    return bundle.manifest.speech is None and bundle.manifest.tokenizer is not None
+    return bundle.manifest.reads_text and bundle.manifest.tokenizer is not None
 
 
 def _audio_requests(models: Sequence[ServedModel], audio: Path, folder: Path) -> dict[str, Path]:

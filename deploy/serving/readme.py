@@ -58,6 +58,8 @@ def _inputs(manifest: Manifest) -> str:
     """A sentence on the inputs of a request."""
     if manifest.speech is not None:
         return "`AUDIO` holds samples of one channel in -1..1, at the model's rate."
+    if manifest.image is not None:
+        return "`IMAGE` holds the bytes of an image file (PNG, JPEG, TIFF, WebP, BMP), or their base64 in JSON."
     if manifest.tokenizer is not None:
         return "`TEXT` holds the text; `INPUT_IDS`, in its place, token ids."
     return "`INPUT_IDS` holds token ids, since the model has no tokenizer."

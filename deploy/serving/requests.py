@@ -18,10 +18,12 @@ from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.image.encoded import image_bytes
+from tightbeam.deploy.image.read import pixels_of
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.messages import Request
-from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.tensors import AUDIO, IMAGE, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.serving.tries import served_tries, with_served_trie
 
 __all__ = ["ParsedRequest", "RequestParser"]
@@ -110,6 +112,9 @@ class RequestParser:
                     runner.check_ids(ids)
                     check_without_text(settings)
                     samples = [self._sample(ids, request, row)]
+                elif name == IMAGE:
+                    pixels = pixels_of(runner, image_bytes(_data(value), IMAGE))
+                    samples = [runner.sample_of_pixels(next(self._numbers), pixels, settings)]
                 else:
                     found = _features(runner, value[: lengths[row]])
                     samples = [runner.sample_of_features(next(self._numbers), each, settings) for each in found]
@@ -137,9 +142,10 @@ class RequestParser:
 
 def _source_name(runner: Runner, request: Request) -> str:
     """The name of the one input that holds the source."""
-    given = [name for name in (TEXT, INPUT_IDS, AUDIO) if name in request.inputs]
-    if len(given) != 1 or (given == [AUDIO]) != runner.is_speech:
-        expected = AUDIO if runner.is_speech else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
+    given = [name for name in (TEXT, INPUT_IDS, AUDIO, IMAGE) if name in request.inputs]
+    alone = AUDIO if runner.is_speech else IMAGE if runner.reads_images else None
+    if len(given) != 1 or (given[0] != alone if alone else given[0] in (AUDIO, IMAGE)):
+        expected = alone if alone else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
         raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {expected}")
     return given[0]
 
@@ -167,8 +173,7 @@ def _settings(parameters: str) -> dict[str, Any]:
 
 def _text(value: Array, positions: int) -> str:
     """The text of a row, for a model of so many ``positions``."""
-    (text,) = value.reshape(-1).tolist()
-    data = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
+    data = _data(value)
     limit = min(max(MIN_BYTES, positions * BYTES_PER_POSITION), MAX_BYTES)
     if len(data) > limit:
         raise InputError(f"the text has {len(data):,} bytes, expected {limit:,} at most; shorten it")
@@ -178,11 +183,17 @@ def _text(value: Array, positions: int) -> str:
         raise InputError(f"not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); convert the text") from None
 
 
+def _data(value: Array) -> bytes:
+    """The bytes of a row of strings."""
+    (text,) = value.reshape(-1).tolist()
+    return text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
+
+
 def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]:
     """Lengths of the rows of ``source`` [b, n], without what pads them."""
     if LENGTHS not in inputs:
         return [source.shape[1]] * len(source)
-    if name == TEXT:
+    if name in (TEXT, IMAGE):
         raise InputError(f"{LENGTHS} is for {INPUT_IDS} and {AUDIO}; leave it out")
     lengths: list[int] = inputs[LENGTHS].reshape(-1).tolist()
     if len(lengths) != len(source):

@@ -9,12 +9,14 @@ from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.config import ServingSettings
-from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, TEXT
+from tightbeam.deploy.serving.tensors import AUDIO, IMAGE, INPUT_IDS, TEXT
 
 __all__ = ["SAMPLE_TEXT", "local_server_command", "request_command", "server_command"]
 
 SAMPLE_TEXT = "Your text."
 SAMPLE_AUDIO = [0.0, 0.1, 0.0, -0.1]
+SAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
+"""A PNG file of one white pixel."""
 SAMPLE_IDS = [5, 6, 7, 2]
 USUAL_PORT = 8000
 
@@ -74,6 +76,8 @@ def request_command(
     body: dict[str, object]
     if manifest.speech is not None:
         body = {AUDIO: SAMPLE_AUDIO}
+    elif manifest.image is not None:
+        body = {IMAGE: SAMPLE_IMAGE}
     elif manifest.tokenizer is not None:
         body = {TEXT: text}
     else:

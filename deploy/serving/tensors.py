@@ -7,6 +7,7 @@ __all__ = [
     "ALTERNATIVE_SCORES",
     "AUDIO",
     "FINISHED",
+    "IMAGE",
     "INDEX",
     "INPUT_IDS",
     "LENGTHS",
@@ -23,6 +24,8 @@ INPUT_IDS = "INPUT_IDS"
 """Input: int64 [b, n], token ids in place of TEXT."""
 AUDIO = "AUDIO"
 """Input of a speech model: float32 [b, n], samples in -1..1 at the model's rate."""
+IMAGE = "IMAGE"
+"""Input of a model that reads images: string [b, 1], the bytes of an image file, or their base64."""
 LENGTHS = "LENGTHS"
 """Input: int32 [b, 1], the lengths of the rows of INPUT_IDS or AUDIO without padding."""
 SCORES = "SCORES"

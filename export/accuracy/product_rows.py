@@ -123,7 +123,7 @@ def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Pro
     """Inputs of the encoder by name, its mask among them, and the prompts of a decoder-only model."""
     if not isinstance(samples, TextSamples):
         features = samples.features.numpy()[_evenly(len(samples.rows), MOST_WINDOWS)].astype(np.float32)
-        return {"input_features": features}, None
+        return {samples.name: features}, None
     rows = [samples.rows[index] for index in _evenly(len(samples.rows), MOST_SAMPLES)]
     ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
     mask = np.zeros_like(ids)

@@ -14,6 +14,7 @@ import torch
 
 from tightbeam.export.accuracy.draws import bundle_draws
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
+from tightbeam.export.checkpoint.image import ImageSamples, image_samples
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
@@ -81,7 +82,7 @@ class TextSamples:
         return text
 
 
-Samples = TextSamples | SpeechSamples
+Samples = TextSamples | SpeechSamples | ImageSamples
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,11 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
     Returns
     -------
     Samples
-        Synthetic audio for a speech model; else beginnings of ``texts``; random token ids where there is no tokenizer
-        or no beginning fits.
+        Synthetic audio for a speech model, drawn pages for one that reads images; else beginnings of ``texts``;
+        random token ids where there is no tokenizer or no beginning fits.
     """
+    if checkpoint.family.reads_images:
+        return image_samples(checkpoint)
     return speech_samples(checkpoint) if checkpoint.family.is_speech else _text_samples(checkpoint, texts)
 
 

@@ -20,6 +20,7 @@ def why_not(preset: Preset, sizes: Sizes) -> str:
     if kinds & {"states", "x"} and sizes.key_norm:
         return "cannot be used with a norm of the keys, which it would make of cached inputs"
     E = sizes.G * sizes.K
-    if kinds & {"k", "first-k"} and sizes.D > E:
-        return f"cannot be used with keys of {E} numbers in a model {sizes.D} wide: they do not determine the values"
+    D = max(sizes.D if preset.generated == "k" else 0, sizes.source_D if preset.source in ("k", "first-k") else 0)
+    if D > E:
+        return f"cannot be used with keys of {E} numbers in a model {D} wide: they do not determine the values"
     return ""

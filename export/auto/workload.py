@@ -70,9 +70,7 @@ class Workload:
                 raise ExportError("gpu has a bandwidth and a matrix rate of its own; leave those two out, or the GPU")
             gpu_machine(self.gpu)
 
-    def run_size(
-        self, sizes: Sizes, defaults: Mapping[str, Any], itemsize: int = 4, *, speech: bool = False
-    ) -> RunSize:
+    def run_size(self, sizes: Sizes, defaults: Mapping[str, Any], itemsize: int = 4, *, whole: bool = False) -> RunSize:
         """Sizes of the run, with the checkpoint's defaults for what is not given.
 
         Parameters
@@ -83,8 +81,8 @@ class Workload:
             The checkpoint's generation settings.
         itemsize
             Bytes of a number in the caches.
-        speech
-            The source is audio, whose windows have one length.
+        whole
+            Sources have one length: windows of audio, or images.
 
         Returns
         -------
@@ -94,7 +92,7 @@ class Workload:
         Raises
         ------
         ExportError
-            A length exceeds the model's positions, or is not that of a window of audio.
+            A length exceeds the model's positions, or is not the one that sources have.
         """
         for name, length, limit in (
             ("source_length", self.source_length, sizes.max_source),
@@ -102,11 +100,11 @@ class Workload:
         ):
             if length is not None and length > limit:
                 raise ExportError(f"{name}={length} exceeds the model's {limit} positions")
-        source = sizes.max_source if speech else min(TYPICAL_SOURCE, sizes.max_source)
-        if speech and self.source_length not in (None, source):
+        source = sizes.max_source if whole else min(TYPICAL_SOURCE, sizes.max_source)
+        if whole and self.source_length not in (None, source):
             raise ExportError(
-                f"source_length={self.source_length}: a speech model reads whole windows of {source} positions; leave "
-                "--source-length out"
+                f"source_length={self.source_length}: the audio or image that this model reads has {source} "
+                "positions, always; leave --source-length out"
             )
         return RunSize(
             B=self.batch_size,

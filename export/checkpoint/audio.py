@@ -72,6 +72,8 @@ class SpeechSamples:
     features: torch.Tensor
     """float32 [B, mels, frames], by transformers' own extractor"""
     as_ids = False
+    name = "input_features"
+    """input of the encoder"""
 
     def lines(self, folder: Path) -> tuple[str, ...]:
         """Input lines for ``run-model``: paths of audio files, written into ``folder``.

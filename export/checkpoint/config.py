@@ -13,8 +13,10 @@ from tightbeam.export.families.base import Family
 from tightbeam.export.families.table import FAMILIES
 
 __all__ = [
+    "AUDIO",
     "CONFIG_FILE",
     "GENERATION_FILE",
+    "IMAGES",
     "check_run_settings",
     "check_special_ids",
     "family_of",
@@ -25,6 +27,8 @@ __all__ = [
 ]
 
 CONFIG_FILE = "config.json"
+AUDIO, IMAGES = "feature_extractor", "image_processor"
+"""Names under which ``processor_config.json`` holds the settings of a feature extractor and of an image processor."""
 PROCESSOR_FILE = "processor_config.json"
 GENERATION_FILE = "generation_config.json"
 SPECIAL_IDS = (
@@ -96,18 +100,18 @@ def settings_file(folder: Path) -> Path:
     return own if own.exists() else folder / CONFIG_FILE
 
 
-def feature_settings(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
-    """The settings of a speech model's feature extractor, and the file that holds them.
+def feature_settings(folder: Path, name: str, part: str = AUDIO) -> tuple[Path, dict[str, Any]]:
+    """The settings of a speech model's feature extractor, or of an image processor, and the file that holds them.
 
-    transformers 5 writes them into ``processor_config.json``, under "feature_extractor", and takes them from there
+    transformers 5 writes them into ``processor_config.json``, under the name ``part``, and takes them from there
     first; earlier versions wrote the file ``name``. Raises ExportError where neither can be read.
     """
     processor = folder / PROCESSOR_FILE
-    nested = read_json(processor).get("feature_extractor") if processor.exists() else None
+    nested = read_json(processor).get(part) if processor.exists() else None
     if nested is None:
         return folder / name, read_json(folder / name)
     if not isinstance(nested, dict):
-        raise ExportError(f"{processor}: feature_extractor is no JSON object; restore the file")
+        raise ExportError(f"{processor}: {part} is no JSON object; restore the file")
     return processor, nested
 
 

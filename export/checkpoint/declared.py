@@ -14,7 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tightbeam.export.families.vision_encoder_decoder import PARTS
+
 __all__ = ["declared_config"]
+
+SIDES = frozenset({"encoder", "decoder"})
+"""Fields that hold the config of a part of a model."""
 
 
 def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNamespace:
@@ -40,6 +45,10 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     defaults, other_names = _declarations(model_type)
     fields = {other_names.get(name, name): value for name, value in config_json.items()}
     fields = {**defaults, **fields, **{name: config_json[name] for name in defaults.keys() & config_json.keys()}}
+    for side in SIDES & fields.keys():
+        own = fields[side].get("model_type") if isinstance(fields[side], dict) else None
+        if own in PARTS:
+            fields[side] = declared_config(str(own), fields[side])
     aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
     return SimpleNamespace(**{**aliases, **fields})
 
@@ -47,18 +56,27 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
 @cache
 def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Literal defaults of the config class of a model type, and its ``attribute_map``: other name -> name."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations:
+    path = _source_file(model_type)
+    if path is None:
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
-    name = model_type.replace("-", "_").removesuffix("_text")  # the text part of a model of several kinds lies with it
-    folder = Path(spec.submodule_search_locations[0]) / "models" / name
-    tree = ast.parse((folder / f"configuration_{name}.py").read_text("utf-8"))
+    tree = ast.parse(path.read_text("utf-8"))
     config_class = next(
         node for node in tree.body if isinstance(node, ast.ClassDef) and _literals(node).get("model_type") == model_type
     )
     literals = _literals(config_class)
     other_names = literals.pop("attribute_map", {})
     return literals, other_names
+
+
+def _source_file(model_type: str) -> Path | None:
+    """The source of the config class of a model type; None where transformers is not installed, or lacks it."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    name = model_type.replace("-", "_").removesuffix("_text")  # the text part of a model of several kinds lies with it
+    models = Path(spec.submodule_search_locations[0]) / "models"
+    found = [models / name / f"configuration_{name}.py", *models.glob(f"*/configuration_{name}.py")]
+    return next((path for path in found if path.is_file()), None)
 
 
 def _literals(config_class: ast.ClassDef) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.export.checkpoint.config import (
     CONFIG_FILE,
     GENERATION_FILE,
+    IMAGES,
     family_of,
     feature_settings,
     read_json,
@@ -99,6 +100,8 @@ def check_whole(files: CheckpointFiles) -> None:
     check_weight_files(files.path)
     if files.family.feature_config is not None:
         feature_settings(files.path, files.family.feature_config)
+    if files.family.image_config is not None:
+        feature_settings(files.path, files.family.image_config, IMAGES)
 
 
 def _cached_id(folder: Path) -> str | None:

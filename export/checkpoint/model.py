@@ -38,9 +38,11 @@ NOT_ABOUT_TOKENS = frozenset(
 """Generation settings that change what `generate` returns beside the tokens, never the tokens themselves."""
 
 
-BOOKKEEPING = re.compile(r"(^|\.)(encoder|decoder)\.version$|\.attn\.masked_bias$|\.rotary_emb\.inv_freq$")
-"""Tensors of old checkpoints that no model reads: fairseq's version counters, GPT-2's score of masked positions,
-Llama's frequencies."""
+BOOKKEEPING = re.compile(
+    r"(^|\.)(encoder|decoder)\.version$|embed_positions\._float_tensor$|\.attn\.masked_bias$|\.rotary_emb\.inv_freq$"
+)
+"""Tensors of old checkpoints that no model reads: fairseq's version counters, TrOCR's type, GPT-2's score of masked
+positions, Llama's frequencies."""
 
 
 def load_config(family: Family, config_json: dict[str, Any], folder: Path) -> Any:
@@ -73,7 +75,7 @@ def load_model(family: Family, config: Any, folder: Path) -> Any:
             folder,
             config=config,
             dtype=torch.float32,
-            attn_implementation="sdpa" if model_class._supports_sdpa else "eager",
+            attn_implementation=family.attention(model_class),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -101,6 +103,7 @@ def load_model(family: Family, config: Any, folder: Path) -> Any:
         raise ExportError(
             f"{folder}: weights do not fit {CONFIG_FILE}: {_listed(errors)}; restore the weights or the config"
         )
+    family.complete(model)
     not_finite = [name for name, tensor in model.state_dict().items() if not torch.isfinite(tensor).all()]
     if not_finite:
         raise ExportError(

@@ -37,6 +37,8 @@ class Family:
     """file with the settings of a speech model's feature extractor"""
     languages: str | None = None
     """regular expression of the tokens that name languages; its group that matched is the name"""
+    image_config: str | None = None
+    """file with the settings of the image processor of a model that reads images"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """short name -> hub id"""
 
@@ -44,6 +46,16 @@ class Family:
     def is_speech(self) -> bool:
         """True for a model whose source is audio."""
         return self.feature_config is not None
+
+    @property
+    def reads_images(self) -> bool:
+        """True for a model whose source is an image."""
+        return self.image_config is not None
+
+    @property
+    def has_whole_source(self) -> bool:
+        """True where sources have one length: windows of audio, or images."""
+        return self.is_speech or self.reads_images
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         """Contradictions among the sizes in a config, clauses as of ``config_errors``, which begins with these.
@@ -73,6 +85,13 @@ class Family:
     def weights(self, config: Any) -> WeightNumbers:
         """Numbers in the model's matrices, by its config."""
         raise NotImplementedError
+
+    def attention(self, model_class: Any) -> str | None:
+        """transformers' ``attn_implementation`` for the model; None where transformers is to choose it."""
+        return "sdpa" if model_class._supports_sdpa else "eager"
+
+    def complete(self, model: Any) -> None:
+        """Make what transformers leaves without numbers when it loads a model."""
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
         """Context in which the model's attention goes through transformers' attention interface."""
@@ -156,6 +175,7 @@ def square_sizes(
     heads: str = "decoder_attention_heads",
     layers: str = "decoder_layers",
     streams: int = 1,
+    source_width: int | None = None,
 ) -> Sizes:
     """Sizes of a decoder whose H heads share its width D.
 
@@ -174,4 +194,5 @@ def square_sizes(
         max_source=int(max_source),
         max_target=int(max_target),
         streams=streams,
+        source_width=source_width,
     )

@@ -15,6 +15,7 @@ from tightbeam.export.families.m2m_100 import M2M_100
 from tightbeam.export.families.opt import OPT
 from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.t5 import MT5, T5, UMT5
+from tightbeam.export.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from tightbeam.export.families.whisper import WHISPER
 
 __all__ = ["FAMILIES"]
@@ -110,6 +111,7 @@ FAMILIES: tuple[Family, ...] = (
     UMT5,
     PROPHETNET,
     WHISPER,
+    VISION_ENCODER_DECODER,
     GPT2,
     GPT_BIGCODE,
     FALCON,

@@ -215,7 +215,7 @@ def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
     args = (
         torch.arange(R).reshape(R, 1) % sizes.vocabulary,
         torch.full((R, 1), T),
-        torch.randn((R, N, sizes.D), generator=generator),
+        torch.randn((R, N, sizes.source_D), generator=generator),
         mask,
         *past,
     )
@@ -225,7 +225,7 @@ def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
     inputs: dict[str, Sequence[int | str]] = {
         "tokens": ("R", 1),
         "positions": ("R", 1),
-        "encoder_hidden_states": ("R", "N", sizes.D),
+        "encoder_hidden_states": ("R", "N", sizes.source_D),
         "attention_mask": ("R", "N"),
     }
     outputs: dict[str, Sequence[int | str]] = {"logits": ("R", 1, sizes.vocabulary)}

@@ -17,6 +17,7 @@ from tightbeam.deploy.bundle.manifest import (
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.checkpoint.audio import write_speech
 from tightbeam.export.checkpoint.config import longest_output
+from tightbeam.export.checkpoint.image import write_image
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.writing.entries import (
@@ -120,6 +121,7 @@ def write_files(
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint.tokenizer, folder),
         speech=write_speech(checkpoint, folder),
+        image=write_image(checkpoint, folder),
         generation=checkpoint.generation_config,
         parity=None,
         provenance=provenance_of(checkpoint),

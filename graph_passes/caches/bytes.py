@@ -27,7 +27,7 @@ def source_bytes(kinds: Sequence[str], sizes: Sizes, run: RunSize) -> int:
     """
     keys_and_values = sizes.G * (sizes.K + sizes.V)
     each = {"kv-per-beam": run.M * keys_and_values, "kv": keys_and_values, "k": _keys(sizes), "states": 0, "first-k": 0}
-    once = {"states": sizes.D, "first-k": _keys(sizes)}
+    once = {"states": sizes.source_D, "first-k": _keys(sizes)}
     if sizes.decoder_only:
         once = {}
         each = {**each, "states": sizes.D}

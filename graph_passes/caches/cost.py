@@ -161,7 +161,7 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights:
     positions = run.B * run.N
     if sizes.decoder_only:
         return [_product("prompt", weights.encoder, positions, run)]
-    GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.D
+    GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.source_D
     each = {"kv-per-beam": D * (GK + GV), "kv": D * (GK + GV), "k": D * GK, "states": 0, "first-k": 0}
     projected = sum(each[layer.source] for layer in plan)
     projected += D * GK if any(layer.source == "first-k" for layer in plan) else 0
@@ -191,7 +191,7 @@ def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
 
 def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
     """Attention over the source, with the products by head that its kind needs."""
-    K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
+    K, V, D, GK, GV = sizes.K, sizes.V, sizes.source_D, sizes.G * sizes.K, sizes.G * sizes.V
     read = {"kv-per-beam": run.M * (GK + GV), "kv": GK + GV, "k": GK, "states": D, "first-k": GK}[kind]
     by_score = {"k": K + GK, "states": 2 * D, "first-k": 2 * GK}.get(kind, K + V)
     by_row = {"k": GK * V, "states": D * (K + V), "first-k": GK * (K + V)}.get(kind, 0)

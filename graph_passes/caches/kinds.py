@@ -192,5 +192,6 @@ def require_sizes(preset: Preset, sizes: Sizes) -> None:
         name = getattr(kinds[kind], "__name__", kind)
         if between and kind in ("states", "x"):
             raise unusable_keys(name, 0, between)
-        if E < sizes.D and kind in ("k", "first-k"):
-            raise narrow_keys(name, 0, sizes.D, E, bool(between))
+        D = sizes.D if kinds is GENERATED else sizes.source_D
+        if E < D and kind in ("k", "first-k"):
+            raise narrow_keys(name, 0, D, E, bool(between))

@@ -283,9 +283,9 @@ def test_impossible_workloads_are_refused(bundles: BundleCache, settings: dict[s
 def test_a_speech_model_reads_whole_windows() -> None:
     sizes = replace(LARGE, max_source=1500)
     assert Workload().run_size(sizes, {}).N == 512
-    assert Workload().run_size(sizes, {}, speech=True).N == 1500
-    with pytest.raises(ExportError, match="a speech model reads whole windows of 1500 positions"):
-        Workload(source_length=20).run_size(sizes, {}, speech=True)
+    assert Workload().run_size(sizes, {}, whole=True).N == 1500
+    with pytest.raises(ExportError, match="the audio or image that this model reads has 1500 positions"):
+        Workload(source_length=20).run_size(sizes, {}, whole=True)
 
 
 def test_amounts_of_memory() -> None:

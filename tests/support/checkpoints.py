@@ -47,6 +47,7 @@ from transformers import (
 )
 
 from support.causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
+from support.image_checkpoints import IMAGE_FAMILIES, image_model, save_processor
 
 STD = {
     **{"position_embeddings": 1.0, "ngram_embeddings": 0.1, "query_proj": 1.0, "value_proj": 0.4},
@@ -187,6 +188,8 @@ def make_checkpoint(
     `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if family in IMAGE_FAMILIES:
+        return make_image_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
     config_class, model_class = {**CLASSES, **CAUSAL_CLASSES}[family]
     causal = family in CAUSAL_CLASSES
     if causal:
@@ -212,6 +215,22 @@ def make_checkpoint(
         ).save_pretrained(folder)
     if tokenizer:
         make_tokenizer(config).save_pretrained(folder)
+    return folder
+
+
+def make_image_checkpoint(
+    folder: Path, family: str, seed: int, tokenizer: bool, generation: dict[str, Any] | None, **decoder: Any
+) -> Path:
+    """The same for a model that reads images; ``decoder`` holds fields of the decoder's config."""
+    with torch.random.fork_rng(devices=[]):
+        model = image_model(family, seed, **decoder)
+        randomise(model)
+    for name, value in (generation or {}).items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder)
+    save_processor(folder, family)
+    if tokenizer:
+        make_tokenizer(model.config.decoder).save_pretrained(folder)
     return folder
 
 

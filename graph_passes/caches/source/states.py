@@ -32,7 +32,7 @@ def cross_latent(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
     require_one_source(blocks, NAME)
     build = Builder(graphs.decoder, NAME)
     states = next(tensor for tensor in graphs.decoder.inputs if tensor.name == STATES)
-    states.shape = ["B", "N", sizes.D]
+    states.shape = ["B", "N", sizes.source_D]
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
         W_K = key_heads(block.key.weight.values, sizes.H, sizes.K)  # [H, K, D]

@@ -1,0 +1,1 @@
+"""Images in, text out: files, and the pixels that the encoder takes."""

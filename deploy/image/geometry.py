@@ -1,0 +1,88 @@
+"""Shapes of images uint8 [rows, columns, 3]: resizing with pillow, turning, filling up and cutting in numpy.
+
+Source: transformers 5.23, `image_transforms.py` and `DonutImageProcessorPil`, whose rounding this follows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.errors import InputError
+
+__all__ = ["MAX_PIXELS", "aligned", "cropped", "padded", "resized", "shortest_edge", "thumbnail"]
+
+Image = npt.NDArray[np.uint8]
+MAX_PIXELS = 178_956_970
+"""Pixels of the largest image, half a gigabyte of colours: from there on pillow too refuses an image as a bomb."""
+INSTALL = "pip install 'tightbeam[image]'"
+
+
+def resized(image: Image, size: tuple[int, int], resample: int) -> Image:
+    """Resize to height and width, by pillow's filter of the number ``resample``.
+
+    Raises InputError for a size of nothing, or of more than ``MAX_PIXELS``.
+    """
+    try:
+        from PIL import Image as pillow
+    except ImportError:
+        raise InputError(f"reading images needs the package pillow, which is not installed; {INSTALL}") from None
+    height, width = size
+    if not (height >= 1 and width >= 1 and height * width <= MAX_PIXELS):
+        rows, columns = image.shape[:2]
+        raise InputError(
+            f"an image of {columns} x {rows} pixels cannot be fitted into the model's, it would become "
+            f"{width} x {height}; cut the margin, or cut the image into pieces"
+        )
+    if (height, width) == image.shape[:2]:
+        return image
+    return np.asarray(pillow.fromarray(image).resize((width, height), resample=pillow.Resampling(resample)))
+
+
+def shortest_edge(image: Image, length: int) -> tuple[int, int]:
+    """Height and width in the image's proportions, the shorter one of ``length`` pixels."""
+    height, width = image.shape[:2]
+    longer = int(length * max(height, width) / min(height, width))
+    return (longer, length) if width <= height else (length, longer)
+
+
+def thumbnail(image: Image, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width in the image's proportions, at most its own, and at most those of ``size``."""
+    height, width = image.shape[:2]
+    rows, columns = min(height, size[0]), min(width, size[1])
+    if (rows, columns) == (height, width):
+        return height, width
+    if height > width:
+        columns = int(width * rows / height)
+    elif width > height:
+        rows = int(height * columns / width)
+    return rows, columns
+
+
+def aligned(image: Image, size: tuple[int, int]) -> Image:
+    """Turn an image by 90 degrees clockwise where its longer side is not that of ``size``."""
+    height, width = image.shape[:2]
+    turned = (size[1] < size[0] and width > height) or (size[1] > size[0] and width < height)
+    return np.rot90(image, 3) if turned else image
+
+
+def padded(image: Image, size: tuple[int, int]) -> Image:
+    """Fill up with black to ``size``, as much on either side."""
+    missing = [all_of - own for all_of, own in zip(size, image.shape[:2], strict=True)]
+    if min(missing) < 0:
+        raise InputError(
+            f"an image of {image.shape[1]} x {image.shape[0]} pixels is larger than the model's, {size[1]} x "
+            f"{size[0]}, and the checkpoint's image processor does not shrink it (do_thumbnail); resize the image"
+        )
+    return np.pad(image, [*((each // 2, each - each // 2) for each in missing), (0, 0)])
+
+
+def cropped(image: Image, size: tuple[int, int]) -> Image:
+    """Cut ``size`` out of the middle, filled up with black where the image is smaller."""
+    height, width = image.shape[:2]
+    rows, columns = max(height, size[0]), max(width, size[1])
+    top, left = -(-(rows - height) // 2), -(-(columns - width) // 2)  # rounded up, as transformers does
+    whole = np.zeros((rows, columns, image.shape[2]), image.dtype)
+    whole[top : top + height, left : left + width] = image
+    top, left = top + (height - size[0]) // 2, left + (width - size[1]) // 2
+    return whole[top : top + size[0], left : left + size[1]]

@@ -1,0 +1,215 @@
+"""Image processors of ViT, DeiT and Donut checkpoints: from an image to the pixels that the encoder takes.
+
+Source: transformers 5.23, the processors on pillow (`ViTImageProcessorPil`, `DeiTImageProcessorPil`,
+`DonutImageProcessorPil`), whose numbers these are, bit for bit. transformers' processors on torchvision resize with
+another library, and differ from both by a step of a colour here and there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.image.geometry import aligned, cropped, padded, resized, shortest_edge, thumbnail
+
+__all__ = ["ImageProcessor"]
+
+Pixels = npt.NDArray[np.float32]
+Image = npt.NDArray[np.uint8]
+COLOURS = 3
+ON, OFF = True, False
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "ViT": {"size": 224, "resample": 2},
+    "DeiT": {"size": 256, "resample": 3, "crop_size": 224, "do_center_crop": ON},
+    "Donut": {"size": (1920, 2560), "resample": 2, "do_pad": ON, "do_thumbnail": ON, "do_align_long_axis": OFF},
+}
+"""Kinds of image processor, and their defaults where they differ from ``COMMON``."""
+COMMON: dict[str, Any] = {
+    **{"do_resize": ON, "do_rescale": ON, "do_normalize": ON, "do_center_crop": OFF, "crop_size": None},
+    **{"rescale_factor": 1 / 255, "image_mean": (0.5,) * COLOURS, "image_std": (0.5,) * COLOURS, "do_pad": OFF},
+    **{"do_thumbnail": OFF, "do_align_long_axis": OFF},
+}
+ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
+MOST_FILTERS = 6
+"""pillow's resampling filters are 0 to 5."""
+
+
+@dataclass(frozen=True)
+class ImageProcessor:
+    """The image processor of a checkpoint.
+
+    Attributes
+    ----------
+    kind : str
+        "ViT", "DeiT" or "Donut": the beginning of the name of transformers' class.
+    height, width : int
+        Size of what comes out, in pixels.
+    size : (int, int)
+        Height and width that images are resized to; of Donut, that they are fitted into.
+    resample : int
+        pillow's number of the resampling filter.
+    fit : bool
+        Keep the aspect ratio, and fill up with black on both sides (Donut).
+    thumbnail, align, crop : bool
+        Shrink what is larger than ``size``; turn an image whose longer side is the other one; cut the middle out.
+    resize, rescale, normalize : bool
+        The steps that are done.
+    factor : float
+        Factor of the colours, 1/255 as a rule.
+    mean, std : float32 [3]
+        Taken off the scaled colours, and divided by.
+    """
+
+    kind: str
+    height: int
+    width: int
+    size: tuple[int, int]
+    resample: int
+    fit: bool
+    thumbnail: bool
+    align: bool
+    crop: bool
+    resize: bool
+    rescale: bool
+    normalize: bool
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> ImageProcessor:
+        """Read a preprocessor_config.json. Raises BundleError as ``of``, and for a file that cannot be read."""
+        try:
+            settings = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BundleError(f"{path} cannot be read as JSON ({error}); export the model again") from error
+        return cls.of(settings if isinstance(settings, dict) else {}, path)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], path: Path) -> ImageProcessor:
+        """Take an image processor's settings from the file ``path``.
+
+        Raises BundleError for those of another processor, for values that it cannot have, and for settings by which
+        images come out in different sizes.
+        """
+        kind = _kind(settings, path)
+        own = {**COMMON, **DEFAULTS[kind], **{name: value for name, value in settings.items() if value is not None}}
+        flags = {name: own[name] for name in own if name.startswith("do_") and name in COMMON}
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise BundleError(f"{path}: {name} is {value!r}, expected true or false; restore the file")
+        fit = kind == "Donut"
+        foreign = ("do_pad", "do_thumbnail", "do_align_long_axis")
+        if not fit and any(flags[name] for name in foreign):
+            name = next(name for name in foreign if flags[name])
+            raise BundleError(f"{path}: {name} is true, which {kind} images are not trained with; set it to false")
+        size = _size(own["size"], "size", path, width_first=fit)
+        crop = _size(own["crop_size"], "crop_size", path) if flags["do_center_crop"] else None
+        if crop is None and not (flags["do_pad"] if fit else flags["do_resize"]):
+            missing = "do_pad" if fit else "do_resize"
+            raise BundleError(f"{path}: {missing} is false; the encoder takes images of one size; set it to true")
+        resample = own["resample"]
+        if type(resample) is not int or not 0 <= resample < MOST_FILTERS:
+            raise BundleError(f"{path}: resample is {resample!r}, expected a filter of pillow, 0 to {MOST_FILTERS - 1}")
+        factor = own["rescale_factor"]
+        if not _is_number(factor):
+            raise BundleError(f"{path}: rescale_factor is {factor!r}, expected a number such as 1/255")
+        mean, std = (_colours(own[name], name, path) for name in ("image_mean", "image_std"))
+        if 0 in std:
+            raise BundleError(f"{path}: image_std is {list(std)}, by which colours are divided; expected no 0")
+        height, width = crop or size
+        return cls(
+            kind,
+            height,
+            width,
+            size,
+            resample,
+            fit and flags["do_pad"],
+            flags["do_thumbnail"],
+            flags["do_align_long_axis"],
+            crop is not None,
+            flags["do_resize"],
+            flags["do_rescale"],
+            flags["do_normalize"],
+            float(factor),
+            mean,
+            std,
+        )
+
+    def pixels(self, image: Image) -> Pixels:
+        """Compute the pixels of one image.
+
+        Parameters
+        ----------
+        image : uint8 [rows, columns, 3]
+            Red, green and blue.
+
+        Returns
+        -------
+        float32 [3, height, width]
+            ``pixel_values`` of the encoder.
+
+        Raises
+        ------
+        InputError
+            The image is so narrow that nothing of it is left, or pillow is not installed.
+        """
+        if self.align:
+            image = aligned(image, self.size)
+        if self.resize:
+            to = shortest_edge(image, min(self.size)) if self.fit else self.size
+            image = resized(image, to, self.resample)
+        if self.thumbnail:
+            image = resized(image, thumbnail(image, self.size), self.resample)
+        if self.fit:
+            image = padded(image, self.size)
+        if self.crop:
+            image = cropped(image, (self.height, self.width))
+        colours = np.moveaxis(image, -1, 0)  # [3, height, width]
+        pixels = (colours.astype(np.float64) * self.factor if self.rescale else colours).astype(np.float32)
+        if self.normalize:
+            mean, std = (np.array(numbers, np.float32)[:, None, None] for numbers in (self.mean, self.std))
+            pixels = (pixels - mean) / std
+        return np.ascontiguousarray(pixels)
+
+
+def _kind(settings: Mapping[str, Any], path: Path) -> str:
+    """The processor that the settings are of, a key of ``DEFAULTS``."""
+    name = settings.get("image_processor_type", settings.get("feature_extractor_type"))
+    for kind in DEFAULTS:
+        if name in [f"{kind}{ending}" for ending in ENDINGS]:
+            return kind
+    expected = ", ".join(f"{kind}ImageProcessor" for kind in DEFAULTS)
+    raise BundleError(f"{path}: image_processor_type is {name!r}, expected one of {expected}; restore the file")
+
+
+def _size(value: Any, name: str, path: Path, *, width_first: bool = False) -> tuple[int, int]:
+    """Height and width of a setting: of one number both, of two in this order, or by name."""
+    numbers: Any = None
+    if isinstance(value, Mapping):
+        numbers = [value.get("height"), value.get("width")] if set(value) == {"height", "width"} else None
+    elif isinstance(value, list | tuple):
+        numbers = list(reversed(value)) if width_first else list(value)
+    elif value is not None:
+        numbers = [value, value]
+    if not numbers or len(numbers) != 2 or not all(type(each) is int and 1 <= each < 2**16 for each in numbers):
+        raise BundleError(f"{path}: {name} is {value!r}, expected a height and a width in pixels; restore the file")
+    return numbers[0], numbers[1]
+
+
+def _colours(value: Any, name: str, path: Path) -> tuple[float, ...]:
+    numbers = value if isinstance(value, list | tuple) else [value] * COLOURS
+    if len(numbers) != COLOURS or not all(map(_is_number, numbers)):
+        raise BundleError(f"{path}: {name} is {value!r}, expected a number for each of {COLOURS} colours")
+    return tuple(float(each) for each in numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))

@@ -1,0 +1,108 @@
+"""Image to text: from pixels and files to the tokens of ``model.generate``, in every variant."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from support.bundles import BundleCache
+from support.image_checkpoints import IMAGE_FAMILIES, images
+from support.slow_cases import slow_unless
+from support.tolerance import assert_runs_close
+from tightbeam.deploy import Runner
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.export.checkpoint.quiet import quiet_transformers
+from tightbeam.graph_passes import PRESETS
+
+pillow = pytest.importorskip("PIL.Image")
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_beams": 1, "max_new_tokens": 30},
+    {"num_beams": 3, "length_penalty": 2.0, "no_repeat_ngram_size": 2, "max_new_tokens": 14},
+    {"num_beams": 4, "early_stopping": True, "repetition_penalty": 1.3, "num_return_sequences": 2},
+    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never", "min_new_tokens": 6, "max_length": 25},
+    {"num_beams": 5, "decoder_start_token_id": 7, "suppress_tokens": [5, 65]},
+)
+
+
+def generate(model: Any, pixels: torch.Tensor, settings: dict[str, Any]) -> Any:
+    with torch.no_grad(), quiet_transformers():
+        return model.generate(pixels, return_dict_in_generate=True, output_scores=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("variant", "family"),
+    slow_unless(
+        itertools.product(PRESETS, IMAGE_FAMILIES),
+        lambda variant, family: family == "trocr" and variant in ("dedup", "el"),
+    ),
+)
+def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, family: str) -> None:
+    model = bundles.trace(family)[0].model
+    runner = Runner.load(bundles(variant, family), threads=1)
+    assert runner.image_processor is not None
+    scores = []
+    for index, own in enumerate(SETTINGS):
+        pixels = np.stack([runner.image_processor.pixels(image) for image in images(index)])
+        expected = generate(model, torch.tensor(pixels), own)
+        found = runner.generate_from_pixels(pixels, **own)
+        np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
+        if found.scores is not None:
+            try:
+                exact = generate(model.double(), torch.tensor(pixels).double(), own)
+            finally:
+                model.float()
+            scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
+    assert_runs_close(scores)
+
+
+def test_files_arrays_and_bytes_give_what_pixels_give(bundles: BundleCache, tmp_path: Path) -> None:
+    """The reference is transformers' own image processor; three images share a batch of two."""
+    checkpoint = bundles.trace("trocr", tokenizer=True)[0]
+    runner = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
+    pages = images(9)
+    sources: list[Any] = [tmp_path / "a.png", str(tmp_path / "b.tiff"), pages[2]]
+    for page, path in zip(pages, sources[:2], strict=False):
+        pillow.fromarray(page).save(path)
+    processor = transformers.ViTImageProcessorPil.from_pretrained(checkpoint.path)
+    pixels = processor(pages, input_data_format="channels_last", return_tensors="pt").pixel_values
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
+    expected = generate(checkpoint.model, pixels, settings)
+    texts = checkpoint.tokenizer.batch_decode(expected.sequences, skip_special_tokens=True)
+    found = runner.read_images(sources, batch_size=2, **settings)
+    assert [output.texts for output in found] == [[text] for text in texts]
+    (of_bytes,) = runner.read_images([sources[0].read_bytes()], **settings)
+    assert of_bytes == found[0]
+
+
+def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
+    runner = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
+    with pytest.raises(InputError, match="this model reads images; pass them instead of token ids"):
+        runner.generate(np.array([[5]]))
+    with pytest.raises(InputError, match="this model reads images; pass them instead of text"):
+        runner.generate_text(["a text"])
+    with pytest.raises(InputError, match=r"pixel_values is \[1, 3, 20, 19\], expected \[B, 3, 20, 20\]"):
+        runner.generate_from_pixels(np.zeros((1, 3, 20, 19), np.float32))
+    with pytest.raises(InputError, match="NaN or infinity"):
+        runner.generate_from_pixels(np.full((1, 3, 20, 20), np.nan, np.float32))
+    with pytest.raises(InputError, match="this is a text model; it reads no images"):
+        runner_of_text(bundles).read_images([images(0)[0]])
+    with pytest.raises(InputError, match=r"image 1: an image is float64 \[3\], expected uint8"):
+        runner.read_images([images(0)[0], np.zeros(3)])
+    with pytest.raises(InputError, match=r"image 0: there is no file .*absent\.png"):
+        runner.read_images([tmp_path / "absent.png"])
+    with pytest.raises(InputError, match="images is str, expected a list"):
+        runner.read_images("a.png")
+    with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens"):
+        runner.read_images(images(0), encoder_no_repeat_ngram_size=2)
+
+
+def runner_of_text(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("el", "bart"), threads=1)
