@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.ray.input_data import InputFile
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.partition import PARQUET, Partition
+from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["bundle_digest", "failed_rows", "open_results", "remove_partial", "result_path", "write_whole"]
 
@@ -132,6 +134,17 @@ def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
                 f"{folder} holds results of other settings ({name} is {json.dumps(old)} there, {json.dumps(new)} "
                 "here); pass the same ones, or another --output"
             )
+
+
+def in_json(value: Any) -> Any:
+    """A setting in JSON's types; a trie as a digest of its arrays."""
+    if isinstance(value, Trie):
+        return hashlib.sha256(value.offsets.tobytes() + value.tokens.tobytes()).hexdigest()
+    if is_dataclass(value):
+        return {own.name: in_json(getattr(value, own.name)) for own in fields(value)}
+    if isinstance(value, tuple):
+        return [in_json(part) for part in value]
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def bundle_digest(bundle: Path) -> str:

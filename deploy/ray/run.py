@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
 from tightbeam.deploy.ray.partition import FieldNames, Partition
-from tightbeam.deploy.ray.results import bundle_digest, failed_rows, open_results, remove_partial, result_path
+from tightbeam.deploy.ray.results import bundle_digest, failed_rows, in_json, open_results, remove_partial, result_path
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
@@ -203,7 +203,7 @@ def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapp
         "key-field": run.fields.key,
         "row-settings": run.fields.settings,
         "partition-rows": run.rows_each,
-        **{name.replace("_", "-"): value for name, value in asdict(options).items()},
+        **{own.name.replace("_", "-"): in_json(getattr(options, own.name)) for own in fields(options)},
     }
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tightbeam.deploy import InputError
+from tightbeam.deploy.generation.options import resolve_options
 from tightbeam.deploy.ray.input_data import InputFile
-from tightbeam.deploy.ray.results import open_results, remove_partial, write_whole
+from tightbeam.deploy.ray.results import in_json, open_results, remove_partial, write_whole
+from tightbeam.deploy.tries.build import build_trie
 
 RUN: dict[str, Any] = {"bundle": "abc", "num-beams": 4, "eos": (2, 3)}
 FILES = [InputFile("a.txt", Path("/a.txt"), "text", 10, 2, "d1")]
@@ -75,3 +78,28 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="no space"):
         write_whole(tmp_path / "inside" / "a", b"new")
     assert {file.name: file.read_bytes() for file in (tmp_path / "inside").iterdir()} == {"a": b"old"}
+
+
+def test_every_setting_can_be_recorded(tmp_path: Path) -> None:
+    defaults = {"decoder_start_token_id": 2, "eos_token_id": [2, 3], "pad_token_id": 1}
+
+    def recorded(**settings: Any) -> dict[str, Any]:
+        options = resolve_options(defaults, settings, vocab_size=50, max_positions=20)
+        return {own.name: in_json(getattr(options, own.name)) for own in fields(options)}
+
+    runs = [
+        recorded(bad_words_ids=[[4], [5, 6]]),
+        recorded(do_sample=True, seed=3, top_k=0),
+        recorded(do_sample=True, seed=4, top_k=0),
+        recorded(return_token_scores=True, return_alternatives=2),
+        recorded(num_beams=4, num_beam_groups=2, diversity_penalty=1.0),
+        recorded(num_beams=2, force_words_ids=[[5, 6], [[7], [8, 9]]]),
+        recorded(trie=build_trie([[5, 6], [7]])),
+        recorded(trie=build_trie([[5, 6], [8]])),
+    ]
+    for number, run in enumerate(runs):
+        open_results(tmp_path / str(number), run, FILES)
+        open_results(tmp_path / str(number), run, FILES)
+        for other in runs[:number] + runs[number + 1 :]:
+            with pytest.raises(InputError, match="other settings"):
+                open_results(tmp_path / str(number), other, FILES)
