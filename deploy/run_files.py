@@ -239,11 +239,11 @@ class _Run:
             raise InputError(
                 f"--ids, --truncate, --document and --json-input are for text, this is {kind}; leave them out"
             )
-        fix = "audio" if runner.is_speech else "image" if runner.reads_images else "text"
+        fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
         if not runner.is_speech and files.audio is not None:
-            raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass a {fix} file")
+            raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass {fix} file")
         if not runner.reads_images and files.image is not None:
-            raise InputError(f"{files.image} is an image file, and this is {kind}; pass a {fix} file")
+            raise InputError(f"{files.image} is an image file, and this is {kind}; pass {fix} file")
 
     def _check_rows(self) -> None:
         most, beams = self._run.max_rows, self._options.num_beams

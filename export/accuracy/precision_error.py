@@ -118,7 +118,7 @@ def _write_rounded(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> Non
     """Write a float32 bundle that rounds wherever ``graphs`` are in half precision."""
     simulated = graphs.copy()
     simulate_precision(simulated)
-    _write(manifest.model_copy(update={"tokenizer": None, "speech": None}), simulated, folder)
+    _write(manifest.model_copy(update={"tokenizer": None, "speech": None, "image": None}), simulated, folder)
 
 
 def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import torch
 import transformers
 
 from support.bundles import BundleCache
+from support.commands import SHORT, caller
 from support.image_checkpoints import IMAGE_FAMILIES, images
 from support.slow_cases import slow_unless
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.serving.requests import RequestParser
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.graph_passes import PRESETS
 
@@ -102,6 +107,47 @@ def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
         runner.read_images("a.png")
     with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens"):
         runner.read_images(images(0), encoder_no_repeat_ngram_size=2)
+
+
+def test_the_command_writes_a_line_for_each_file(
+    bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that cannot be read fails alone; a list names files of its own; one pixel is an image."""
+    run, folder = caller(monkeypatch, capsys), bundles("dedup", "trocr", tokenizer=True)
+    runner = Runner.load(folder, threads=1)
+    pages = [images(9)[0], images(9)[1][:1, :1]]
+    names = [str(tmp_path / f"{index}.png") for index in range(2)]
+    for page, name in zip(pages, names, strict=True):
+        pillow.fromarray(page).save(name)
+    (tmp_path / "broken.png").write_bytes(Path(names[0]).read_bytes()[:200])
+    (tmp_path / "names.txt").write_text(f"{names[1]}\n")
+    expected = [output.sequences[0] for output in runner.read_images(pages, max_new_tokens=5)]
+    done = run(folder, names[0], tmp_path / "broken.png", tmp_path / "names.txt", "--json", *SHORT)
+    done.failed("broken.png cannot be read as an image")
+    first, broken, last = done.records
+    assert [first["tokens"], last["tokens"]] == expected and "error" in broken
+    run(folder, names[0], "--ids").failed("--ids, --truncate, --document and --json-input are for text", code=1)
+    run(folder, tmp_path / "a.wav").failed("a.wav is an audio file, and this is a model of images; pass an image file")
+
+
+def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
+    parser = RequestParser(runner, max_rows=8)
+    data = io.BytesIO()
+    page = images(9)[0]
+    pillow.fromarray(page).save(data, "PNG")
+    rows = np.array([[data.getvalue()], [base64.b64encode(data.getvalue())]], object)
+    parsed = parser.parse(Request(1, {"IMAGE": rows}, "{}"))
+    assert runner.image_processor is not None
+    for (sample,) in parsed.rows:
+        np.testing.assert_array_equal(sample.source, runner.image_processor.pixels(page))
+    with pytest.raises(InputError, match="the request has TEXT, expected IMAGE"):
+        parser.parse(Request(2, {"TEXT": np.array([[b"a text"]], object)}, "{}"))
+    with pytest.raises(InputError, match="cannot be read as an image"):
+        parser.parse(Request(3, {"IMAGE": np.array([[b"no image"]], object)}, "{}"))
+    reader = RequestParser(runner_of_text(bundles), max_rows=8)
+    with pytest.raises(InputError, match="the request has IMAGE, expected"):
+        reader.parse(Request(4, {"IMAGE": rows}, "{}"))
 
 
 def runner_of_text(bundles: BundleCache) -> Runner:
