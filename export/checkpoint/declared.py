@@ -46,9 +46,10 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     fields = {other_names.get(name, name): value for name, value in config_json.items()}
     fields = {**defaults, **fields, **{name: config_json[name] for name in defaults.keys() & config_json.keys()}}
     for side in SIDES & fields.keys():
-        own = fields[side].get("model_type") if isinstance(fields[side], dict) else None
-        if own in PARTS:
-            fields[side] = declared_config(str(own), fields[side])
+        part = fields[side]
+        if isinstance(part, dict):
+            known = part.get("model_type") in PARTS
+            fields[side] = declared_config(str(part["model_type"]), part) if known else SimpleNamespace(**part)
     aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
     return SimpleNamespace(**{**aliases, **fields})
 
