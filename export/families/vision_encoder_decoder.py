@@ -37,7 +37,7 @@ class VisionEncoderDecoder(Family):
     def sizes_errors(self, config: Any) -> Iterator[str]:
         for side, known in (("encoder", ENCODERS), ("decoder", DECODERS)):
             model_type = getattr(getattr(config, side, None), "model_type", None)
-            if model_type not in known:
+            if model_type not in list(known):
                 yield f"{side}.model_type is {model_type!r}; image to text is supported with {', '.join(known)}"
                 return
         encoder, decoder = config.encoder, config.decoder
