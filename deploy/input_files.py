@@ -200,6 +200,13 @@ class InputFiles:
         """The first name of an image file; None where there is none."""
         return next((file.name for file in self._files if is_image(file.name)), None)
 
+    def known_recordings(self) -> Iterator[str]:
+        """Names of the audio files, as the command line or a list of them has them; none of standard input."""
+        for file in self._files:
+            for line in () if file.lines is None else file.lines:
+                if name := line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip():
+                    yield name
+
     def check(self, kind: InputKind) -> None:
         """Raise InputError for a file that is not of ``kind``, as its first ten lines show.
 

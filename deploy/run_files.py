@@ -217,7 +217,9 @@ class _Run:
         if run.subtitles is None:
             return
         if not self._runner.is_speech:
-            raise InputError(f"--format {run.subtitles} is for speech models, this is a text model; leave it out")
+            raise InputError(f"--format {run.subtitles} is for speech models, this is {self._kind}; leave it out")
+        if not self._runner.has_tokenizer:
+            raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
         if run.resume is not None or run.json_lines:
             raise InputError(f"--format {run.subtitles} does not go with --resume or --json; leave one out")
         how = self._runner.options(**self._settings).recording
@@ -228,17 +230,22 @@ class _Run:
             raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
         if several:
             self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force)
+            self._folder.check(self._files.known_recordings())
 
     def _check_kind(self) -> None:
         """Raise InputError for options, or files, of another kind of model."""
         lines_are = self._run.lines_are
         text_only = lines_are.ids or lines_are.truncate or self._run.document or lines_are.field is not None
         runner, files = self._runner, self._files
-        kind = "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
+        self._kind = kind = (
+            "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
+        )
         if text_only and (runner.is_speech or runner.reads_images):
             raise InputError(
                 f"--ids, --truncate, --document and --json-input are for text, this is {kind}; leave them out"
             )
+        if not runner.is_speech and self._run.sound_file is not None:
+            raise InputError(f"--sound-input is for speech models, this is {kind}; leave it out")
         fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
         if not runner.is_speech and files.audio is not None:
             raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass {fix} file")

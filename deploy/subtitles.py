@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tightbeam.deploy.errors import InputError
@@ -77,10 +77,32 @@ class SubtitleFolder:
             reason = (error.strerror or "").lower()
             raise InputError(f"cannot make the folder {folder}: {reason}; pass another --output") from None
 
+    def check(self, recordings: Iterable[str]) -> None:
+        """Raise InputError, before hours of work, where two of ``recordings`` have one file, or a file is there."""
+        owners: dict[Path, str] = {}
+        for recording in recordings:
+            path = self._path(recording)
+            if path in owners:
+                raise InputError(_shared(path, f"{owners[path]} and {recording}"))
+            self._check_free(path)
+            owners[path] = recording
+
     def write(self, recording: str, segments: Sequence[TextSegment]) -> None:
         """Write the subtitles of a recording. Raises InputError for a file that would be lost."""
-        path = self._folder / f"{Path(recording).stem}.{self._kind}"
-        if path in self._written or (path.exists() and not self._force):
-            raise InputError(f"{path} exists; pass --force to replace it, or rename the recording {recording}")
+        path = self._path(recording)
+        if path in self._written:
+            raise InputError(_shared(path, f"{recording} and another recording"))
+        self._check_free(path)
         self._written.add(path)
         path.write_text(subtitles(segments, self._kind), encoding="utf-8")
+
+    def _path(self, recording: str) -> Path:
+        return self._folder / f"{Path(recording).stem}.{self._kind}"
+
+    def _check_free(self, path: Path) -> None:
+        if path.exists() and not self._force:
+            raise InputError(f"{path} exists; pass --force to replace it, or another --output")
+
+
+def _shared(path: Path, recordings: str) -> str:
+    return f"{path} would hold the subtitles of {recordings}; rename one, or run it with another --output"

@@ -80,8 +80,11 @@ def read_blocks(path: str, rate_hz: int) -> Iterator[Samples]:
     except InputError:
         raise
     except (RuntimeError, OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "error_string", "") or first_line(error)  # without the name, of libsndfile
+        if "does not exist" in reason:  # libsndfile's word for an MP3 file without a frame; `_file_fault` has opened it
+            reason = "no frame of audio was found"
         raise InputError(
-            f"{path} cannot be read as audio ({first_line(error)}); expected a WAV, FLAC, OGG or MP3 file"
+            f"{path} cannot be read as audio ({reason.rstrip('.')}); expected a WAV, FLAC, OGG or MP3 file"
         ) from None
 
 
@@ -127,6 +130,8 @@ def _file_fault(path: str) -> str:
         return f"there is no file {path}"
     except (OSError, ValueError) as error:
         return f"{path} cannot be opened ({getattr(error, 'strerror', None) or error})"
+    if not length:
+        return f"{path} is empty, it has no bytes"
     size = int.from_bytes(header[4:8], "little")
     if header[:4] == b"RIFF" and header[8:] == b"WAVE" and size not in UNKNOWN_SIZES and size + 8 > length + 1:
         return f"{path} is cut short, it has {length:,} bytes of {size + 8:,}"

@@ -138,8 +138,8 @@ def read_recording_settings(layers: Sequence[Layer], vocab_size: int) -> Recordi
     if kind == ALL and not conditioned:
         raise GenerationError(f"prompt_condition_type={ALL!r} needs condition_on_prev_tokens=True; pass it")
     silence, least = _number(given, "silence_threshold_db"), _number(given, "min_speech_s")
-    if silence is not None and silence > 0:
-        raise GenerationError(f"silence_threshold_db={silence} is above full scale; pass a level below 0, such as -45")
+    if silence is not None and silence >= 0:
+        raise GenerationError(f"silence_threshold_db={silence} is not below 0, full scale; pass a level such as -45")
     if least is not None and silence is None:
         raise GenerationError("min_speech_s does nothing without silence_threshold_db; pass both, or leave it out")
     if least is not None and least < 0:

@@ -142,6 +142,12 @@ def test_every_option_is_in_the_table() -> None:
     }
 
 
+def test_text_models_take_no_recordings(bundle: Path, call: Command) -> None:
+    call(bundle, "--sound-input", stdin=b"RIFF").failed("--sound-input is for speech models", "leave it out")
+    call(bundle, "--format", "srt", stdin=b"a text").failed("--format srt is for speech models", "leave it out")
+    call(bundle, "talk.wav").failed("talk.wav is an audio file, and this is a text model; pass a text file")
+
+
 @pytest.mark.parametrize("name", SAMPLING)
 def test_option_of_sampling_reaches_the_search(bundle: Path, call: Command, runner: Runner, name: str) -> None:
     ids = [runner.encode(SENTENCES[0])[0]]

@@ -239,6 +239,8 @@ def test_other_rates_are_resampled(tmp_path: Path) -> None:
 
 def test_unreadable_audio_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.wav").write_text("no sound")
+    (tmp_path / "bare.wav").touch()
+    (tmp_path / "noise.mp3").write_bytes(np.random.default_rng(0).bytes(5000))
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, np.float32), RATE_HZ)
     soundfile.write(tmp_path / "nan.wav", np.full(9, np.nan, np.float32), RATE_HZ, subtype="FLOAT")
     soundfile.write(tmp_path / "slow.wav", chirp(0.1, 8000), 8000)
@@ -254,7 +256,9 @@ def test_unreadable_audio_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
         ("loud.wav", r"holds samples of up to 3\.0e\+38; expected -1 to 1"),
         ("odd.wav", r"has 2147483647 samples a second, expected 1,000 to 768,000"),
         ("text.wav", "cannot be read as audio"),
-        ("empty.wav", "is empty"),
+        ("noise.mp3", "cannot be read as audio .*no frame of audio was found"),
+        ("bare.wav", "is empty, it has no bytes"),
+        ("empty.wav", "is empty; expected at least one sample"),
         ("nan.wav", "holds NaN or infinity"),
     ):
         with pytest.raises(InputError, match=expected):

@@ -171,7 +171,7 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ({"prompt_condition_type": "some"}, "prompt_condition_type='some' is no choice"),
         ({"prompt_condition_type": "all-segments"}, "needs condition_on_prev_tokens=True"),
         ({"prompt_ids": [107]}, r"prompt_ids=\[107\] is no list of token ids from 0 to 106"),
-        ({"silence_threshold_db": 3}, r"silence_threshold_db=3.0 is above full scale; pass a level below 0"),
+        ({"silence_threshold_db": 0}, r"silence_threshold_db=0.0 is not below 0, full scale; pass a level such as"),
         ({"min_speech_s": 3}, "min_speech_s does nothing without silence_threshold_db"),
         ({"min_speech_s": -3, "silence_threshold_db": -9}, "min_speech_s=-3.0 is below 0"),
         ({"seed": 3}, "seed does nothing, since no temperature is above 0"),

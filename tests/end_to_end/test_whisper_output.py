@@ -99,8 +99,26 @@ def test_subtitles_of_several_recordings(runner: Runner, talks: list[str], tmp_p
     for name, parts in zip(talks, runner.transcribe_segments(talks), strict=True):
         assert (folder / f"{Path(name).stem}.srt").read_text() == subtitles(parts, "srt")
     _, errors = run(*talks, "--format", "srt", "--output", str(folder), code=1)
-    assert "talk0.srt exists; pass --force to replace it" in errors
+    assert "talk0.srt exists; pass --force to replace it, or another --output" in errors
     run(*talks, "--format", "srt", "--output", str(folder), "--force")
+
+
+def test_subtitles_of_one_name_are_not_lost(runner: Runner, talks: list[str], tmp_path: Path) -> None:
+    """Recordings whose names differ in their folder or suffix alone: an error before anything is run."""
+    other = tmp_path / "other" / "talk0.flac"
+    other.parent.mkdir()
+    soundfile.write(other, chirp(1.1), RATE_HZ)
+    folder = tmp_path / "subtitles"
+    options = ("--format", "srt", "--output", str(folder), "--force")
+    expected = f"talk0.srt would hold the subtitles of {talks[0]} and {other}; rename one"
+    assert expected in run(*talks, str(other), *options, code=1)[1]
+    listed = "\n".join([*talks, str(other)])
+    (tmp_path / "list.txt").write_text(listed)
+    assert expected in run(str(tmp_path / "list.txt"), *options, code=1)[1]
+    assert not list(folder.iterdir())
+    _, errors = run("-", *options, given=listed.encode(), code=1)
+    assert f"would hold the subtitles of {other} and another recording" in errors
+    assert (folder / "talk0.srt").read_text() == subtitles(runner.transcribe_segments(talks[:1])[0], "srt")
 
 
 def test_a_recording_on_standard_input(runner: Runner, talks: list[str]) -> None:
@@ -112,7 +130,8 @@ def test_a_recording_on_standard_input(runner: Runner, talks: list[str]) -> None
         assert output.strip() and "w" in output
     assert run("--sound-input", given=Path(talks[0]).read_bytes())[0] == run(talks[0])[0]
     _, errors = run("--sound-input", given=b"no sound", code=1)
-    assert "standard input cannot be read as audio" in errors
+    assert "standard input cannot be read as audio (Format not recognised); expected" in errors
+    assert "standard input is empty, it has no bytes; expected" in run("--sound-input", given=b"", code=1)[1]
     assert "leave the files out" in run("--sound-input", talks[0], code=1)[1]
 
 
@@ -129,6 +148,8 @@ def test_formats_that_cannot_be_written(
 ) -> None:
     assert expected in run(talks[0], *options, code=1)[1]
     assert "needs --output FOLDER" in run(*talks, "--format", "vtt", code=1)[1]
+    runner._codec = None
+    assert "needs text, and this bundle has no tokenizer; pass --json" in run(talks[0], "--format", "vtt", code=1)[1]
 
 
 def test_times_and_text_of_subtitles() -> None:
