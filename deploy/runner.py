@@ -346,8 +346,7 @@ class Runner(WholeBatches):
     ) -> list[Output]:
         if isinstance(texts, str):
             raise InputError("texts is one string, expected a list of strings; pass [text]")
-        if not (_is_integer(batch_size) and batch_size >= 1):
-            raise InputError(f"batch_size={batch_size!r} is not a number of texts; pass 1 or more")
+        _check_batch_size(batch_size, "texts")
         self.options(**settings)
         samples: list[Sample] = []
         for index, text in enumerate(texts):
@@ -422,14 +421,16 @@ class Runner(WholeBatches):
         settings = {**self._without_effect(settings), "return_timestamps": True}
         return [each.segments or [] for each in self._transcribed(recordings, batch_size, settings)]
 
-    def _transcribed(
-        self, recordings: Sequence[Any], batch_size: int, settings: Mapping[str, Any]
-    ) -> list[InputResult]:
+    def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[InputResult]:
         from tightbeam.deploy.audio.transcribe import transcribe_files
 
         _check_texts_alone(self.options(**settings))
-        if isinstance(recordings, str):
-            raise InputError("recordings is one string, expected a list of file names; pass [path]")
+        if isinstance(recordings, str | bytes) or not hasattr(recordings, "__iter__"):
+            kind = "one string" if isinstance(recordings, str) else type(recordings).__name__
+            raise InputError(f"recordings is {kind}, expected a list of file names; pass [path]")
+        if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
+            raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
+        _check_batch_size(batch_size, "windows")
         sources: list[str | Array] = []
         for each in recordings:
             if isinstance(each, str | os.PathLike):
@@ -516,6 +517,11 @@ def _check_texts_alone(options: GenerationOptions) -> None:
     if options.scoring is not None:
         asked = options.scoring.asked
         raise GenerationError(f"{asked} is more than texts; call Runner.generate_outputs or Runner.generate")
+
+
+def _check_batch_size(batch_size: Any, of: str) -> None:
+    if not (_is_integer(batch_size) and batch_size >= 1):
+        raise InputError(f"batch_size={batch_size!r} is not a number of {of}; pass 1 or more")
 
 
 def _is_integer(value: object) -> bool:

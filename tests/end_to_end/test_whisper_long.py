@@ -185,6 +185,22 @@ def test_impossible_settings_are_refused(bundles: BundleCache, settings: dict[st
         runner.transcribe([chirp(1.2)], **settings)
 
 
+@pytest.mark.parametrize(
+    ("recordings", "batch_size", "expected"),
+    [
+        ([chirp(0.2)], 0, "batch_size=0 is not a number of windows; pass 1 or more"),
+        ([chirp(0.2)], 2.5, "batch_size=2.5 is not a number of windows"),
+        (chirp(0.2), 8, r"recordings is one array of samples, expected a list of recordings; pass \[samples\]"),
+        (None, 8, r"recordings is NoneType, expected a list of file names; pass \[path\]"),
+        (["talk.wav", None], 8, "recordings holds NoneType, expected names of audio files"),
+    ],
+)
+def test_recordings_that_are_none(bundles: BundleCache, recordings: Any, batch_size: Any, expected: str) -> None:
+    """None of them waits for ever for room."""
+    with pytest.raises(InputError, match=expected):
+        with_timestamps(bundles, "el")[1].transcribe(recordings, batch_size=batch_size)
+
+
 def test_one_window_refuses_settings_of_recordings(bundles: BundleCache) -> None:
     runner = with_timestamps(bundles, "el")[1]
     features = np.zeros((1, 9, 100), np.float32)
