@@ -18,7 +18,7 @@ __all__ = ["LANGUAGES", "check_without_text", "from_language", "translation_laye
 
 LANGUAGES = "lang_to_id"
 SOURCE, TARGET = "source_language", "target_language"
-START, FIRST = "decoder_start_token_id", "forced_bos_token_id"
+START, FIRST, BEGINNING = "decoder_start_token_id", "forced_bos_token_id", "decoder_input_ids"
 SHOWN = 12
 """Languages that an error lists."""
 
@@ -41,11 +41,13 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
     Raises
     ------
     GenerationError
-        A language is unknown, or a layer names the target by its language and by the token's id.
+        A language is unknown; a layer names the target by its language and by the token's id; or the output begins with
+        other tokens.
     """
     languages: Mapping[str, int] = given[0].values[LANGUAGES]
     field = START if given[0].values.get(START) in languages.values() else FIRST
-    found = []
+    found: list[Layer] = []
+    chosen: tuple[object, int] | None = None
     for layer in given:
         values = {name: value for name, value in layer.values.items() if name not in (LANGUAGES, SOURCE, TARGET)}
         if layer.values.get(SOURCE) is not None:
@@ -58,8 +60,26 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
                     f"(from {layer.source}); leave one out"
                 )
             values[field] = token_of(TARGET, language, languages, layer.source)
+            chosen = language, values[field]
         found.append(replace(layer, values=values))
+    if chosen is not None and field == FIRST:
+        _check_beginning(given, *chosen)
     return found
+
+
+def _check_beginning(given: Sequence[Layer], language: object, token: int) -> None:
+    """Raise GenerationError where the tokens that the output begins with leave no place for the target's."""
+    begun = [layer.values[BEGINNING] for layer in given if layer.values.get(BEGINNING) is not None]
+    if not begun or not isinstance(begun[-1], list | tuple):
+        return
+    start = next((layer.values[START] for layer in reversed(given) if layer.values.get(START) is not None), None)
+    tokens = list(begun[-1])
+    after = tokens[1:] if tokens[:1] == [start] else tokens
+    if after and after[0] != token:
+        raise GenerationError(
+            f"{TARGET}={reprlib.repr(language)} does nothing, since {BEGINNING}={reprlib.repr(tokens)} begin with "
+            f"another token; begin them with {token}, or leave one out"
+        )
 
 
 def from_language(ids: Sequence[int], defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[int]:

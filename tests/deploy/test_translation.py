@@ -36,6 +36,16 @@ def test_the_target_is_the_first_token() -> None:
     assert (options(own).forced_bos_token_id, options(own, target_language="deu_Latn").forced_bos_token_id) == (72, 71)
 
 
+def test_the_target_is_not_lost_behind_a_beginning() -> None:
+    for begun in ([71, 5], [2, 71], [2]):
+        assert options(target_language="deu_Latn", decoder_input_ids=begun).forced_bos_token_id == 71
+    for begun in ([5], [2, 5]):
+        with pytest.raises(GenerationError, match=r"does nothing, since decoder_input_ids=\[.*begin them with 71"):
+            options(target_language="deu_Latn", decoder_input_ids=begun)
+    named = {"target_language": "fra_Latn", "decoder_input_ids": [73, 5]}  # the call's target is the one that counts
+    assert options(generation_config={"target_language": "deu_Latn"}, **named).forced_bos_token_id == 73
+
+
 def test_the_target_is_the_start_token_where_the_checkpoints_is_a_language() -> None:
     chosen = options({**NLLB, "decoder_start_token_id": 73}, target_language="deu_Latn")
     assert (chosen.prompt, chosen.forced_bos_token_id) == ((71,), None)
