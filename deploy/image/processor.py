@@ -1,8 +1,8 @@
 """Image processors of ViT, DeiT and Donut checkpoints: from an image to the pixels that the encoder takes.
 
 Source: transformers 5.23, the processors on pillow (`ViTImageProcessorPil`, `DeiTImageProcessorPil`,
-`DonutImageProcessorPil`), whose numbers these are, bit for bit. transformers' processors on torchvision resize with
-another library, and differ from both by a step of a colour here and there.
+`DonutImageProcessorPil`), whose numbers these are, bit for bit. transformers' processors on torchvision, which
+resize with another library, were not compared.
 """
 
 from __future__ import annotations
