@@ -22,7 +22,7 @@ from tightbeam.plugins.tensorrt.distribution import TensorRT, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.launcher import Launcher, default_launcher
 from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan
-from tightbeam.plugins.tensorrt.shapes import output_shapes
+from tightbeam.plugins.tensorrt.shapes import largest_shapes, output_shapes
 
 __all__ = ["NAMESPACE", "TENSORS", "VERSION", "make_plugin", "plugin_errors", "register_plugins"]
 
@@ -245,10 +245,16 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         @_guarded(0)
         def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
             """For the largest shapes and the largest GPU."""
-            before, after = ([tuple(tensor.max) for tensor in given] for given in (inputs, outputs))
-            chosen = float_types[float_type_of(self.node, [tensor.desc.type for tensor in inputs])]
+            node = self.node
+            chosen = float_types[float_type_of(node, [tensor.desc.type for tensor in inputs])]
             profiled_calls.add(self._profiled(chosen, inputs, outputs))
-            return self._plan(chosen, *self._tensors(before, after), LARGEST_GPU).most_workspace_bytes
+            names = [entry.name for entry in node.on_device] + [entry.name for entry in node.outputs]
+            most = {name: tuple(tensor.max) for name, tensor in zip(names, (*inputs, *outputs), strict=True)}
+            plans = []
+            for shapes in largest_shapes(node.operator, most):
+                before, after = ([shapes[entry.name] for entry in own] for own in (node.on_device, node.outputs))
+                plans.append(self._plan(chosen, *self._tensors(before, after), LARGEST_GPU))
+            return max(found.most_workspace_bytes for found in plans)
 
         def _profiled(self, float_type: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> ProfiledCall:
             node = self.node

@@ -8,13 +8,13 @@ checks where there is no Python, and TensorRT's expressions exist in Python alon
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from tightbeam.plugins.schema import Input, Operator, Output
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
-__all__ = ["Sizes", "letters_of", "output_shapes", "shape_of"]
+__all__ = ["Sizes", "largest_shapes", "letters_of", "output_shapes", "shape_of"]
 
 Size = TypeVar("Size")
 Term = tuple[int, tuple[str, ...]]
@@ -110,6 +110,42 @@ def letters_of(operator: Operator, shapes: Mapping[str, Sequence[int]]) -> dict[
 def shape_of(entry: Input | Output, letters: Mapping[str, int]) -> tuple[int, ...]:
     """Return a tensor's shape. Raises KeyError for a letter without a size."""
     return tuple(_evaluate(dimension, letters, _Integers()) for dimension in _parse(entry.shape))
+
+
+def largest_shapes(operator: Operator, most: Mapping[str, Sequence[int]]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Find the largest shapes that a call can have whose dimensions have limits of their own.
+
+    Limits contradict one another where a product has a lower one than its factors together: the rows B M of a search
+    head that takes groups of beams, of which there are more than samples where they have fewer beams.
+
+    Parameters
+    ----------
+    operator
+        The operator with its table.
+    most
+        The largest size of each dimension, by the names of inputs and outputs.
+
+    Yields
+    ------
+    dict
+        Shapes by name: ``most`` where it is a call's, else those for each size of the second factor.
+    """
+    letters = letters_of(operator, most)
+    entries: list[Input | Output] = [*operator.inputs, *operator.outputs]
+    there = [entry for entry in entries if entry.name in most]
+    products = [
+        (dimension[0][1], size)
+        for entry in there
+        for dimension, size in zip(_parse(entry.shape), most[entry.name], strict=False)
+        if len(dimension) == 1 and len(dimension[0][1]) == 2 and _evaluate(dimension, letters, _Integers()) > size
+    ]
+    if not products:
+        yield {name: tuple(shape) for name, shape in most.items()}
+        return
+    ((first, second), size), *_ = products
+    for count in range(1, letters[second] + 1):
+        own = letters | {first: min(letters[first], size // count), second: count}
+        yield {entry.name: shape_of(entry, own) for entry in there}
 
 
 @functools.cache

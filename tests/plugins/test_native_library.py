@@ -61,6 +61,7 @@ def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
     decoding = engine.begin(np.full((2, 4), 7), np.ones((2, 4), np.int64), 2, 5, 4)
     decoding.inputs["candidates"].fill(4)
     decoding.inputs["ancestry"][:, 1, 0] = 1
+    decoding.inputs["history_lengths"].fill(1)
     decoding.inputs["repetition_penalty"][...] = 1
     for value, message in ((99, r"BeamAttention: lengths\[0\] is 99"), (1, r"BeamTopK: banned\[0, 0\] is -9")):
         decoding.inputs["lengths"].fill(value)

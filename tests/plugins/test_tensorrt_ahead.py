@@ -26,7 +26,7 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 from tightbeam.plugins.tensorrt.native import Gpu, plan
 from tightbeam.plugins.tensorrt.plugin import Node
-from tightbeam.plugins.tensorrt.shapes import letters_of, shape_of
+from tightbeam.plugins.tensorrt.shapes import largest_shapes, letters_of, shape_of
 
 OPERATOR, NAME = "ngram_block", "tightbeam::device::ngram_block<float>"
 CHOOSING = {"B": (1, 40), "M": (1, 20), "N": (1, 3000)}
@@ -152,3 +152,15 @@ def test_a_carried_kernel_that_the_driver_refuses_is_compiled(compiled: list[str
     launcher._load = load  # type: ignore[method-assign]
     assert launcher._function(OPERATOR, NAME) == "symbol"
     assert compiled == ["80", "80"]
+
+
+def test_the_largest_shapes_of_groups_of_beams() -> None:
+    """There are as many groups as rows, or beams as a sample has, but not both."""
+    most = {"logits": (32, 101), "beam_scores": (32, 4), "lengths": (32,), "scores": (32, 9)}
+    found = list(largest_shapes(OPERATORS["BeamTopK"], most))
+    expected = [(32, 1), (16, 2), (10, 3), (8, 4)]
+    assert [shapes["beam_scores"] for shapes in found] == expected
+    assert [shapes["lengths"] for shapes in found] == [(groups,) for groups, _ in expected]
+    assert [shapes["logits"] for shapes in found] == [(groups * beams, 101) for groups, beams in expected]
+    one = most | {"beam_scores": (8, 4), "lengths": (8,), "scores": (8, 9)}
+    assert list(largest_shapes(OPERATORS["BeamTopK"], one)) == [one]

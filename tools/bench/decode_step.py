@@ -198,6 +198,7 @@ def step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) 
     inputs["tokens"][:] = inputs["history"][:, T - 1 : T]
     inputs["positions"].fill(T - 1)
     inputs["lengths"].fill(T)
+    inputs["history_lengths"].fill(T)
     inputs["beam_index"][:] = np.arange(batch * beams)
     decoding.reserve_banned(1)
     inputs["banned"].fill(2)
