@@ -20,9 +20,9 @@ class GptNeoX(Causal):
         return getattr(config, self.heads)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        from tightbeam.export.tracing.gpt_neox import three_products
+        from tightbeam.export.tracing.gpt_neox import separate_products
 
-        with three_products(model):
+        with separate_products(model):
             return super().trace(model, sizes)
 
 

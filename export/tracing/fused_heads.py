@@ -1,10 +1,84 @@
-"""One product for queries, keys and values, head by head, taken apart into three products."""
+"""Attention whose one product for queries, keys and values, head by head, is taken apart into three products."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
 
-__all__ = ["projections"]
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+__all__ = ["attend_by_heads", "projections", "three_products"]
+
+
+@contextmanager
+def three_products(
+    model: Any, kind: type[nn.Module], forward: Callable[..., Any], K: int, groups: int = 1
+) -> Iterator[None]:
+    """Context in which each attention of a model has three products, its ``projections``, and another ``forward``.
+
+    Parameters
+    ----------
+    model
+        The model of transformers.
+    kind
+        Class of its attentions, each with a fused product ``query_key_value``.
+    forward
+        What such an attention runs instead, by :func:`attend_by_heads`.
+    K, groups
+        As for :func:`projections`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(kind, "forward", forward))
+        for attention in [module for module in model.modules() if isinstance(module, kind)]:
+            fused: Any = attention.query_key_value
+            attention.projections = projections(fused, K, groups)
+            stack.callback(delattr, attention, "projections")
+        yield
+
+
+def attend_by_heads(
+    attention: Any,
+    states: Tensor,
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    past: Any,
+    mask: Tensor | None,
+    K: int,
+    scaling: float,
+) -> tuple[Tensor, None]:
+    """Self-attention [B, T, D] to [B, T, D] by three products, through transformers' attention interface.
+
+    Parameters
+    ----------
+    attention
+        The module, within :func:`three_products`.
+    states : Tensor [B, T, D]
+        Its input.
+    rotate
+        Rotates queries [B, H, T, K] and keys [B, G, T, K].
+    past
+        transformers' cache, or None.
+    mask
+        As the attention interface takes it.
+    K
+        Width of one head.
+    scaling
+        Factor of the scores.
+    """
+
+    def heads(projection: nn.Module) -> Tensor:
+        by_head: Tensor = projection(states).unflatten(-1, (-1, K))
+        return by_head.transpose(1, 2)  # [B, H or G, T, K]
+
+    queries, keys, values = (heads(projection) for projection in attention.projections)
+    queries, keys = rotate(queries, keys)
+    if past is not None:
+        keys, values = past.update(keys, values, attention.layer_idx)
+    attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+    attended, _weights = attend(attention, queries, keys, values, mask, scaling=scaling)
+    return attention.dense(attended.flatten(2)), None
 
 
 def projections(fused: nn.Linear, K: int, groups: int) -> nn.ModuleList:
