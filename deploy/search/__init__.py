@@ -38,7 +38,7 @@ def new_search(step: Step, options: GenerationOptions, callback: SearchCallback)
     if options.num_beam_groups > 1:
         return GroupBeamSearch(step, options, callback)
     if options.force_words_ids:
-        return ForcedWordsSearch(step, options.num_beams, callback)
+        return ForcedWordsSearch(step, options, callback)
     kind = SampleSearch if options.sampling is not None else BeamSearch if options.normalize else GreedySearch
     return kind(step, options.num_beams, callback)
 

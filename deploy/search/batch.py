@@ -68,7 +68,7 @@ class Place:
 
 
 class BatchSearch:
-    """Base of both searches: what a step is given, the decoder prompt, joining and leaving.
+    """Base of the searches: what a step is given, the decoder prompt, joining and leaving.
 
     Parameters
     ----------
@@ -238,6 +238,16 @@ class BatchSearch:
             apply_timestamp_rules(place.options.timestamps, scores, new)
         return scores
 
+    def next_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
+        """The scores float32 [vocabulary] of the next token of a row, as `row_scores`; forced tokens alone have any."""
+        options = self.places[index].options
+        only = forced_tokens(options, int(self.lengths[index]))
+        if not only:
+            return self.row_scores(candidates, index, beam)
+        scores = np.full(options.vocab_size, -np.inf, np.float32)
+        scores[list(only)] = 0
+        return scores
+
     def forced(self) -> list[tuple[int, tuple[int, ...]]]:
         """The places of the samples of which some tokens alone may follow, and these tokens."""
         return [
@@ -299,13 +309,9 @@ class BatchSearch:
 
     def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
         """The scores that a sample's row chooses its next token by, before anything is written."""
-        options = self.places[index].options
-        assert options.scoring is not None
-        scores = self.row_scores(candidates, index, row)
-        if only := forced_tokens(options, int(self.lengths[index])):
-            scores = np.full_like(scores, -np.inf)
-            scores[list(only)] = 0
-        return RowScores(log_softmax(scores) if options.scoring.normalize else scores)
+        scores, scoring = self.next_scores(candidates, index, row), self.places[index].options.scoring
+        assert scoring is not None
+        return RowScores(log_softmax(scores) if scoring.normalize else scores)
 
     def write(self, tokens: Ints, last: Bools) -> None:
         """Let every row continue its parent by one of ``tokens`` int64 [B, M]. Samples at their ``last`` length, bool

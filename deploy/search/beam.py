@@ -14,12 +14,11 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.callbacks import SearchCallback
-from tightbeam.deploy.search.step import Candidates, SearchResult, Step, best
+from tightbeam.deploy.search.step import OUT, Candidates, SearchResult, Step, best, only_first_beams
 from tightbeam.deploy.search.token_scores import Scored
 
 __all__ = ["BeamSearch"]
 
-OUT = np.float32(-1e9)
 IN = np.float32(0)
 
 
@@ -55,9 +54,7 @@ class BeamSearch(BatchSearch):
         return options.fill_token_id
 
     def first_scores(self) -> Floats:
-        scores = np.full((1, self.M), OUT)  # all beams start equal, so only the first one counts
-        scores[:, 0] = 0
-        return scores
+        return only_first_beams(self.M)
 
     def join(
         self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None

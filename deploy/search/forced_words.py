@@ -9,42 +9,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
-from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.search.bans import forced_candidates
-from tightbeam.deploy.search.batch import BatchSearch
-from tightbeam.deploy.search.pool import Pool, best_of_pools
+from tightbeam.deploy.search.pool_search import PoolSearch
 from tightbeam.deploy.search.step import Candidates
 from tightbeam.deploy.search.word_states import WordState
 
 __all__ = ["ForcedWordsSearch"]
 
-OUT = np.float32(-1e9)
 BANK = np.float32(100)
 """The worth of a token of progress next to log-probabilities."""
 
 
-class ForcedWordsSearch(BatchSearch):
+class ForcedWordsSearch(PoolSearch):
     """Continue each sample by its best sequences that have the words of ``force_words_ids``.
 
     A step's candidates are the best continuations, and each token that makes progress in a row's words. They are chosen
     in turn from the banks of equal progress, the furthest bank first. The scores of the tokens that make progress are
     in no candidate, so the search looks at whole rows.
     """
-
-    def filler(self, options: GenerationOptions) -> int:
-        return options.fill_token_id
-
-    def first_scores(self) -> Floats:
-        scores = np.full((1, self.M), OUT)  # all beams start equal, so only the first one counts
-        scores[:, 0] = 0
-        return scores
-
-    def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
-    ) -> None:
-        super().join(number, options, beginning, source)
-        self.places[-1].pools = [Pool(self.M, options, self.places[-1].P)]
 
     def advance(self) -> None:
         candidates, prompted = self.run_decoder()
@@ -64,7 +47,7 @@ class ForcedWordsSearch(BatchSearch):
             self._finish(index, own, ended)
             going = np.flatnonzero(~ended)[: self.M]
             chosen = Candidates(own.scores[going], own.beams[going], own.tokens[going])
-            chosen = self._with_progress(index, chosen, candidates, only)
+            chosen = self._with_progress(index, chosen, candidates)
             tokens[index], scores[index], parents[index] = chosen.tokens, chosen.scores, chosen.beams
             new = int(self.lengths[index]) + 1 - self.places[index].P
             self.places[index].pools[0].settle(float(own.scores[0]), new)
@@ -73,11 +56,7 @@ class ForcedWordsSearch(BatchSearch):
         for index in np.flatnonzero(last & ~prompted).tolist():
             self._offer_running(index, tokens[index])
         self.write(tokens, last)
-        final = last | np.array([place.pools[0].done for place in self.places])
-        for index in np.flatnonzero(final & ~cancelled).tolist():
-            place = self.places[index]
-            self.callback.on_finished(place.number, best_of_pools(place.pools, place.options))
-        self.remove(final | cancelled)
+        self.remove_final(last, cancelled)
 
     def _row(self, index: int, beam: int) -> list[int]:
         """The tokens of a row."""
@@ -95,7 +74,7 @@ class ForcedWordsSearch(BatchSearch):
             if self._state(index, row).complete:
                 place.pools[0].add(float(own.scores[rank]), np.array(row), len(row) + 1 - place.P)
 
-    def _with_progress(self, index: int, best: Candidates, candidates: Candidates, only: tuple[int, ...]) -> Candidates:
+    def _with_progress(self, index: int, best: Candidates, candidates: Candidates) -> Candidates:
         """Choose M among the ``best`` [M] continuations of a sample and those that make progress."""
         rows = [self._row(index, beam) for beam in range(self.M)]
         found = [[*rows[beam], token] for beam, token in zip(best.beams.tolist(), best.tokens.tolist(), strict=True)]
@@ -107,7 +86,7 @@ class ForcedWordsSearch(BatchSearch):
             following = [] if state.complete else state.following()
             if not following:
                 continue
-            total = self._scores(index, beam, candidates, only) + self.scores[index, beam]
+            total = self.next_scores(candidates, index, beam) + self.scores[index, beam]
             for token in following:
                 after = state.then(token)
                 if (*row, token) not in seen:
@@ -126,14 +105,6 @@ class ForcedWordsSearch(BatchSearch):
             before = bank
         chosen = order[np.argsort(turns, kind="stable")][: self.M]
         return Candidates(whole[chosen], np.array(beams)[chosen], np.array(tokens)[chosen])
-
-    def _scores(self, index: int, beam: int, candidates: Candidates, only: tuple[int, ...]) -> Floats:
-        """The scores float32 [vocabulary] of a row's next token; where some are forced, they alone have any."""
-        if not only:
-            return self.row_scores(candidates, index, beam)
-        scores = np.full(self.places[index].options.vocab_size, -np.inf, np.float32)
-        scores[list(only)] = 0
-        return scores
 
     def _offer_running(self, index: int, tokens: Ints) -> None:
         """Offer the beams that end with ``tokens`` int64 [M] at a sample's last length: those with all words, and where

@@ -14,51 +14,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
-from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.arrays import Array, Bools, Ints
 from tightbeam.deploy.search.bans import forced_candidates
-from tightbeam.deploy.search.batch import BatchSearch
-from tightbeam.deploy.search.callbacks import SearchCallback
-from tightbeam.deploy.search.pool import Pool, best_of_pools
-from tightbeam.deploy.search.step import Candidates, Step
+from tightbeam.deploy.search.pool_search import PoolSearch
+from tightbeam.deploy.search.step import Candidates
 
 __all__ = ["GroupBeamSearch"]
 
-OUT = np.float32(-1e9)
 
-
-class GroupBeamSearch(BatchSearch):
+class GroupBeamSearch(PoolSearch):
     """Continue each sample by beam search in each of its groups of beams, and return the best sequences of all.
 
-    Parameters
-    ----------
-    step : Step
-        Its candidates [B, G C] are those of the G groups, one group after another; ``beams`` count from the first beam
-        of the group.
-    options : GenerationOptions
-        Those of any sample of the batch.
-    callback : SearchCallback
+    The candidates [B, G C] of a step are those of the G groups, one group after another; ``beams`` count from the first
+    beam of the group.
     """
-
-    def __init__(self, step: Step, options: GenerationOptions, callback: SearchCallback) -> None:
-        self.groups = options.num_beam_groups
-        self.size = options.num_beams // self.groups
-        super().__init__(step, options.num_beams, callback)
-
-    def filler(self, options: GenerationOptions) -> int:
-        return options.fill_token_id
-
-    def first_scores(self) -> Floats:
-        scores = np.full((1, self.M), OUT)  # the beams of a group start equal, so only the first one counts
-        scores[:, :: self.size] = 0
-        return scores
-
-    def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
-    ) -> None:
-        super().join(number, options, beginning, source)
-        place = self.places[-1]
-        place.pools = [Pool(self.size, options, place.P) for _ in range(self.groups)]
 
     def _refresh(self) -> None:
         super()._refresh()
@@ -88,11 +57,7 @@ class GroupBeamSearch(BatchSearch):
         for index in np.flatnonzero(last & ~prompted).tolist():
             self._offer_running(index, tokens[index], new[index])
         self.write(tokens, last)
-        final = last | np.array([all(pool.done for pool in place.pools) for place in self.places])
-        for index in np.flatnonzero(final & ~cancelled).tolist():
-            place = self.places[index]
-            self.callback.on_finished(place.number, best_of_pools(place.pools, place.options))
-        self.remove(final | cancelled)
+        self.remove_final(last, cancelled)
 
     def _of_group(
         self, candidates: Candidates, group: int, forced: dict[int, tuple[int, ...]], before: Ints

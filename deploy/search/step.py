@@ -13,6 +13,9 @@ from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
 from tightbeam.deploy.search.token_scores import Alternatives, Scored
 
+OUT = np.float32(-1e9)
+"""What the score of an excluded sequence is lowered by."""
+
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -146,6 +149,16 @@ class SearchResult:
         own = slice(sample * returned, (sample + 1) * returned)
         scores = None if self.scores is None else self.scores[own]
         return SearchResult(self.sequences[own], scores, self.scored.rows(own))
+
+
+def only_first_beams(M: int, size: int | None = None) -> Floats:
+    """Return the scores [1, M] of rows before their first token, of groups of ``size`` beams; by default all are one.
+
+    The beams of a group start equal, so that only the first one counts.
+    """
+    scores = np.full((1, M), OUT)
+    scores[:, :: size or M] = 0
+    return scores
 
 
 def best(scores: Floats, count: int) -> Ints:

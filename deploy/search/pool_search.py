@@ -1,0 +1,62 @@
+"""What the searches share that keep finished sequences in pools, one for each group of beams."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.pool import Pool, best_of_pools
+from tightbeam.deploy.search.step import Step, only_first_beams
+
+__all__ = ["PoolSearch"]
+
+
+class PoolSearch(BatchSearch):
+    """Base of the searches whose samples have a `Pool` for each group of beams.
+
+    Parameters
+    ----------
+    step : Step
+    options : GenerationOptions
+        Those of any sample of the batch.
+    callback : SearchCallback
+
+    Attributes
+    ----------
+    groups : int
+        G, groups of beams; 1 where beams have no groups.
+    size : int
+        Beams of a group.
+    """
+
+    def __init__(self, step: Step, options: GenerationOptions, callback: SearchCallback) -> None:
+        self.groups = options.num_beam_groups
+        self.size = options.num_beams // self.groups
+        super().__init__(step, options.num_beams, callback)
+
+    def filler(self, options: GenerationOptions) -> int:
+        return options.fill_token_id
+
+    def first_scores(self) -> Floats:
+        return only_first_beams(self.M, self.size)
+
+    def join(
+        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+    ) -> None:
+        super().join(number, options, beginning, source)
+        place = self.places[-1]
+        place.pools = [Pool(self.size, options, place.P) for _ in range(self.groups)]
+
+    def remove_final(self, last: Bools, cancelled: Bools) -> None:
+        """Report the samples that are final, and remove them and the ``cancelled`` ones, bool [B].
+
+        A sample is final when all its pools are, or at its ``last`` length, bool [B].
+        """
+        final = last | np.array([all(pool.done for pool in place.pools) for place in self.places])
+        for index in np.flatnonzero(final & ~cancelled).tolist():
+            place = self.places[index]
+            self.callback.on_finished(place.number, best_of_pools(place.pools, place.options))
+        self.remove(final | cancelled)
