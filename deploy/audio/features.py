@@ -1,7 +1,7 @@
 """Whisper's features: the logarithm of a mel spectrogram, in numpy.
 
-Source: transformers 5.23 `WhisperFeatureExtractor`, which computes in float32 with torch; this computes in float64. The
-mel scale is Slaney's: linear up to 1 kHz, logarithmic above, filters of equal area.
+Source: transformers 5.23 `WhisperFeatureExtractor`, which computes in float32 with torch. The mel scale is Slaney's:
+linear up to 1 kHz, logarithmic above, filters of equal area.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ LOG_STEP = np.log(6.4) / 27  # of frequency, for one mel above
 SMALLEST_POWER = 1e-10
 DECADES = 8.0
 """Range of powers, below the highest, that a spectrogram keeps."""
+FRAMES_AT_ONCE = 1000
+"""Frames whose spectra are computed together, so that they stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class LogMel:
         float32 [mels, frames]
             ``input_features`` of the encoder.
         """
-        padded = np.full(self.samples, self.padding)
+        padded = np.full(self.samples, self.padding, np.float32)
         padded[: len(samples)] = samples
         logs = self.logs(np.pad(padded, self.window // 2, mode="reflect"), self.frames)
         return np.ascontiguousarray(self.scaled(logs, float(logs.max())).T)
@@ -135,10 +137,20 @@ class LogMel:
         -------
         float32 [count, mels]
         """
-        windows = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), self.window)[:: self.hop][:count]
-        hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)
-        power = np.abs(np.fft.rfft(windows * hann)) ** 2  # [count, window / 2 + 1]
-        return np.log10(np.maximum(power @ self.filters, SMALLEST_POWER)).astype(np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float32, copy=False), self.window)
+        frames, half = windows[:: self.hop][:count], self.window // 2
+        cosines, sines = self._transform
+        powers = np.empty((count, self.mels), np.float32)
+        for first in range(0, count, FRAMES_AT_ONCE):
+            block = frames[first : first + FRAMES_AT_ONCE]
+            rising, falling = block[:, 1 : half + 1], block[:, : -half - 1 : -1]
+            power, imaginary = (rising + falling) @ cosines, (rising - falling) @ sines
+            power *= power
+            imaginary *= imaginary
+            power += imaginary
+            np.matmul(power, self.filters, out=powers[first : first + len(block)])
+        np.maximum(powers, SMALLEST_POWER, out=powers)
+        return np.log10(powers, out=powers)
 
     @staticmethod
     def scaled(logs: npt.NDArray[np.float32], highest: float) -> npt.NDArray[np.float32]:
@@ -149,14 +161,29 @@ class LogMel:
         return scaled
 
     @cached_property
-    def filters(self) -> npt.NDArray[np.float64]:
+    def _transform(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Hann's window and the Fourier transform, as the cosines and the sines [window / 2, window / 2 + 1] that
+        multiply the sums and the differences of the samples n and window - n of a frame.
+
+        Sample 0 is left out, since the window is zero there.
+        """
+        n = np.arange(1, self.window // 2 + 1)[:, None]
+        angles = 2 * np.pi * n / self.window
+        hann = 0.5 - 0.5 * np.cos(angles)
+        hann[2 * n == self.window] /= 2  # the sample in the middle is added to itself
+        turns = n * np.arange(self.window // 2 + 1) % self.window * (2 * np.pi / self.window)
+        return (hann * np.cos(turns)).astype(np.float32), (hann * np.sin(turns)).astype(np.float32)
+
+    @cached_property
+    def filters(self) -> npt.NDArray[np.float32]:
         """Triangular filters [window / 2 + 1, mels] over the frequencies of the spectrum, at equal distances in mel."""
         spectrum_hz = np.linspace(0, self.sampling_rate_hz // 2, self.window // 2 + 1)
         feet_hz = _hz(np.linspace(0, _mel(HIGHEST_HZ), self.mels + 2))
         slopes = feet_hz[None, :] - spectrum_hz[:, None]
         widths = np.diff(feet_hz)
         rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
-        return np.maximum(0, np.minimum(rising, falling)) * (2 / (feet_hz[2:] - feet_hz[:-2]))
+        filters: Array = np.maximum(0, np.minimum(rising, falling)) * (2 / (feet_hz[2:] - feet_hz[:-2]))
+        return filters.astype(np.float32)
 
 
 def _mel(hz: float) -> float:
