@@ -6,7 +6,6 @@ linear up to 1 kHz, logarithmic above, filters of equal area.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.bundle.settings_file import read_settings
 from tightbeam.deploy.errors import BundleError
 
 __all__ = ["LogMel"]
@@ -61,11 +61,7 @@ class LogMel:
     @classmethod
     def read(cls, path: Path) -> LogMel:
         """Read a preprocessor_config.json. Raises BundleError as ``of``, and for a file that cannot be read."""
-        try:
-            settings = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise BundleError(f"{path} cannot be read as JSON ({error}); export the model again") from error
-        return cls.of(settings if isinstance(settings, dict) else {}, path)
+        return cls.of(read_settings(path), path)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> LogMel:

@@ -172,11 +172,12 @@ class _Reader:
         self._how: RecordingSettings = self.options.recording
         model.window_options(settings, WindowStart(self._how.prompt_ids))
         self._numbers = count()
-        self._obstacle = ""
-        self._has_timestamps = has_timestamps(model.manifest.generation, self.options.vocab_size)
-        if self._how.return_timestamps is None:
+        self._obstacle = ""  # that keeps a long recording from being gone through by timestamps
+        self._by_timestamps = self._how.return_timestamps is True
+        if self._how.return_timestamps is None and has_timestamps(model.manifest.generation, self.options.vocab_size):
             try:
                 model.window_options({**settings, "return_timestamps": True}, WindowStart())
+                self._by_timestamps = True
             except GenerationError as error:
                 self._obstacle = str(error)
 
@@ -187,33 +188,22 @@ class _Reader:
         try:
             if isinstance(source, InputError):
                 raise source
-            recording = Recording(log_mel, self._blocks(source, log_mel))
+            parts = self._parts(source, log_mel)
         except InputError as error:
             return OpenInput(result, [], error)
-        result.seconds = recording.seconds
-        is_long = recording.frames > log_mel.frames
-        timestamps = self._how.return_timestamps or (is_long and self._how.return_timestamps is None)
-        if timestamps and not self._has_timestamps and self._how.return_timestamps is None:
-            timestamps = False
-        elif timestamps and self._obstacle:
+        result.seconds = sum(part.seconds for part in parts)
+        timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
+        if self._obstacle and len(parts) > 1:
             cut = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
             result.notes.append(f"{cut}: {self._obstacle}")
-            timestamps = False
         if (timestamps or self._how.asked) and self.options.scoring is not None:
             fix = "leave it out, or pass return_timestamps=False"
             asked = self.options.scoring.asked
             return OpenInput(
                 result, [], InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
             )
-        if timestamps:
-            return self._in_sequence(result, [recording], timestamps=True)
-        parts = [recording]
-        if is_long:
-            recording.close()
-            samples = np.concatenate(list(self._blocks(source, log_mel)))
-            parts = [Recording(log_mel, [window]) for window in windows(samples, log_mel.samples)]
-        if self._how.asked:
-            return self._in_sequence(result, parts, timestamps=False)
+        if timestamps or self._how.asked:
+            return self._in_sequence(result, parts, timestamps=timestamps)
         made = [
             self._model.sample_of_features(next(self._numbers), part.window(0, part.frames), self._settings)
             for part in parts
@@ -221,6 +211,16 @@ class _Reader:
         for part in parts:
             part.close()
         return OpenInput(result, made)
+
+    def _parts(self, source: str | Array, log_mel: LogMel) -> list[Recording]:
+        """A recording whole, or the windows that it is cut into where it is long and not gone through by timestamps."""
+        blocks = self._blocks(source, log_mel)
+        if self._by_timestamps:
+            return [Recording(log_mel, blocks)]
+        samples = np.concatenate(list(blocks))
+        is_long = len(samples) // log_mel.hop > log_mel.frames
+        cut = windows(samples, log_mel.samples) if is_long else [samples]
+        return [Recording(log_mel, [window]) for window in cut]
 
     def _blocks(self, source: str | Array, log_mel: LogMel) -> Iterator[Array]:
         if isinstance(source, str):

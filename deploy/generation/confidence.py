@@ -1,4 +1,4 @@
-"""How sure a speech model is of what it heard in a window: what is measured while it generates, and the result."""
+"""Confidence of a speech model in a window's text: the quantities measured while it generates, and the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Confidence", "Measured"]
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured.
+    """Quantities to measure.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Confidence:
-    """What was measured of the best sequence.
+    """Confidence in the best sequence.
 
     Attributes
     ----------

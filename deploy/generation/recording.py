@@ -15,6 +15,7 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.fields import is_number
 from tightbeam.deploy.generation.given import Layer, merged
+from tightbeam.deploy.generation.sampling import SEEDS
 
 __all__ = ["RECORDING_FIELDS", "RecordingSettings", "WindowStart", "read_recording_settings"]
 
@@ -29,12 +30,11 @@ RECORDING_FIELDS = frozenset({*THRESHOLDS, *ASKED_ONLY, "condition_on_prev_token
 }
 """Settings that only a whole recording follows; the last two are not of transformers."""
 DEFAULT_MIN_SPEECH_S = 0.1
-SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
 class WindowStart:
-    """What one window of a recording begins with.
+    """Beginning of one window of a recording.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ def read_recording_settings(layers: Sequence[Layer], vocab_size: int) -> Recordi
         raise GenerationError(f"min_speech_s={least} is below 0; pass seconds such as {DEFAULT_MIN_SPEECH_S}")
     before = given.get("no_timestamps_token_id")
     return RecordingSettings(
-        return_timestamps=named.get("return_timestamps") if named.get("return_timestamps") is not None else None,
+        return_timestamps=named.get("return_timestamps"),
         temperatures=temperatures,
         **thresholds,
         condition_on_prev_tokens=conditioned,

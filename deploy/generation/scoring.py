@@ -19,7 +19,7 @@ MOST_ALTERNATIVES = 1024
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a result says of its single tokens.
+    """Scores of single tokens that a result has.
 
     Attributes
     ----------

@@ -7,7 +7,6 @@ resize with another library, were not compared.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tightbeam.deploy.bundle.settings_file import read_settings
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.image.geometry import aligned, cropped, padded, resized, shortest_edge, thumbnail
 
@@ -86,11 +86,7 @@ class ImageProcessor:
     @classmethod
     def read(cls, path: Path) -> ImageProcessor:
         """Read a preprocessor_config.json. Raises BundleError as ``of``, and for a file that cannot be read."""
-        try:
-            settings = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise BundleError(f"{path} cannot be read as JSON ({error}); export the model again") from error
-        return cls.of(settings if isinstance(settings, dict) else {}, path)
+        return cls.of(read_settings(path), path)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> ImageProcessor:

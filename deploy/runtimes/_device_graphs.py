@@ -201,7 +201,7 @@ class DeviceGraphs:
 
     @staticmethod
     def given(source: Array, attention_mask: Array, num_beams: int) -> dict[str, Array]:
-        """What the encoder may read, by name."""
+        """Arrays that the encoder may read, by name."""
         beams = np.array([num_beams], np.int64)
         sources = dict.fromkeys(("input_ids", *FEATURE_INPUTS), source)
         return {**sources, "attention_mask": attention_mask, "num_beams": beams}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import torch
 import transformers
 
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.bundle.manifest import FileEntry
-from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.errors import BundleError
 from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
-__all__ = ["SpeechSamples", "check_speech", "speech_samples", "write_speech"]
+__all__ = ["SpeechSamples", "check_speech", "speech_samples"]
 
 SHARES = (0.2, 0.45, 0.8, 1.0)
 """Share of the window that each sample fills."""
@@ -32,16 +29,6 @@ def check_speech(checkpoint: Checkpoint) -> None:
     """Raise ExportError where a speech model's feature settings do not match its config."""
     if checkpoint.family.is_speech:
         _window(checkpoint)
-
-
-def write_speech(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
-    """Write a speech model's feature settings into a bundle's folder, and describe them; None for a text model."""
-    name = checkpoint.family.feature_config
-    if name is None:
-        return None
-    _, settings = feature_settings(checkpoint.path, name)
-    (folder / name).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return file_entry(folder, name)
 
 
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:

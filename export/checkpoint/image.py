@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from tightbeam.deploy.bundle.manifest import FileEntry
-from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.export.checkpoint.config import IMAGES, feature_settings
@@ -22,7 +19,7 @@ from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
 from tightbeam.export.families.image_encoders import image_size
 
-__all__ = ["ImageSamples", "check_image", "image_samples", "write_image"]
+__all__ = ["ImageSamples", "check_image", "image_samples"]
 
 SHAPES = ((90, 700), (400, 300), (64, 64), (233, 517))
 """Rows and columns of the pages: a line of text, a page on its side, a small square, odd sizes."""
@@ -32,16 +29,6 @@ def check_image(checkpoint: Checkpoint) -> None:
     """Raise ExportError where an image processor's settings do not match the model's config."""
     if checkpoint.family.reads_images:
         image_processor(checkpoint)
-
-
-def write_image(checkpoint: Checkpoint, folder: Path) -> FileEntry | None:
-    """Write an image processor's settings into a bundle's folder, and describe them; None for other models."""
-    name = checkpoint.family.image_config
-    if name is None:
-        return None
-    _, settings = feature_settings(checkpoint.path, name, IMAGES)
-    (folder / name).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return file_entry(folder, name)
 
 
 def image_processor(checkpoint: Checkpoint) -> ImageProcessor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -9,15 +10,14 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
+    FileEntry,
     GuardEntry,
     Manifest,
     QuantizedCacheEntry,
     QuantizedEntry,
 )
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.checkpoint.audio import write_speech
-from tightbeam.export.checkpoint.config import longest_output
-from tightbeam.export.checkpoint.image import write_image
+from tightbeam.export.checkpoint.config import AUDIO, IMAGES, feature_settings, longest_output
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.writing.entries import (
@@ -120,9 +120,21 @@ def write_files(
         cache_states=state_entries(graphs),
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint.tokenizer, folder),
-        speech=write_speech(checkpoint, folder),
-        image=write_image(checkpoint, folder),
+        speech=_copied_settings(checkpoint, checkpoint.family.feature_config, AUDIO, folder),
+        image=_copied_settings(checkpoint, checkpoint.family.image_config, IMAGES, folder),
         generation=checkpoint.generation_config,
         parity=None,
         provenance=provenance_of(checkpoint),
     )
+
+
+def _copied_settings(checkpoint: Checkpoint, name: str | None, part: str, folder: Path) -> FileEntry | None:
+    """Write a checkpoint's settings of features or images as the file ``name`` of a bundle's folder, and describe it.
+
+    ``part`` is their name in the file of the processor. None where the family has no such settings.
+    """
+    if name is None:
+        return None
+    _, settings = feature_settings(checkpoint.path, name, part)
+    (folder / name).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return file_entry(folder, name)

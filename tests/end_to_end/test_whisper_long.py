@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.graph_passes import PRESETS
 
+pytestmark = pytest.mark.usefixtures("restored_whisper")
 Array = Any
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -40,15 +40,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"logprob_threshold": -1.25, "no_speech_threshold": 0.004},
     {"logprob_threshold": -1.25, "no_speech_threshold": 0.004, "num_beams": 3, "condition_on_prev_tokens": True},
 )
-
-
-@pytest.fixture(autouse=True)
-def restored(bundles: BundleCache) -> Iterator[None]:
-    """The model that other tests share has its own settings afterwards."""
-    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
-    before = model.generation_config
-    yield
-    model.generation_config = before
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 
 from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
 from support.timestamps import generate, with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
@@ -20,6 +18,7 @@ from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
 from tightbeam.graph_passes import PRESETS
 
+pytestmark = pytest.mark.usefixtures("restored_whisper")
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"max_new_tokens": 9},
@@ -27,15 +26,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"task": "translate", "num_beams": 5, "length_penalty": 2.0, "max_length": 44},
     {"num_beams": 2, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "early_stopping": True},
 )
-
-
-@pytest.fixture(autouse=True)
-def restored(bundles: BundleCache) -> Iterator[None]:
-    """The model that other tests share has its own settings afterwards."""
-    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
-    before = model.generation_config
-    yield
-    model.generation_config = before
 
 
 def features_of(runner: Runner, count: int) -> Any:

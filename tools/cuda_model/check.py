@@ -57,9 +57,9 @@ def faults_of(name: str, found: Largest, budget: Budget | None) -> list[str]:
     name
         Name of the kernel, and of the compute capability.
     found
-        What it has.
+        Its measured numbers.
     budget
-        What it may have; None where ``budgets.py`` does not name it.
+        Its upper bounds; None where ``budgets.py`` does not name it.
     """
     if budget is None:
         return [f"{name} has no budget; expected one in tools/cuda_model/budgets.py"]
