@@ -16,7 +16,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.confidence import Measured
-from tightbeam.deploy.generation.constraint import read_constraint
+from tightbeam.deploy.generation.constraint import check_beginning, read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.forced_words import read_forced_words
 from tightbeam.deploy.generation.given import Layer, layers
@@ -108,8 +108,10 @@ class GenerationOptions:
         Taken off the score of a token for each beam of an earlier group that has just chosen it.
     force_words_ids : tuple of tuple of tuple of int
         Words that must occur, each with its alternatives; empty forces none.
+    given : int
+        The last tokens of ``prompt`` that ``decoder_input_ids`` gave, which follow the trie from its root.
     trie : Trie or None
-        The sequences that may come from the length ``begin`` on; None allows all.
+        The sequences that may come from the length ``root`` on; None allows all.
     """
 
     vocab_size: int
@@ -141,6 +143,7 @@ class GenerationOptions:
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    given: int = 0
     trie: Trie | None = None
 
     @property
@@ -231,8 +234,19 @@ class GenerationOptions:
 
     @property
     def begin(self) -> int:
-        """The length before the first token that is not forced, where ``begin_suppress_tokens`` and the trie begin."""
+        """The length before the first token that is not forced, where ``begin_suppress_tokens`` count."""
         return self.beginning + (self.beginning == 1 and self.forced_bos_token_id is not None)
+
+    @property
+    def root(self) -> int:
+        """The length at which rows are at the root of the trie.
+
+        It is ``begin`` without the tokens of ``decoder_input_ids``, but for a first one that would be forced.
+        """
+        if not self.given:
+            return self.begin
+        start = self.beginning - self.given
+        return start + (start == 1 and self.prompt[start] == self.forced_bos_token_id)
 
     @property
     def normalize(self) -> bool:
@@ -349,7 +363,8 @@ def resolve_layers(
         start = None
     elif start is None:
         raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
-    prompt = (*before_start, *(() if start is None else (start,)), *(after_start or _beginning(fields, start)))
+    given_tokens = () if after_start else _beginning(fields, start)
+    prompt = (*before_start, *(() if start is None else (start,)), *after_start, *given_tokens)
     beginning = len(prompt) if prompt_length is None else prompt_length
     max_length = _max_length(fields, max_positions, beginning)
     options = GenerationOptions(
@@ -380,8 +395,10 @@ def resolve_layers(
         num_beam_groups=groups,
         diversity_penalty=diversity_penalty,
         force_words_ids=read_forced_words(fields, num_beams),
+        given=len(given_tokens),
         trie=read_constraint(fields),
     )
+    check_beginning(fields, options.trie, prompt[options.root :] if given_tokens else ())
     _check_together(fields, options)
     return options
 

@@ -89,7 +89,7 @@ class BatchSearch:
     parents : int64 [B, M]
         The beam of the last step that each row continues.
     nodes : int32 [B, M]
-        The node of each row in the samples' trie; `FREE` without one, and before its length ``begin``.
+        The node of each row in the samples' trie; `FREE` without one, and before its length ``root``.
     """
 
     def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
@@ -129,7 +129,7 @@ class BatchSearch:
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         self.scores = np.concatenate([self.scores, first])
         self.parents = np.concatenate([self.parents, np.arange(self.M)[None]])
-        node = ROOT if options.trie is not None and len(known) >= options.begin else FREE
+        node = ROOT if options.trie is not None and len(known) >= options.root else FREE
         self.nodes = np.concatenate([self.nodes, np.full((1, self.M), node, np.int32)])
         self._joined = True
 
@@ -154,7 +154,7 @@ class BatchSearch:
         self.max_lengths = np.array([place.options.max_length for place in places], np.int64)
         self.beginnings = np.array([place.P for place in places], np.int64)
         self._trie = places[0].options.trie if places else None  # all samples of a batch have the same one
-        self._begins = np.array([place.options.begin for place in places], np.int64)
+        self._roots = np.array([place.options.root for place in places], np.int64)
         ends = [place.options.eos_token_ids for place in places]
         self._eos = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
         for row, tokens in zip(self._eos, ends, strict=True):
@@ -323,9 +323,7 @@ class BatchSearch:
         self.step.history[going[:, None], np.arange(self.M), self.lengths[going, None]] = tokens[going]
         self.lengths += 1
         if self._trie is not None:
-            self.nodes = next_nodes(
-                self._trie, self.nodes[self.index, self.parents], tokens, self.lengths, self._begins
-            )
+            self.nodes = next_nodes(self._trie, self.nodes[self.index, self.parents], tokens, self.lengths, self._roots)
 
     def cancelled(self, prompted: Bools, tokens: Ints | None) -> Bools:
         """Report a step, with ``tokens`` int64 [B] or None; returns bool [B], True for a cancelled sample."""

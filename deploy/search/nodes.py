@@ -1,8 +1,8 @@
 """The nodes of a batch's rows in their trie, which follow the beams.
 
-What may follow a row depends on its tokens from the length ``begin`` on, behind start token, prompt and forced first
-token: they lead from the root to its node. A row that has left the trie stays at a node that nothing follows; it scores
--inf from then on.
+What may follow a row depends on its tokens from the length ``root`` on, behind start token, prompt and forced first
+token, those of a beginning that is given among them: they lead from the root to its node. A row that has left the trie
+stays at a node that nothing follows; it scores -inf from then on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tightbeam.deploy.tries.trie import FREE, ROOT, Trie
 __all__ = ["next_nodes"]
 
 
-def next_nodes(trie: Trie, parents: Nodes, tokens: Ints, lengths: Ints, begins: Ints) -> Nodes:
+def next_nodes(trie: Trie, parents: Nodes, tokens: Ints, lengths: Ints, roots: Ints) -> Nodes:
     """Return the nodes int32 [B, M] of rows after a step.
 
     Parameters
@@ -27,8 +27,8 @@ def next_nodes(trie: Trie, parents: Nodes, tokens: Ints, lengths: Ints, begins: 
         The tokens that continue them.
     lengths : int64 [B]
         The tokens of the rows, these included.
-    begins : int64 [B]
+    roots : int64 [B]
         The length at which each sample's rows are at the root.
     """
-    short = (lengths - begins)[:, None]
+    short = (lengths - roots)[:, None]
     return np.where(short > 0, trie.follow(parents, tokens), np.where(short == 0, ROOT, FREE)).astype(np.int32)

@@ -18,6 +18,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FinishedSample
+from tightbeam.deploy.tries.build import build_trie
 
 CASES = [*cases_of("groups-demo"), *cases_of("words-demo")]
 
@@ -51,6 +52,15 @@ def test_equal_to_the_last_release(runner: Runner, device: str, index: int) -> N
     assert found.sequences.tolist() == case["sequences"]
     assert found.scores is not None
     np.testing.assert_allclose(found.scores, case["scores"], rtol=1e-5, atol=1e-5)
+
+
+def test_groups_over_a_trie_with_a_beginning(bundle: Path) -> None:
+    runner = Runner.load(bundle, threads=1)
+    for case in cases_of("group-tries-demo"):
+        given = {"decoder_input_ids": [case["begun"]] * len(case["rows"]), "trie": build_trie(case["entries"])}
+        found = runner.generate(case["rows"], **given, **case["settings"])
+        assert found.sequences.tolist() == case["sequences"] and found.scores is not None
+        np.testing.assert_allclose(found.scores, case["scores"], rtol=1e-5, atol=1e-5)
 
 
 def test_scheduled_samples_join_batches_of_their_groups(runner: Runner, device: str) -> None:

@@ -183,13 +183,47 @@ def demo_words() -> list[Any]:
     )
 
 
+def demo_group_tries() -> list[Any]:
+    """Groups over a trie of ``entries``, of outputs that begin with given tokens."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(ROOT / "export" / "demo", attn_implementation="eager").eval()
+    draw, cases = random.Random(3), []
+    for begun in ([2, 0, 40], [2, 0, 40, 50]):
+        firsts = [[40, 50 + draw.randrange(3)] for _ in range(60)]
+        entries = [[*first, *(draw.randrange(60, 70) for _ in range(draw.randint(1, 4))), 2] for first in firsts]
+        after: dict[tuple[int, ...], list[int]] = {}
+        for entry in entries:
+            for length, token in enumerate(entry):
+                after.setdefault((2, 0, *entry[:length]), []).append(token)
+        rows = [[0, *(draw.randrange(4, model.config.vocab_size) for _ in range(8)), 2] for _ in range(2)]
+        settings: dict[str, Any] = {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 1.5}
+        settings |= {"num_return_sequences": 4, "max_new_tokens": 9}
+        out = model.generate(
+            torch.tensor(rows),
+            decoder_input_ids=torch.tensor([begun] * len(rows)),
+            prefix_allowed_tokens_fn=lambda _, row, after=after: after.get(tuple(row.tolist()), [2]),
+            return_dict_in_generate=True,
+            output_scores=True,
+            **settings,
+        )
+        scores = [round(score, 6) for score in out.sequences_scores.tolist()]
+        found = {"sequences": out.sequences.tolist(), "scores": scores}
+        cases.append({"rows": rows, "entries": entries, "begun": begun, "settings": settings, **found})
+    return cases
+
+
 def main() -> None:
     if transformers.__version__ != RELEASE:
         raise SystemExit(f"transformers is {transformers.__version__}; install {RELEASE}, the last release with them")
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     FOLDER.mkdir(exist_ok=True)
-    made = {"groups": group_cases, "groups-demo": demo_groups, "words": words_cases, "words-demo": demo_words}
+    made = {
+        "groups": group_cases,
+        "groups-demo": demo_groups,
+        "group-tries-demo": demo_group_tries,
+        "words": words_cases,
+        "words-demo": demo_words,
+    }
     for name, make in made.items():
         cases = make()
         lines = ",\n".join(json.dumps(case) for case in cases)
