@@ -10,13 +10,13 @@ import typer
 from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.given import COMMAND_LINE, GENERATION_CONFIG, with_source
-from tightbeam.deploy.input_files import STDIN
-from tightbeam.deploy.output_file import STDOUT
 from tightbeam.deploy.ray.partition import FieldNames
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.run import RayRun, run_on_ray
-from tightbeam.deploy.run_files import FileRun, run_files
-from tightbeam.deploy.subtitles import FORMATS
+from tightbeam.deploy.run_model.input_files import STDIN
+from tightbeam.deploy.run_model.output_file import STDOUT
+from tightbeam.deploy.run_model.run import FileRun, run_files
+from tightbeam.deploy.run_model.subtitles import FORMATS
 from tightbeam.deploy.text.text_input import LineFormat
 
 __all__ = ["main"]

@@ -17,8 +17,6 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.output_file import STDOUT, check_output
-from tightbeam.deploy.progress import progress_bar
 from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
@@ -27,8 +25,10 @@ from tightbeam.deploy.ray.results import bundle_digest, failed_rows, in_json, op
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
-from tightbeam.deploy.run_options import RunOptions
-from tightbeam.deploy.run_summary import RunSummary
+from tightbeam.deploy.run_model.options import RunOptions
+from tightbeam.deploy.run_model.output_file import STDOUT, check_output
+from tightbeam.deploy.run_model.progress import progress_bar
+from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["RayRun", "run_on_ray"]

@@ -20,8 +20,8 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
 from support.commands import MODULE, SHORT, SUMMARY, Command, caller, process
 from tightbeam.deploy import InputError, Runner
-from tightbeam.deploy.input_files import AUDIO_NAMES, IDS, TEXT, InputFiles, InputKind
-from tightbeam.deploy.run_summary import RunSummary, peak_memory_bytes
+from tightbeam.deploy.run_model.input_files import AUDIO_NAMES, IDS, TEXT, InputFiles, InputKind
+from tightbeam.deploy.run_model.summary import RunSummary, peak_memory_bytes
 from tightbeam.deploy.text.input_result import InputResult
 
 
@@ -297,8 +297,8 @@ def test_summary_line(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = RunSummary("line", 0.3, started=8)
     for tokens in (100, 87):
         summary.add(InputResult(1, new_tokens=tokens))
-    monkeypatch.setattr("tightbeam.deploy.run_summary.time.perf_counter", lambda: 8.5)
-    monkeypatch.setattr("tightbeam.deploy.run_summary.peak_memory_bytes", lambda: 104_400_000)
+    monkeypatch.setattr("tightbeam.deploy.run_model.summary.time.perf_counter", lambda: 8.5)
+    monkeypatch.setattr("tightbeam.deploy.run_model.summary.peak_memory_bytes", lambda: 104_400_000)
     assert summary.text() == (
         "2 lines, 187 tokens in 0.50 s: 4.0 lines/s, 374 tokens/s; 104 MB at most; model loaded in 0.30 s"
     )
@@ -306,7 +306,7 @@ def test_summary_line(monkeypatch: pytest.MonkeyPatch) -> None:
     summary.add(InputResult(1, new_tokens=1))
     summary.add(InputResult(2, error="bad"))
     assert summary.failed == 1
-    monkeypatch.setattr("tightbeam.deploy.run_summary.peak_memory_bytes", lambda: 0)
+    monkeypatch.setattr("tightbeam.deploy.run_model.summary.peak_memory_bytes", lambda: 0)
     assert summary.text() == "1 file, 1 token in 2.5 s: 0.40 files/s, 0.40 tokens/s; model loaded in 12 s"
 
 

@@ -18,7 +18,7 @@ from support.checkpoints import WHISPER_GENERATION
 from support.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy import command as deploy_command
-from tightbeam.deploy.subtitles import subtitles
+from tightbeam.deploy.run_model.subtitles import subtitles
 from tightbeam.deploy.text.output import TextSegment
 
 soundfile = pytest.importorskip("soundfile")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.input_files import STDIN
-from tightbeam.deploy.resume import WrittenResults
+from tightbeam.deploy.run_model.input_files import STDIN
+from tightbeam.deploy.run_model.resume import WrittenResults
 
 __all__ = ["STDOUT", "check_output", "open_output"]
 

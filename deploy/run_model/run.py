@@ -16,7 +16,7 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.image.read import run_images
-from tightbeam.deploy.input_files import (
+from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,
     IDS,
     IMAGE_NAMES,
@@ -26,13 +26,13 @@ from tightbeam.deploy.input_files import (
     json_objects,
     sound_of_standard_input,
 )
-from tightbeam.deploy.output_file import STDOUT, check_output, open_output
-from tightbeam.deploy.progress import progress_bar
-from tightbeam.deploy.resume import WrittenResults, read_written
-from tightbeam.deploy.run_options import RunOptions
-from tightbeam.deploy.run_summary import RunSummary
+from tightbeam.deploy.run_model.options import RunOptions
+from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
+from tightbeam.deploy.run_model.progress import progress_bar
+from tightbeam.deploy.run_model.resume import WrittenResults, read_written
+from tightbeam.deploy.run_model.subtitles import SubtitleFolder, subtitles
+from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.subtitles import SubtitleFolder, subtitles
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 
