@@ -19,7 +19,7 @@ from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.pool import Pool
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
-from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail, log_softmax
+from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail
 from tightbeam.deploy.tries.trie import FREE, ROOT
 
 __all__ = ["BatchSearch", "Place", "scored_rows"]
@@ -153,6 +153,11 @@ class BatchSearch:
         self._numbers = np.array([place.number for place in places], np.int64)
         self.max_lengths = np.array([place.options.max_length for place in places], np.int64)
         self.beginnings = np.array([place.P for place in places], np.int64)
+        self._looked_at = [  # places of the samples whose whole rows are read at each step
+            index
+            for index, place in enumerate(places)
+            if place.options.timestamps is not None or place.measures is not None
+        ]
         self._trie = places[0].options.trie if places else None  # all samples of a batch have the same one
         self._roots = np.array([place.options.root for place in places], np.int64)
         ends = [place.options.eos_token_ids for place in places]
@@ -177,15 +182,16 @@ class BatchSearch:
         """
         found, prompted = self.run_decoder()
         forced = self.forced()
-        free = [] if found.rows is None else np.flatnonzero(~prompted).tolist()
-        if forced or free:
+        by_rows = [] if found.rows is None else [place for place in self._looked_at if not prompted[place]]
+        if forced or by_rows:
             found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
-        for index in free:
-            rows = [self.row_scores(found, index, beam) for beam in range(self.M)]
-            if (measures := self.places[index].measures) is not None:
-                measures.set_rows(rows)
-            ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
-            found.scores[index], found.beams[index], found.tokens[index] = ranked
+        for index in by_rows:
+            place, rows = self.places[index], [self.row_scores(found, index, beam) for beam in range(self.M)]
+            if place.measures is not None:
+                place.measures.set_rows(rows)
+            if place.options.timestamps is not None:
+                ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
+                found.scores[index], found.beams[index], found.tokens[index] = ranked
         for index, only in forced:
             own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
             found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
@@ -311,7 +317,7 @@ class BatchSearch:
         """The scores that a sample's row chooses its next token by, before anything is written."""
         scores, scoring = self.next_scores(candidates, index, row), self.places[index].options.scoring
         assert scoring is not None
-        return RowScores(log_softmax(scores) if scoring.normalize else scores)
+        return RowScores(scores, normalize=scoring.normalize)
 
     def write(self, tokens: Ints, last: Bools) -> None:
         """Let every row continue its parent by one of ``tokens`` int64 [B, M]. Samples at their ``last`` length, bool

@@ -15,7 +15,7 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.scoring import Scoring
 from tightbeam.deploy.search.rows import largest
 
-__all__ = ["Alternatives", "End", "RowScores", "Scored", "Trail", "log_softmax"]
+__all__ = ["Alternatives", "End", "RowScores", "Scored", "Trail"]
 
 NONE = -np.inf
 
@@ -90,29 +90,38 @@ class RowScores:
         -inf for a token that may not come.
     tokens : int64 [X], optional
         The tokens that they are of; by default the whole vocabulary. No other may come.
+    normalize : bool, optional
+        Give log-probabilities, the log-softmax of the scores. Scores of -inf alone stay as they are.
     """
 
-    def __init__(self, scores: Floats, tokens: Ints | None = None) -> None:
+    def __init__(self, scores: Floats, tokens: Ints | None = None, *, normalize: bool = False) -> None:
         self._scores, self._tokens = scores, tokens
+        self._highest = self._log_total = np.float32(0)
+        if normalize and (highest := scores.max()) != NONE:
+            weights = scores - highest
+            np.exp(weights, out=weights)
+            self._highest, self._log_total = highest, np.float32(np.log(weights.sum(dtype=np.float64)))
+
+    def _given(self, scores: Floats) -> Floats:
+        """Some of the scores as they are given."""
+        return (scores - self._highest) - self._log_total
 
     def of(self, token: int) -> float:
         """The score of a token."""
-        if self._tokens is None:
-            return float(self._scores[token])
-        own = self._scores[self._tokens == token]
-        return float(own[0]) if len(own) else NONE
+        own = self._scores[token : token + 1] if self._tokens is None else self._scores[self._tokens == token]
+        return float(self._given(own)[0]) if len(own) else NONE
 
     def best(self, count: int) -> tuple[Ints, Floats]:
         """The best tokens int64 [count] and their scores float32 [count]; -1 and -inf where there are fewer."""
-        may = np.flatnonzero(self._scores > NONE)
-        if self._tokens is None and len(may) > count:
+        if self._tokens is None and np.count_nonzero(self._scores > NONE) > count:
             order = largest(self._scores, count)[:count]
         else:
+            may = np.flatnonzero(self._scores > NONE)
             ids = may if self._tokens is None else self._tokens[may]
             order = may[np.lexsort((ids, -self._scores[may]))][:count]
         tokens, scores = np.full(count, -1, np.int64), np.full(count, NONE, np.float32)
         tokens[: len(order)] = order if self._tokens is None else self._tokens[order]
-        scores[: len(order)] = self._scores[order]
+        scores[: len(order)] = self._given(self._scores[order])
         return tokens, scores
 
 
@@ -188,13 +197,3 @@ class Trail:
                 if step:
                     row, score = self._parents[step - 1][row], self._scores[step - 1][row]
         return Scored(tokens if self._scoring.tokens else None, others if self._scoring.alternatives else None)
-
-
-def log_softmax(scores: Floats) -> Floats:
-    """Log-probabilities float32 [X]; scores of -inf alone stay as they are."""
-    best = scores.max()
-    if best == NONE:
-        return scores
-    shifted = scores - best
-    normalized: Floats = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
-    return normalized
