@@ -63,6 +63,12 @@ class AttentionBlock:
         return float(self.node.attrs["scale"])
 
     @property
+    def attributes(self) -> dict[str, float]:
+        """What an operator of ``plugins/`` needs to make the same scores: its scale, and its cap where it has one."""
+        softcap = float(self.node.attrs.get("softcap", 0))
+        return {"scale": self.scale, **({"softcap": softcap} if softcap else {})}
+
+    @property
     def between(self) -> tuple[str, ...]:
         """Operators between the projections of query and key and their scores."""
         return self.query.between + self.key.between
@@ -130,7 +136,8 @@ def _named_blocks(
 def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
     where = node.name or node.outputs[0].name
     causal = node.attrs.get("is_causal", 0) and not where.startswith(PROMPT)
-    if "scale" not in node.attrs or node.attrs.get("softcap", 0) or causal:
+    capped = node.attrs.get("softcap", 0) and not where.startswith((PROMPT, SELF))
+    if "scale" not in node.attrs or capped or causal:
         raise PassError(f"{pass_name}: {where} needs a scale, no softcap and no causal mask, it has {dict(node.attrs)}")
 
     def projection(tensor: gs.Tensor, role: str) -> Projection:

@@ -76,12 +76,27 @@ class Output:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute of an operator; ``type`` is ``float`` or ``int``. It is required where ``default`` is None."""
+    """An attribute of an operator.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    type
+        ``float`` or ``int``.
+    meaning
+        For readers.
+    default
+        Its value where a node lacks it; None: it is required.
+    switch
+        True where a node that has it has another function body than one that lacks it.
+    """
 
     name: str
     type: str
     meaning: str = field(repr=False)
     default: float | None = None
+    switch: bool = False
 
     @property
     def text(self) -> str:
@@ -102,8 +117,8 @@ class Operator:
     inputs, outputs, attributes
         In the order of a node.
     body
-        Statements of its ONNX function for the inputs and outputs that a node has. A function of ONNX has no conditions
-        on what is missing, so each combination has a body of its own.
+        Statements of its ONNX function for the inputs, outputs and switches that a node has. A function of ONNX has no
+        conditions on what is missing, so each combination has a body of its own.
     may_be_zero
         Letters whose size may be 0; any other size is at least 1.
     gpu
@@ -143,6 +158,11 @@ class Operator:
         return frozenset(entry.name for entry in self.tensors if entry.type == "float32")
 
     @property
+    def switches(self) -> Present:
+        """Names of the attributes that change the function body."""
+        return frozenset(attribute.name for attribute in self.attributes if attribute.switch)
+
+    @property
     def sizes(self) -> Present:
         """Names of the inputs whose value is a size of an output."""
         return frozenset(entry.name for entry in self.inputs if entry.gives is not None)
@@ -153,17 +173,18 @@ class Operator:
         Parameters
         ----------
         present
-            Names of the inputs and outputs that a node has.
+            Names of the inputs, outputs and switches that a node has.
 
         Raises
         ------
         ValueError
-            A required input or output is missing, or there is no input or output of some name.
+            A required input or output is missing, or there is no input, output or switch of some name.
         """
-        names = frozenset(self.input_names + self.output_names)
-        missing = names - self.optional - present
+        required = frozenset(self.input_names + self.output_names) - self.optional
+        names = required | self.optional | self.switches
+        missing = required - present
         if missing or not present <= names:
-            raise ValueError(f"{self.name}: has {sorted(present)}, expected {sorted(names - self.optional)} at least")
+            raise ValueError(f"{self.name}: has {sorted(present)}, expected {sorted(required)} at least")
         attributes = f"<{', '.join(attribute.text for attribute in self.attributes)}> " if self.attributes else ""
         inputs = ", ".join(self.input_names)
         outputs = ", ".join(name for name in self.output_names if name in present)

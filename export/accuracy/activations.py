@@ -27,6 +27,7 @@ class AttentionActivations:
 
     ``states`` [B, N, D]: what keys and values are projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
     ``value`` [B, G, N, V]: with biases. ``mask`` [B, 1 or H, T, N]: added to the scores. ``scale``: multiplies queries.
+    ``softcap``: of the scores before the mask; 0: none.
     """
 
     states: Tensor
@@ -35,6 +36,7 @@ class AttentionActivations:
     value: Tensor
     mask: Tensor
     scale: float
+    softcap: float = 0.0
 
 
 def decoder_activations(
@@ -127,7 +129,10 @@ def _recorded(part: nn.Module) -> Iterator[list[AttentionActivations]]:
         mask = _added_to_scores(query, key, attention_mask, kwargs.get("position_bias"))
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         given = kwargs.pop("attended_inputs", None)
-        found.append(AttentionActivations(states[-1] if given is None else given, query, key, value, mask, scale))
+        softcap = float(kwargs.get("softcap") or 0)
+        found.append(
+            AttentionActivations(states[-1] if given is None else given, query, key, value, mask, scale, softcap)
+        )
         result: tuple[Tensor, Tensor | None] = original(module, query, key, value, attention_mask, **kwargs)
         return result
 

@@ -43,6 +43,7 @@ class LayerAttention:
     mask: Tensor  # [B, 1 or H, T, N]
     W_K: Any  # [D, G K]
     W_V: Any  # [D, G V]
+    softcap: float = 0.0  # of the scores before the mask; 0: none
 
     @classmethod
     def of(cls, block: AttentionBlock, activations: AttentionActivations) -> LayerAttention:
@@ -64,6 +65,7 @@ class LayerAttention:
             mask=activations.mask.double(),
             W_K=W_K,
             W_V=W_V,
+            softcap=activations.softcap,
         )
 
     def with_products_in(self, precision: str) -> LayerAttention:
@@ -136,6 +138,8 @@ class LayerAttention:
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Softmax in float32 at least, its result in the precision of the products."""
         scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
+        if self.softcap:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         return torch.softmax(scores + self.mask.to(scores.dtype), dim=-1).to(query.dtype)
 
     def _for_queries(self, heads: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tightbeam.export.accuracy.draws import bundle_draws
+from tightbeam.export.accuracy.float64 import softmax_in
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
 from tightbeam.export.checkpoint.image import ImageSamples, image_samples
 from tightbeam.export.checkpoint.load import Checkpoint
@@ -144,7 +145,8 @@ def generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any])
     """Run ``model.generate`` under one setting; the best sequence of each sample, as the command prints it."""
     arguments = samples.arguments(checkpoint.model.dtype)
     asked = {name: value for name, value in settings.items() if name != SEED}
-    with torch.no_grad(), quiet_transformers(), _draws(checkpoint, samples, settings):
+    draws, softmax = _draws(checkpoint, samples, settings), softmax_in(checkpoint.model.dtype)
+    with torch.no_grad(), quiet_transformers(), draws, softmax:
         out = checkpoint.model.generate(**arguments, return_dict_in_generate=True, output_scores=True, **asked)
     scores = getattr(out, "sequences_scores", None)
     returned = out.sequences.shape[0] // len(samples.rows)

@@ -7,6 +7,7 @@ from tightbeam.export.families.base import Family
 from tightbeam.export.families.causal import Causal
 from tightbeam.export.families.falcon import FALCON
 from tightbeam.export.families.fsmt import FSMT
+from tightbeam.export.families.gemma2 import GEMMA2
 from tightbeam.export.families.gemma3 import GEMMA3
 from tightbeam.export.families.gpt2 import GPT2
 from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
@@ -133,6 +134,7 @@ FAMILIES: tuple[Family, ...] = (
     Causal(model_type="phi3", architecture="Phi3ForCausalLM"),
     # Gemma (Gemma team 2024): Llama with scaled embeddings, and heads wider than the model divided by them.
     Causal(model_type="gemma", architecture="GemmaForCausalLM"),
+    GEMMA2,
     GEMMA3,
     # SmolLM3 (2025): Llama where the keys of some layers alone are rotated.
     Causal(model_type="smollm3", architecture="SmolLM3ForCausalLM"),

@@ -173,6 +173,7 @@ def _traceable(model: Any) -> Iterator[dict[int, int]]:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         windows[module.layer_idx] = sliding_window or 0
@@ -184,7 +185,9 @@ def _traceable(model: Any) -> Iterator[dict[int, int]]:
             ages = places[:, None] - places
             mask = ((ages >= 0) & (ages < sliding_window))[None, None].expand(query.shape[0], 1, -1, -1)
         causal = prompt and mask is None
-        attended = torch.onnx.ops.attention(query, key, value, mask, is_causal=causal, scale=scale)[0]
+        attended = torch.onnx.ops.attention(
+            query, key, value, mask, is_causal=causal, scale=scale, softcap=softcap or 0.0
+        )[0]
         return attended.transpose(1, 2), None
 
     module = sys.modules[type(model).__module__]

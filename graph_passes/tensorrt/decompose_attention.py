@@ -1,7 +1,8 @@
 """Decompose standard ``Attention`` nodes into products and a softmax, for runtimes that fuse some head widths alone.
 
     Attention(Q, K, V, mask, scale)
-    ->  Mul(Q, scale) - MatMul(., K^T) - Where(mask, ., lowest) or Add(., mask) - Softmax - MatMul(., V)
+    ->  Mul(Q, scale) - MatMul(., K^T) [- Div(., softcap) - Tanh - Mul(., softcap)]
+        - Where(mask, ., lowest) or Add(., mask) - Softmax - MatMul(., V)
 
 TensorRT refuses an ``Attention`` whose widths it has no fused kernel for, and fuses this pattern, queries scaled before
 the product, where it has one. Needs: queries [B, H, S, K], keys [B, G, N, K], values [B, G, N, V], and a mask, bool or
@@ -43,12 +44,15 @@ def decompose_attention(graphs: ModelGraphs) -> PassResult:
 def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int], types: Mapping[str, int]) -> None:
     query, key, value, *rest = node.inputs
     unknown = {"q_num_heads", "kv_num_heads"} & node.attrs.keys()
-    if unknown or "scale" not in node.attrs or node.attrs.get("softcap", 0) or len(rest) > 1 or len(node.outputs) > 1:
+    if unknown or "scale" not in node.attrs or len(rest) > 1 or len(node.outputs) > 1:
         raise PassError(f"{NAME}: {node.name} is not of the form that a trace gives, it has {dict(node.attrs)}")
     H, G = heads
     scaled = build.add("Mul", [query, build.constant(node.attrs["scale"], np.float32)])
     keys = build.transpose(key, [0, 1, 3, 2])
     scores = _product(build, scaled, keys, H, G)
+    if softcap := node.attrs.get("softcap", 0):
+        cap = build.constant(softcap, np.float32)
+        scores = build.add("Mul", [build.add("Tanh", [build.add("Div", [scores, cap])]), cap])
     for mask in rest:
         hides = types[mask.name] == onnx.TensorProto.BOOL
         scores = _hide(build, scores, mask) if hides else build.add("Add", [scores, mask])

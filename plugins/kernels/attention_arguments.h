@@ -1,6 +1,7 @@
 // Arguments that the attention operators share, out of a call.
 #pragma once
 
+#include <cfloat>
 #include <string>
 #include <type_traits>
 
@@ -27,7 +28,15 @@ inline float weight_threshold(const Call& call) {
   return threshold;
 }
 
-// Sizes, scale, threshold, query, mask and outputs of the attentions over a source.
+// The attribute of the attentions; see plugins/ops/_softmax.py.
+inline float softcap(const Call& call) {
+  const float softcap = call.float_attribute("softcap");
+  if (!(softcap >= 0 && softcap <= FLT_MAX))
+    call.fail("attribute softcap is " + std::to_string(softcap) + ", expected a finite number of 0 or more");
+  return softcap;
+}
+
+// Sizes, scale, cap, threshold, query, mask, bias and outputs of the attentions over a source.
 template <class Arguments>
 void fill_source(const Call& call, Arguments& arguments) {
   using Float = std::remove_const_t<std::remove_pointer_t<decltype(arguments.query)>>;
@@ -39,9 +48,15 @@ void fill_source(const Call& call, Arguments& arguments) {
   arguments.N = call.size("N");
   check_heads(call, arguments.H, arguments.G);
   arguments.scale = call.float_attribute("scale");
+  arguments.softcap = softcap(call);
   arguments.weight_threshold = weight_threshold(call);
   arguments.query = call.input<Float>("query");
   arguments.mask = call.input<bool>("mask");
+  arguments.key_bias = call.input<float>("key_bias");
+  arguments.key_bias_positions = call.size("Y");
+  if (call.has("key_bias") && arguments.key_bias_positions < arguments.N)
+    call.fail("key_bias is for " + std::to_string(arguments.key_bias_positions) + " positions, expected the " +
+              std::to_string(arguments.N) + " of the source at least");
   arguments.output = call.output<Float>("output");
   arguments.lse = call.output<float>("lse");
 }
@@ -90,6 +105,7 @@ void fill_history(const Call& call, Arguments& arguments) {
     call.fail("has more biases for a row than an int counts");
   arguments.bias_row_stride = by_row ? arguments.bias_heads * arguments.bias_distances : 0;
   arguments.scale = call.float_attribute("scale");
+  arguments.softcap = softcap(call);
   arguments.window = call.int_attribute("window");
   if (arguments.window < 0)
     call.fail("attribute window is " + std::to_string(arguments.window) + ", expected 0 or more");

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["DOMAIN", "IR_VERSION", "OPERATORS", "OPSET", "VERSION", "Operator", "function", "functions"]
 
 DOMAIN = "tightbeam"
-VERSION = 2
+VERSION = 3
 """Version of the operators, the domain's opset. A bundle of an older version keeps to the functions it carries."""
 OPSET = 24
 """Version of the standard operators that the function bodies are written in (24 brings TensorScatter)."""
@@ -73,7 +73,7 @@ def function(name: str, present: frozenset[str]) -> onnx.FunctionProto:
     name
         Name of the operator.
     present
-        Names of the inputs and outputs that its nodes have.
+        Names of the inputs, outputs and switches that its nodes have.
 
     Raises
     ------
@@ -99,7 +99,8 @@ def functions(nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
     Raises
     ------
     ValueError
-        Two nodes of one operator differ in the optional inputs or outputs they have; a model has one function a name.
+        Two nodes of one operator differ in the optional inputs, outputs and switches they have; a model has one
+        function a name.
     """
     found: dict[str, tuple[frozenset[str], onnx.FunctionProto]] = {}
     pending = [node for node in nodes if node.domain == DOMAIN]
@@ -107,6 +108,7 @@ def functions(nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
         node = pending.pop()
         operator = OPERATORS[node.op_type]
         present = _present(operator.input_names, node.input) | _present(operator.output_names, node.output)
+        present |= operator.switches.intersection(attribute.name for attribute in node.attribute)
         if node.op_type not in found:
             found[node.op_type] = present, function(node.op_type, present)
             pending += [called for called in found[node.op_type][1].node if called.domain == DOMAIN]

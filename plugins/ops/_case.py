@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Case", "softmax_with_lse"]
+__all__ = ["Array", "Case", "finished_scores", "key_bias", "softcapped", "softmax_with_lse"]
 
 Array = NDArray[Any]
 
@@ -36,6 +36,27 @@ class Case:
     inputs: dict[str, Array]
     attributes: dict[str, float | int] = field(default_factory=dict)
     floats: tuple[str, ...] = ()
+
+
+def softcapped(scores: Array, case: Case) -> Array:
+    """Scaled scores under the case's cap, where it has one."""
+    softcap = scores.dtype.type(case.attributes.get("softcap", 0.0))
+    return np.asarray(softcap * np.tanh(scores / softcap)) if softcap else scores
+
+
+def finished_scores(scores: Array, case: Case) -> Array:
+    """Scaled scores [.., G, Q, N] of H = G Q heads, under the case's cap and with its biases by position."""
+    scores = softcapped(scores, case)
+    if "key_bias" not in case.inputs:
+        return scores
+    G, Q, N = scores.shape[-3:]
+    return np.asarray(scores + case.inputs["key_bias"].astype(scores.dtype)[:, :N].reshape(G, Q, N))
+
+
+def key_bias(generator: np.random.Generator, H: int, N: int) -> dict[str, Array]:
+    """The input key_bias, for some positions more than there are: a slope for each head (ALiBi), and noise."""
+    slopes = np.arange(N + 3) * np.exp2(-np.arange(1, H + 1))[:, None]
+    return {"key_bias": (slopes + generator.standard_normal((H, N + 3))).astype(np.float32)}
 
 
 def softmax_with_lse(scores: Array) -> tuple[Array, Array]:

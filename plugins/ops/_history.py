@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tightbeam.plugins.ops._rotation import rotate
+from tightbeam.plugins.ops._softmax import capped
 
 __all__ = ["HISTORY", "MERGE", "gather", "rotations", "scores_and_weights"]
 
@@ -160,7 +161,8 @@ def scores_and_weights(present: frozenset[str]) -> str:
         bias = BIAS
     elif "row_bias" in present:
         bias = ROW_BIAS
-    return SCORES + (SCALES if "scale_cache" in present else EQUAL) + bias + WEIGHTS
+    scaled = capped(SCALES if "scale_cache" in present else EQUAL, "plain_scores", present)
+    return SCORES + scaled + bias + WEIGHTS
 
 
 def rotations(present: frozenset[str], query: str, keys: str) -> str:

@@ -1,8 +1,58 @@
-"""Softmax over masked scores, as text of a function body."""
+"""Scores and the softmax over them, as text of function bodies."""
 
 from __future__ import annotations
 
-__all__ = ["MASKED_SOFTMAX"]
+from tightbeam.plugins.schema import Attribute, Input
+
+__all__ = ["KEY_BIAS", "MASKED_SOFTMAX", "SOFTCAP", "capped", "key_biased"]
+
+SOFTCAP = Attribute(
+    "softcap", "float", "c: a scaled score s becomes c tanh(s / c); 0: as it is", default=0.0, switch=True
+)
+"""Gemma 2's cap of the scores, before biases and the mask."""
+KEY_BIAS = Input("key_bias", "float32", "H, Y", "added to the scores of position n: number n, Y >= N", optional=True)
+"""A bias by head and position of the key (ALiBi)."""
+
+CAP = """
+    cap = Constant <value_float: float = @softcap> ()
+    cap_like = CastLike (cap, uncapped)
+    parts_of_cap = Div (uncapped, cap_like)
+    bounded = Tanh (parts_of_cap)
+    $scores = Mul (bounded, cap_like)
+"""
+ADD_KEY_BIAS = """
+    bias_from = Constant <value = int64[1] {0}> ()
+    bias_to = Shape <start = -1> (unbiased)
+    bias_used = Slice (key_bias, bias_from, bias_to, axis1)
+    bias_heads_shape = Concat <axis = 0> (axis1, G, $heads, bias_to)
+    bias_heads = Reshape (bias_used, bias_heads_shape)
+    bias_beams_shape = Concat <axis = 0> (axis1, G, $beams, bias_to)
+    bias_beams = Expand (bias_heads, bias_beams_shape)
+    bias_shape = Concat <axis = 0> (axis1, G, minus_one, bias_to)
+    bias_rows = Reshape (bias_beams, bias_shape)
+    bias_like = CastLike (bias_rows, unbiased)
+    $scores = Add (unbiased, bias_like)
+"""
+
+
+def capped(text: str, scores: str, present: frozenset[str]) -> str:
+    """``text``, which makes ``scores``, with these capped where a node has the attribute softcap."""
+    if "softcap" not in present:
+        return text
+    return text.replace(f"    {scores} = ", "    uncapped = ") + CAP.replace("$scores", scores)
+
+
+def key_biased(text: str, scores: str, present: frozenset[str], *, beams_first: bool) -> str:
+    """``text``, which makes ``scores`` [B, G, X, N], with the input key_bias added where a node has it.
+
+    ``beams_first``: the X = M H / G queries are in the order beam, head; else head, beam.
+    """
+    if "key_bias" not in present:
+        return text
+    heads, beams = ("axis1, Q", "M, Q") if beams_first else ("Q, axis1", "Q, M")
+    added = ADD_KEY_BIAS.replace("$heads", heads).replace("$beams", beams).replace("$scores", scores)
+    return text.replace(f"    {scores} = ", "    unbiased = ") + added
+
 
 MASKED_SOFTMAX = """    zero_level = Constant <value = float {0}> ()
     one_float = Constant <value = float {1}> ()

@@ -24,6 +24,7 @@ WITHOUT_LIBRARY = [
     *(("gpt2", variant) for variant in ALL_VARIANTS),
     ("mistral", "dedup"),
     ("gemma", "dedup"),
+    ("gemma2", "kcache"),
     ("olmo", "kcache"),
 ]
 

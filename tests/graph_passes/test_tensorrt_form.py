@@ -51,13 +51,14 @@ def test_attention_decomposed_is_as_exact(bundles: BundleCache, family: str, var
     assert_close(logits_of(after, run), torch_logits(model, run, torch.float64), logits_of(before, run))
 
 
-def test_fully_masked_row_is_finite(bundles: BundleCache) -> None:
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+def test_fully_masked_row_is_finite(bundles: BundleCache, softcap: float) -> None:
     sizes = bundles.trace("bart")[1].sizes
     shapes = {"query": (1, 2, 3, 4), "key": (1, 2, 5, 4), "value": (1, 2, 5, 6), "mask": (1, 1, 3, 5)}
     kinds = {name: np.dtype(np.bool_ if name == "mask" else np.float32) for name in shapes}
     inputs = [gs.Variable(name, kinds[name], shape) for name, shape in shapes.items()]
     output = gs.Variable("output", np.dtype(np.float32), (1, 2, 3, 6))
-    node = gs.Node("Attention", "attention", {"scale": 0.5}, inputs, [output])
+    node = gs.Node("Attention", "attention", {"scale": 0.5, "softcap": softcap}, inputs, [output])
     graph = gs.Graph([node], inputs, [output], opset=OPSET)
     graphs = ModelGraphs(graph, gs.Graph(opset=OPSET), sizes)
     generator = np.random.default_rng(0)
@@ -81,7 +82,7 @@ def test_fully_masked_row_is_finite(bundles: BundleCache) -> None:
 def test_attention_of_unknown_form_is_refused(bundles: BundleCache) -> None:
     graphs = variant_of(bundles, "bart", "dedup")
     node = next(node for node in graphs.encoder.nodes if node.op == "Attention")
-    node.attrs["softcap"] = 30.0
+    node.attrs["q_num_heads"] = 3
     with pytest.raises(PassError, match=r"decompose_attention: .* is not of the form that a trace gives"):
         decompose_attention(graphs)
 

@@ -18,14 +18,18 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not
 Spoil = Callable[[dict[str, Any]], None]
 
 
+SOURCE = {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "biased": True}
+OVER_SOURCE = ("SourceAttention", "LatentAttention", "QuantizedSourceAttention", "QuantizedLatentAttention")
+
+
 def full_case(name: str) -> Case:
     """A valid case with all optional inputs."""
     options = {"rotary": 4, "shifted": True, "bias": True, "prefix": True}
     sizes: dict[str, dict[str, Any]] = {
         "NGramBlock": {"R": 3, "T": 6, "vocabulary": 9, "n": 2, "lengths": [6, 4, 1]},
         "BeamTopK": {"B": 2, "M": 3, "vocabulary": 11, "C": 6, "T": 5, "P": 2, "n": 2},
-        "SourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
-        "LatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "rotary": 4, "scaled": True},
+        "SourceAttention": SOURCE | {"V": 5},
+        "LatentAttention": SOURCE | {"rotary": 4, "scaled": True},
         "BeamAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "T": 5, "T_max": 7, "lengths": [5, 3]}
         | options,
         "BeamLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "T": 5, "T_max": 7, "lengths": [5, 3]}
@@ -38,8 +42,8 @@ def full_case(name: str) -> Case:
         "HeadMatMul": {"R": 3, "H": 2, "groups": 6, "Y": 21, "blocks": 3},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
         "NormalizeRows": {"R": 3, "X": 9},
-        "QuantizedSourceAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "V": 5, "N": 7},
-        "QuantizedLatentAttention": {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7},
+        "QuantizedSourceAttention": SOURCE | {"V": 5},
+        "QuantizedLatentAttention": SOURCE,
     }
     case: Case = MODULES[name].random_case(1, **sizes[name])
     return case
@@ -80,7 +84,7 @@ def longer(N: int, *tensors: str) -> Spoil:
 
     def spoil(inputs: dict[str, Any]) -> None:
         for tensor in tensors:
-            axis = 2 if tensor.startswith(("key", "value")) else 1
+            axis = 2 if tensor.startswith(("key", "value")) and tensor != "key_bias" else 1
             inputs[tensor] = np.take(inputs[tensor], np.zeros(N, np.int64), axis=axis)
 
     return spoil
@@ -185,9 +189,13 @@ VALUES: list[tuple[str, Spoil, str]] = [
     *(
         (name, longer(2**17 + 1, *tensors), rf"{name}: has N = 131073, expected at most 131072: sums of integers ")
         for name, tensors in (
-            ("QuantizedSourceAttention", ("key_bytes", "key_scale", "value_bytes", "value_scale", "mask")),
-            ("QuantizedLatentAttention", ("states_bytes", "states_scale", "mask")),
+            ("QuantizedSourceAttention", ("key_bytes", "key_scale", "value_bytes", "value_scale", "mask", "key_bias")),
+            ("QuantizedLatentAttention", ("states_bytes", "states_scale", "mask", "key_bias")),
         )
+    ),
+    *(
+        (name, swap("key_bias", np.zeros((4, 6))), rf"{name}: key_bias is for 6 positions, expected the 7 of")
+        for name in OVER_SOURCE
     ),
     ("LatentAttention", drop("sines"), r"LatentAttention: has one of cosines and sines"),
     ("LatentAttention", swap("cosines", np.zeros((7, 3))), r"LatentAttention: (cosines|sines) "),
@@ -209,6 +217,15 @@ def test_an_invalid_value_is_reported(name: str, spoil: Spoil, message: str) -> 
         run(name, case, LIBRARY)
 
 
+@pytest.mark.parametrize("name", [*OVER_SOURCE, "BeamAttention", "BeamLatentAttention"])
+@pytest.mark.parametrize("softcap", [-1.0, np.inf, np.nan])
+def test_a_softcap_is_a_finite_number(name: str, softcap: float) -> None:
+    case = full_case(name)
+    case.attributes["softcap"] = softcap
+    with pytest.raises(Exception, match=rf"{name}: attribute softcap is .*, expected a finite number of 0 or more"):
+        run(name, case, LIBRARY)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_each_size_of_each_input_is_checked(name: str) -> None:
     """One dimension of one input one larger, or empty: refused by name, or of no matter to the rest (a width that only
@@ -219,6 +236,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
     free |= {("NormalizeRows", "rows", 0)}
+    free |= {(op, "key_bias", 1) for op in OVER_SOURCE}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
     free |= {("HeadMatMul", "rows", 0)}
     free |= {("QuantizedGather", "scale", 1), ("HeadMatMul", "scale", 2)}  # within the last tile
@@ -297,9 +315,7 @@ def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
         np.testing.assert_array_equal(value.numpy(), before)
 
 
-@pytest.mark.parametrize(
-    "name", ["SourceAttention", "LatentAttention", "QuantizedSourceAttention", "QuantizedLatentAttention"]
-)
+@pytest.mark.parametrize("name", OVER_SOURCE)
 def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
     """Zeros with lse -inf: in a merge of attention states such a sample has no weight."""
     case = full_case(name)

@@ -8,6 +8,8 @@ import torch
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
@@ -69,6 +71,7 @@ CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] 
     "stablelm": (StableLmConfig, StableLmForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
 }
@@ -139,6 +142,14 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.6,
     },
     "olmo3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {
+        "head_dim": 14,
+        "num_key_value_heads": 3,
+        "sliding_window": 6,
+        "attn_logit_softcapping": 2.5,
+        "final_logit_softcapping": 12.0,
+        "query_pre_attn_scalar": 11,
+    },
     "gemma3_text": {
         "head_dim": 14,
         "num_key_value_heads": 3,

@@ -31,6 +31,7 @@ VARIANTS = {
     "opt": ALL_VARIANTS,
     "phi": ("dedup", "kcache"),
     "stablelm": ("dedup", "kcache"),
+    "gemma2": ("baseline", "dedup", "kcache"),
     "gemma3_text": ("baseline", "dedup", "kcache"),
 }
 

@@ -58,7 +58,13 @@ def _source_attention(generator: random.Random, most: int) -> dict[str, Any] | N
     if R * H * V < FEWEST:
         return None
     masked, spread = generator.random() < 0.7, generator.choice([1.0, 1.0, 5.0, 20.0])
-    return {**sizes, "K": K, "V": V, "N": N, "masked": masked, "spread": spread}
+    return {**sizes, **_scores(generator), "K": K, "V": V, "N": N, "masked": masked, "spread": spread}
+
+
+def _scores(generator: random.Random) -> dict[str, Any]:
+    """A cap of the scores, and biases by position, in some cases."""
+    capped = {"softcap": generator.choice([1.0, 7.0])} if generator.random() < 0.2 else {}
+    return {**capped, "biased": generator.random() < 0.2}
 
 
 def _latent_attention(generator: random.Random, most: int) -> dict[str, Any] | None:
@@ -70,7 +76,15 @@ def _latent_attention(generator: random.Random, most: int) -> dict[str, Any] | N
         return None
     rotary = 2 * generator.choice([0, 0, generator.randint(0, K // 2)])
     flags = {"masked": generator.random() < 0.7, "scaled": generator.random() < 0.3}
-    return {**sizes, **flags, "K": K, "N": N, "rotary": rotary, "spread": generator.choice([1.0, 1.0, 5.0])}
+    return {
+        **sizes,
+        **flags,
+        **_scores(generator),
+        "K": K,
+        "N": N,
+        "rotary": rotary,
+        "spread": generator.choice([1.0, 1.0, 5.0]),
+    }
 
 
 def _history(generator: random.Random, K: int, T: int) -> dict[str, Any]:
@@ -82,6 +96,7 @@ def _history(generator: random.Random, K: int, T: int) -> dict[str, Any]:
         "window": generator.choice([0, 0, generator.randint(1, T)]),
         "shifted": rotary > 0 and generator.random() < 0.5,
         "prefix": generator.random() < 0.3,
+        "softcap": generator.choice([0.0, 0.0, 0.0, 2.0]),
         "spread": generator.choice([1.0, 1.0, 5.0]),
         **({bias: True} if bias else {}),
     }

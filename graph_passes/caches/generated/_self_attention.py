@@ -134,7 +134,7 @@ class SelfAttentionCaches:
             optional += [MISSING] * (len(BEAM_ATTENTION.optional) - len(optional)) + list(last)
         while optional and optional[-1] is MISSING:
             optional.pop()
-        attributes = {"scale": block.scale, "window": self.graphs.window(layer)}
+        attributes = {**block.attributes, "window": self.graphs.window(layer)}
         self.build.operator(op, [*inputs, *self.history, *optional], attributes, [attended, *caches])
         return attended if self.streams is None else pairs_of_heads(self.build, attended, sizes.H, width)
 

@@ -56,7 +56,7 @@ class PromptLatents:
         if scales is not None:
             inputs += [MISSING] * (5 - len(inputs))
             inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))
-        self.build.operator("LatentAttention", inputs, {"scale": block.scale}, [attended, lse])
+        self.build.operator("LatentAttention", inputs, block.attributes, [attended, lse])
         set_prefix(block, self.form, self.build.reshape(attended, [-1, H * width]), lse)
 
     def _output(self, tensor: gs.Tensor, name: str, shape: list[int | str]) -> gs.Tensor:

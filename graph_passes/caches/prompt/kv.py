@@ -40,6 +40,6 @@ def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
         lse = build.variable(f"lse_{layer}", ["R", sizes.H])
         inputs = [query_rows(build, block, sizes), *sources, flags.of(layer)]
-        build.operator("SourceAttention", inputs, {"scale": block.scale}, [attended, lse])
+        build.operator("SourceAttention", inputs, block.attributes, [attended, lse])
         set_prefix(block, VALUES, attended, lse)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))

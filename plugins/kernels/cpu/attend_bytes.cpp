@@ -221,10 +221,15 @@ class Item {
     }
   }
 
-  // Scores to exponentials.
+  // Scores, capped and with their biases, to exponentials.
   void weigh() {
     for (int q = 0; q < Q_; ++q) {
       float* const row = scores_ + q * stride_;
+      cap_scores(row, positions_, s_.softcap);
+      if (s_.key_bias != nullptr) {
+        const float* const bias = s_.key_bias + place(q) % s_.H * s_.key_bias_positions;
+        for (int n = 0; n < positions_; ++n) row[n] += bias[places_[n]];
+      }
       const float row_max = math_.row_max(row, positions_);
       totals_[q] = math_.exponentials(row, positions_, row_max);
       lse_[q] = row_max + std::log(totals_[q]);

@@ -19,13 +19,15 @@ struct ByteSourceRows {
 
 struct ByteSource {
   int B, M, H, G, N;
-  float scale;
+  float scale, softcap;
   float weight_threshold;  // a position whose weight is below it may be left out of the values
   const float* query;      // [R, H, width of the keys]
   ByteSourceRows keys, values;
-  const bool* mask;  // [B, N]
-  float* output;     // [R, H, width of the values]
-  float* lse;        // [R, H] or null
+  const bool* mask;       // [B, N]
+  const float* key_bias;  // [H, key_bias_positions] added to the capped scores, or null
+  int key_bias_positions;
+  float* output;  // [R, H, width of the values]
+  float* lse;     // [R, H] or null
 };
 
 void attend_bytes(const ByteSource& source, const Parallel& parallel);

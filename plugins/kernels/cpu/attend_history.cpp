@@ -148,6 +148,7 @@ class Item {
     if (rotation_) turn_keys(keys, t, count);
     attention_.dot(first, Q, keys, count, {next_keys, next, h_.keys.width});
     if (h_.scale_cache != nullptr) scale_scores(m, first, Q, t, count);
+    attention_.cap(first, Q, count, h_.softcap);
     if (h_.distance_bias != nullptr) add_bias(first, Q, t, count);
     attention_.weigh(first, Q, count);
     if (has_values) return attention_.add(first, Q, values, count, V_, 0, {next_values, next, h_.values.width});

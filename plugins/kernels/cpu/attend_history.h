@@ -20,7 +20,7 @@ struct History {
   const char* op;  // for errors
   int B, M, H, G, T, T_max;
   int rotary, rotary_positions, bias_distances, bias_row_stride;
-  float scale;
+  float scale, softcap;
   int window;
   const float* query;  // of row r and head h at query + r * query_stride + h * width of the keys
   size_t query_stride;
@@ -54,6 +54,7 @@ History history_of(const char* op, const Arguments& a) {
   history.bias_distances = a.bias_distances;
   history.bias_row_stride = a.bias_row_stride;
   history.scale = a.scale;
+  history.softcap = a.softcap;
   history.window = a.window;
   history.ancestry = a.ancestry;
   history.lengths = a.lengths;

@@ -48,7 +48,7 @@ class Item {
       const int count = std::min(TILE, positions_ - start);
       rotate(start, count);
       attention.dot(0, Q_, &keys_[start], count, {&values_[start], count, V_});
-      for (int q = 0; q < Q_; ++q) scale(attention.scores(q), start, count);
+      for (int q = 0; q < Q_; ++q) finish(attention.scores(q), q, start, count);
       attention.weigh(0, Q_, count);
       attention.add(0, Q_, &values_[start], count, V_, 0, next(keys_, start + count, K_));
     }
@@ -74,7 +74,7 @@ class Item {
     for (int q = 0; q < Q_; ++q) {
       float* const row = weights.data() + static_cast<size_t>(q) * positions_;
       math.scale(row, positions_, s_.scale);
-      scale(row, 0, positions_);
+      finish(row, q, 0, positions_);
       const float row_max = math.row_max(row, positions_);
       totals[q] = math.exponentials(row, positions_, row_max);
       if (s_.lse != nullptr) s_.lse[place(q)] = row_max + std::log(totals[q]);
@@ -129,11 +129,16 @@ class Item {
     }
   }
 
-  // Scores of positions from `start` on, times the factors of their keys.
-  void scale(float* scores, int start, int count) const {
-    if (s_.key_scales == nullptr) return;
-    const float* const factors = s_.key_scales + (b_ * s_.G + g_) * s_.N;
-    for (int i = 0; i < count; ++i) scores[i] *= factors[counted_[start + i]];
+  // Scores of query q at positions from `start` on: times the factors of their keys, capped, plus their biases.
+  void finish(float* scores, int q, int start, int count) const {
+    if (s_.key_scales != nullptr) {
+      const float* const factors = s_.key_scales + (b_ * s_.G + g_) * s_.N;
+      for (int i = 0; i < count; ++i) scores[i] *= factors[counted_[start + i]];
+    }
+    cap_scores(scores, count, s_.softcap);
+    if (s_.key_bias == nullptr) return;
+    const float* const bias = s_.key_bias + place(q) % s_.H * s_.key_bias_positions;
+    for (int i = 0; i < count; ++i) scores[i] += bias[counted_[start + i]];
   }
 
   const Source& s_;

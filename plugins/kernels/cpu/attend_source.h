@@ -17,15 +17,17 @@ struct SourceRows {
 
 struct Source {
   int B, M, H, G, N;
-  float scale;
+  float scale, softcap;
   float weight_threshold;  // a position whose weight is below it may be left out of the values
   const float* query;      // [R, H, width of the keys]
   SourceRows keys, values;
   const bool* mask;         // [B, N]
   Rotation rotation;        // of the keys, by their place in the source; the queries have been rotated
   const float* key_scales;  // [B, G, N] factors on the scores, or null
-  float* output;            // [R, H, width of the values]
-  float* lse;               // [R, H] or null
+  const float* key_bias;    // [H, key_bias_positions] added to the capped scores, or null
+  int key_bias_positions;
+  float* output;  // [R, H, width of the values]
+  float* lse;     // [R, H] or null
 };
 
 void attend_source(const Source& source, const Parallel& parallel);

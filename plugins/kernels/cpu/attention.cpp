@@ -35,6 +35,10 @@ void Attention::dot(int first, int Q, const float* const* keys, int count, Upcom
   for (int q = first; q < first + Q; ++q) math_.scale(scores(q), count, scale_);
 }
 
+void Attention::cap(int first, int Q, int count, float softcap) {
+  for (int q = first; q < first + Q; ++q) cap_scores(scores(q), count, softcap);
+}
+
 void Attention::weigh(int first, int Q, int count) {
   for (int q = first; q < first + Q; ++q) {
     float* row = scores(q);

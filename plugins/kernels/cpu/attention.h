@@ -26,6 +26,9 @@ class Attention {
   void dot(int first, int Q, const float* const* keys, int count, Upcoming next);
   float* scores(int q) { return &scores_[static_cast<size_t>(q) * TILE]; }
 
+  // Scores s become softcap x tanh(s / softcap), where that is not 0.
+  void cap(int first, int Q, int count, float softcap);
+
   // Turn the scores into weights: what was summed up before is scaled to the new maximum.
   void weigh(int first, int Q, int count);
 

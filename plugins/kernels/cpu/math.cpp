@@ -1,5 +1,7 @@
 #include "kernels/cpu/math.h"
 
+#include <cmath>
+
 #include "kernels/cpu/instruction_sets.h"
 
 namespace tightbeam {
@@ -17,6 +19,11 @@ const Math& math() {
   if (best >= InstructionSet::v3) return MATH_v3;
 #endif
   return MATH_baseline;
+}
+
+void cap_scores(float* scores, size_t count, float softcap) {
+  if (softcap == 0) return;
+  for (size_t i = 0; i < count; ++i) scores[i] = softcap * std::tanh(scores[i] / softcap);
 }
 
 }  // namespace tightbeam

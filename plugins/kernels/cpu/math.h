@@ -44,4 +44,7 @@ struct Math {
 
 const Math& math();
 
+// Scores s become softcap x tanh(s / softcap); they stay as they are where that is 0. The same bits on every machine.
+void cap_scores(float* scores, size_t count, float softcap);
+
 }  // namespace tightbeam

@@ -12,6 +12,11 @@ __device__ __forceinline__ float weight_below(float score, float row_max) {
   return score == -infinity() ? 0.0f : expf(score - row_max);
 }
 
+// A scaled score under `softcap`; 0: none.
+__device__ __forceinline__ float capped(float score, float softcap) {
+  return softcap == 0.0f ? score : softcap * tanhf(score / softcap);
+}
+
 // One pack of a row of `columns` numbers, zeros beyond them. `aligned`: every pack of every row is, and is full.
 template <class Float>
 __device__ __forceinline__ Pack<Float> load_pack(const Float* row, int column, int columns, bool aligned) {
@@ -72,11 +77,11 @@ __device__ __forceinline__ const float* history_bias(const Arguments& a, long lo
   return a.distance_bias ? a.distance_bias + row * a.bias_row_stride : nullptr;
 }
 
-// `bias`: result of history_bias.
-template <class Arguments>
+// `bias`: result of history_bias. PLAIN: of a kernel that is not launched where there is a cap.
+template <bool PLAIN, class Arguments>
 __device__ __forceinline__ float history_score(const Arguments& a, const Span& span, const float* bias, int head,
                                                int position, float dot) {
-  const float score = a.scale * dot;
+  const float score = PLAIN ? a.scale * dot : capped(a.scale * dot, a.softcap);
   if (!bias) return score;
   return score + bias[static_cast<long long>(head) * a.bias_distances + span.newest - position];
 }

@@ -7,7 +7,7 @@
 //   first_group(j), K                   columns of query j's numbers: K from first_group(j) K on
 //   query(j, column), number(n, column)  float
 //   key(n, column)                      a row's number for the scores: rotated where there is rotation
-//   counts(n), score(j, n, dot)         true for a position that counts, and its score
+//   counts(n), score<false>(j, n, dot)  true for a position that counts, and its score
 //   put(j, column, softmax, sum)        takes a result
 #pragma once
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ void attend_simt(const Problem& problem, int first_co
       const int n = thread % 16 + 16 * half;
       scores[half] = -infinity();
       if (q < problem.queries && n < positions && problem.counts(begin + n))
-        scores[half] = problem.score(q, begin + n, dots[half]);
+        scores[half] = problem.template score<false>(q, begin + n, dots[half]);
       row_max = fmaxf(row_max, scores[half]);
     }
     for (int distance = 8; distance > 0; distance /= 2)

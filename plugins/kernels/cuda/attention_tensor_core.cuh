@@ -9,7 +9,7 @@
 //   column_start(column), pack(start, n, slot)  address of 16 bytes of row n, from a column on
 //   slot(n)                             a Slot, asked for a tile before the row; NO_SLOT: the row does not count.
 //                                       HAS_SLOTS: `pack` asks for that of its row
-//   score(j, n, dot)                    a row's score
+//   score<true>(j, n, dot)              a row's score, which has neither cap nor bias of the key
 //   a, table_row(n)                     arguments with the rotation, and its row of the tables, where keys are rotated
 //   put_pack(j, column, softmax, sums)  takes 8 results
 #pragma once
@@ -273,7 +273,8 @@ class TensorCoreAttention {
       float scores[2] = {-infinity(), -infinity()}, top = old;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (q < problem_.queries && (counts >> (n + j) & 1)) scores[j] = problem_.score(q, begin + n + j, dots[j]);
+        if (q < problem_.queries && (counts >> (n + j) & 1))
+          scores[j] = problem_.template score<true>(q, begin + n + j, dots[j]);
         top = fmaxf(top, scores[j]);
       }
 #pragma unroll

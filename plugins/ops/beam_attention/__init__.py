@@ -7,12 +7,14 @@ unrotated and rotated when they are read. What a cache holds beyond ``lengths`` 
 A decoder-only model gives its prompt, which the beams share, to another attention (``source_attention``, or
 ``latent_attention`` and its projection), whose attention state is the prefix here. A position that a step sees but does
 not cache (the two-stream self-attention of ProphetNet) is a prefix too. The bias by row is ProphetNet's as well, whose
-queries weigh distances.
+queries weigh distances. Order of what makes a score: ``scale`` and factors of keys, ``softcap``, a bias. On a GPU a
+node with ``softcap`` runs without tensor cores.
 """
 
 from __future__ import annotations
 
 from tightbeam.plugins.ops._history import HISTORY, MERGE, gather, rotations, scores_and_weights
+from tightbeam.plugins.ops._softmax import SOFTCAP
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["ATTRIBUTES", "BEAM_ATTENTION", "history_inputs"]
@@ -60,7 +62,7 @@ OUTPUT = """
 def _body(present: frozenset[str]) -> str:
     text = HISTORY + SPLIT + gather("key", "key_cache_out") + gather("value", "value_cache_out")
     text += rotations(present, "query", "key_own")
-    if not present & {"distance_bias", "prefix_output", "row_bias"}:
+    if not present & {"distance_bias", "prefix_output", "row_bias", "softcap"}:
         return text + PLAIN + OUTPUT
     merge = MERGE if "prefix_output" in present else "    joined = Identity (own_output)\n"
     return text + scores_and_weights(present) + EXPLICIT + merge + OUTPUT.replace("(attended,", "(joined,")
@@ -86,6 +88,7 @@ def history_inputs(width: str) -> tuple[Input, ...]:
 ATTRIBUTES = (
     Attribute("scale", "float", "factor on the scores"),
     Attribute("window", "int", "newest positions that count; 0: all", default=0),
+    SOFTCAP,
 )
 
 BEAM_ATTENTION = Operator(

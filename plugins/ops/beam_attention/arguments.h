@@ -19,7 +19,8 @@ struct BeamAttentionArguments {
   int bias_distances;    // numbers of a head in distance_bias
   int bias_row_stride;   // bias_heads x bias_distances with row_bias, else 0: all rows share one
   float scale;
-  int window;  // newest positions that count; 0: all
+  float softcap;  // c: a scaled score s becomes c tanh(s / c), before its bias; 0: none
+  int window;     // newest positions that count; 0: all
 
   const Float* projected;      // [R, H K + G K + G V]: the new token's queries, key and value side by side
   const int* ancestry;         // [B, M, T]: which beam slot wrote position t of a beam's own history

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.plugins.ops._case import Array, Case, softmax_with_lse
+from tightbeam.plugins.ops._case import Array, Case, softcapped, softmax_with_lse
 
 __all__ = [
     "attend_history",
     "cases",
     "exact",
+    "history_attributes",
     "own_history",
     "possible_ancestry",
     "random_case",
@@ -83,6 +84,7 @@ def random_case(
     row_bias: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
+    softcap: float = 0.0,
 ) -> Case:
     """Random numbers and a possible ancestry; ``spread`` makes the softmax sharp."""
     generator = np.random.default_rng(seed)
@@ -112,12 +114,17 @@ def random_case(
         row_bias=row_bias,
     )
     switches = (("shifted", shifted), ("bias", bias), ("prefix", prefix), ("row_bias", row_bias))
-    flags = [name for name, on in switches if on]
+    flags = [name for name, on in switches if on] + [f"softcap{softcap}"] * (softcap > 0)
     name = "-".join(
         [f"B{B}-M{M}-H{H}-G{G}-K{K}-V{V}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"]
     )
     floats = ("projected", "key_cache", "value_cache", *(["prefix_output"] if prefix else []))
-    return Case(name, {**inputs, **options}, {"scale": K**-0.5, "window": window}, floats)
+    return Case(name, {**inputs, **options}, history_attributes(K, window, softcap), floats)
+
+
+def history_attributes(K: int, window: int, softcap: float) -> dict[str, float | int]:
+    """The attributes of a case; a cap alone gives a node another function."""
+    return {"scale": K**-0.5, "window": window, **({"softcap": softcap} if softcap else {})}
 
 
 def cases() -> list[Case]:
@@ -153,6 +160,23 @@ def cases() -> list[Case]:
         random_case(12, B=2, M=1, H=3, G=3, K=5, V=5, T=8, T_max=8, lengths=[1, 8]),
         random_case(13, B=2, M=3, H=4, G=4, K=12, V=12, T=9, T_max=11, row_bias=True),
         random_case(14, B=2, M=3, H=6, G=3, K=8, V=6, T=70, T_max=75, window=30, prefix=True, row_bias=True),
+        random_case(15, B=2, M=3, H=4, G=2, K=16, V=16, T=20, T_max=21, spread=5.0, softcap=3.0),
+        random_case(
+            16,
+            B=2,
+            M=2,
+            H=6,
+            G=3,
+            K=8,
+            V=6,
+            T=40,
+            T_max=41,
+            window=9,
+            prefix=True,
+            row_bias=True,
+            spread=5.0,
+            softcap=2.0,
+        ),
     ]
 
 
@@ -191,6 +215,7 @@ def attend_history(case: Case, query: Array, keys: Array, values: Array, scales:
     scores = scores * dtype(case.attributes["scale"])
     if scales is not None:
         scores = scores * np.repeat(scales[..., 0], H // G, axis=1)
+    scores = softcapped(scores, case)
     distance = newest - positions  # [R, T]
     if "distance_bias" in case.inputs:
         bias = case.inputs["distance_bias"].astype(dtype)

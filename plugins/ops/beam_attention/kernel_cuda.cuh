@@ -82,7 +82,7 @@ struct BeamAttentionRows {
 
   __device__ float score(int q, int t, float dot) const {
     const int head = first_head + q;
-    return history_score(a, span, bias, head < a.H ? head : a.H - 1, t, dot);
+    return history_score<false>(a, span, bias, head < a.H ? head : a.H - 1, t, dot);
   }
 
   // A key rotated by an angle, times a query, is the key times the query rotated back: what multiplies key number c is

@@ -33,8 +33,8 @@ bool plan_beam_tiles(const BeamAttentionArguments<Float>& a, const Gpu& gpu, Bea
                        aligned_16(a.projected) && aligned_16(a.key_cache) && aligned_16(a.value_cache) &&
                        aligned_16(a.output) && aligned_16(a.prefix_output) && aligned_16(a.cosines) &&
                        aligned_16(a.sines);
-  if (sizeof(Float) != 2 || !gpu.runs_tensor_core_kernels() || !aligned || a.K > 128 || a.V > 128 || a.M > MOST_BEAMS ||
-      Q > MOST_QUERIES)
+  if (sizeof(Float) != 2 || !gpu.runs_tensor_core_kernels() || a.softcap != 0 || !aligned || a.K > 128 || a.V > 128 ||
+      a.M > MOST_BEAMS || Q > MOST_QUERIES)
     return false;
   BeamTilesPlan tiles = {};
   tiles.halves = queries > 8 ? 2 : 1;

@@ -19,7 +19,8 @@ struct BeamLatentAttentionArguments {
   int bias_distances;    // numbers of a head in distance_bias
   int bias_row_stride;   // bias_heads x bias_distances with row_bias, else 0: all rows share one
   float scale;
-  int window;  // newest positions that count; 0: all
+  float softcap;  // c: a scaled score s becomes c tanh(s / c), before its bias; 0: none
+  int window;     // newest positions that count; 0: all
 
   const Float* query;          // [R, H K]
   const Float* row;            // [R, G K]: the new token's row of the cache

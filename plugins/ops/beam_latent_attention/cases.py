@@ -9,6 +9,7 @@ import numpy as np
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.ops.beam_attention.cases import (
     attend_history,
+    history_attributes,
     own_history,
     possible_ancestry,
     random_options,
@@ -37,6 +38,7 @@ def random_case(
     scaled: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
+    softcap: float = 0.0,
 ) -> Case:
     """Random numbers and a possible ancestry; ``spread`` makes the softmax sharp."""
     generator = np.random.default_rng(seed)
@@ -69,10 +71,10 @@ def random_case(
         options["row_scales"] = np.exp(numbers(B * M, G))
         options["scale_cache"] = np.exp(numbers(B * M, G, T_max, 1))
     on = {"shifted": shifted, "bias": bias, "prefix": prefix, "row_bias": row_bias, "scaled": scaled}
-    flags = [name for name, switched in on.items() if switched]
+    flags = [name for name, switched in on.items() if switched] + [f"softcap{softcap}"] * (softcap > 0)
     name = "-".join([f"B{B}-M{M}-H{H}-G{G}-K{K}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"])
     floats = ("query", "row", "cache", *(["prefix_output"] if prefix else []))
-    return Case(name, {**inputs, **options}, {"scale": K**-0.5, "window": window}, floats)
+    return Case(name, {**inputs, **options}, history_attributes(K, window, softcap), floats)
 
 
 def cases() -> list[Case]:
@@ -93,6 +95,9 @@ def cases() -> list[Case]:
         random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, prefix=True, row_bias=True),
         random_case(11, B=2, M=3, H=4, G=2, K=12, T=40, T_max=43, rotary=8, shifted=True, prefix=True, scaled=True),
         random_case(12, B=2, M=2, H=4, G=4, K=16, T=9, T_max=9, bias=True, scaled=True),
+        random_case(
+            13, B=2, M=3, H=4, G=2, K=16, T=20, T_max=21, rotary=8, prefix=True, scaled=True, spread=5.0, softcap=3.0
+        ),
     ]
 
 

@@ -79,13 +79,14 @@ struct BeamLatentProblem {
   __device__ int table_row(int n) const { return span.first + min(n, span.newest); }
 
   __device__ bool counts(int n) const { return n < end; }
+  template <bool PLAIN>
   __device__ float score(int j, int n, float dot) const {
     if (a.scale_cache) {
       const long long source = history_row(a, sample, beam, n);
       const int g = first_group(j);
       dot *= n == span.newest ? a.row_scales[source * a.G + g] : a.scale_cache[(source * a.G + g) * a.T_max + n];
     }
-    return history_score(a, span, history_bias(a, row()), first_head + j, n, dot);
+    return history_score<PLAIN>(a, span, history_bias(a, row()), first_head + j, n, dot);
   }
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {

@@ -26,7 +26,7 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   const bool aligned = a.K % NUMBERS == 0 && aligned_16(a.query) && aligned_16(a.row) && aligned_16(a.cache) &&
                        aligned_16(a.output) && aligned_16(a.prefix_output) && aligned_16(a.cosines) &&
                        aligned_16(a.sines);
-  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && aligned && a.rotary % 16 == 0)
+  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && a.softcap == 0 && aligned && a.rotary % 16 == 0)
     plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.

@@ -3,13 +3,14 @@
 EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
 part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
 alone, position n is rotated by row n of the tables; the queries come rotated. Where no position counts, ``output`` is 0
-and ``lse`` -inf.
+and ``lse`` -inf. Order of what makes a score: ``scale`` and ``key_scales``, ``softcap``, ``key_bias``. On a GPU a node
+with one of the latter two runs without tensor cores.
 """
 
 from __future__ import annotations
 
 from tightbeam.plugins.ops._rotation import rotate
-from tightbeam.plugins.ops._softmax import MASKED_SOFTMAX
+from tightbeam.plugins.ops._softmax import KEY_BIAS, MASKED_SOFTMAX, SOFTCAP, capped, key_biased
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["LATENT_ATTENTION"]
@@ -101,7 +102,8 @@ LSE = """
 
 def _body(present: frozenset[str]) -> str:
     keys = ROTATED_KEYS if "cosines" in present else UNROTATED_KEYS
-    scores = SCALED_SCORES if "key_scales" in present else PLAIN_SCORES
+    scores = capped(SCALED_SCORES if "key_scales" in present else PLAIN_SCORES, "plain_scores", present)
+    scores = key_biased(scores, "plain_scores", present, beams_first=True)
     return QUERIES + keys + PRODUCTS + scores + MASKED_SOFTMAX + ATTEND + (LSE if "lse" in present else "")
 
 
@@ -115,6 +117,7 @@ LATENT_ATTENTION = Operator(
         Input("cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, P >= N", optional=True),
         Input("sines", "float32", "P, X", "as the cosines", optional=True),
         Input("key_scales", "float32", "B, G, N", "factors of a key head's scores: its norm's", optional=True),
+        KEY_BIAS,
     ),
     (
         Output("output", FLOAT, "B M, H, G K", "each head's weights over whole rows of the states"),
@@ -124,5 +127,6 @@ LATENT_ATTENTION = Operator(
     (
         Attribute("scale", "float", "factor on the scores"),
         Attribute("weight_threshold", "float", "as in SourceAttention", default=0.0),
+        SOFTCAP,
     ),
 )

@@ -15,11 +15,14 @@ struct LatentAttentionArguments {
   int K;       // width of such a head; a row of the states has G K numbers
   int rotary;  // numbers of a key head that are rotated for the scores, even, <= K; 0 without cosines
   float scale;
+  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: none
   float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+  int key_bias_positions;
 
   const Float* query;       // [R, H, K]
   const Float* states;      // [B, N, G K]: keys and values at once
   const bool* mask;         // [B, N]: which positions count
+  const float* key_bias;    // [H, key_bias_positions]: added to the scores by position; or null
   const float* cosines;     // [N or more, rotary / 2], by place in the source; or null. The queries have been rotated
   const float* sines;       // as cosines
   const float* key_scales;  // [B, G, N]: factors on the scores; or null

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.plugins.ops._case import Array, Case, softmax_with_lse
+from tightbeam.plugins.ops._case import Array, Case, finished_scores, key_bias, softmax_with_lse
 from tightbeam.plugins.ops.beam_attention.cases import rotate
 
 __all__ = ["cases", "exact", "random_case"]
@@ -25,6 +25,8 @@ def random_case(
     masked: bool = True,
     rotary: int = 0,
     scaled: bool = False,
+    biased: bool = False,
+    **attributes: float,
 ) -> Case:
     """Random numbers and mask; position 0 of a sample always counts. ``spread`` makes the softmax sharp."""
     generator = np.random.default_rng(seed)
@@ -40,8 +42,11 @@ def random_case(
         inputs["cosines"], inputs["sines"] = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     if scaled:
         inputs["key_scales"] = np.exp(generator.standard_normal((B, G, N))).astype(np.float32)
-    name = f"B{B}-M{M}-H{H}-G{G}-K{K}-N{N}-spread{spread}-rotary{rotary}-scaled{int(scaled)}-seed{seed}"
-    return Case(name, inputs, {"scale": K**-0.5}, floats=("query", "states"))
+    inputs |= key_bias(generator, H, N) if biased else {}
+    flags = ["biased"] * biased + [f"{key}{value}" for key, value in attributes.items()]
+    sizes = f"B{B}-M{M}-H{H}-G{G}-K{K}-N{N}-spread{spread}-rotary{rotary}-scaled{int(scaled)}"
+    name = "-".join([sizes, *flags, f"seed{seed}"])
+    return Case(name, inputs, {"scale": K**-0.5, **attributes}, floats=("query", "states"))
 
 
 def cases() -> list[Case]:
@@ -59,6 +64,9 @@ def cases() -> list[Case]:
         random_case(9, B=1, M=2, H=3, G=3, K=64, N=40, rotary=32, spread=5.0),
         random_case(10, B=2, M=3, H=4, G=2, K=12, N=41, rotary=8, scaled=True),
         random_case(11, B=1, M=2, H=4, G=4, K=16, N=20, scaled=True),
+        random_case(12, B=2, M=3, H=4, G=2, K=16, N=40, spread=5.0, softcap=3.0),
+        random_case(13, B=2, M=2, H=6, G=1, K=48, N=33, biased=True),
+        random_case(14, B=1, M=3, H=6, G=2, K=8, N=70, rotary=4, scaled=True, biased=True, softcap=2.0),
     ]
 
 
@@ -75,6 +83,7 @@ def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     scores = dtype(case.attributes["scale"]) * np.einsum("bmgqk,bgnk->bmgqn", grouped, keys)
     if "key_scales" in case.inputs:
         scores = scores * case.inputs["key_scales"].astype(dtype)[:, None, :, None]
+    scores = finished_scores(scores, case)
     mask = case.inputs["mask"][:, None, None, None, :]
     weights, lse = softmax_with_lse(np.where(mask, scores, dtype(-np.inf)))
     output = np.einsum("bmgqn,bne->bmgqe", weights, states)

@@ -9,8 +9,8 @@ void latent_attention(const LatentAttentionArguments<float>& a, const Parallel& 
   const SourceRows keys{a.states, N * E, K, E, a.K};
   const SourceRows values{a.states, N * E, 0, E, static_cast<int>(E)};
   const Rotation rotation{a.cosines, a.sines, a.rotary};
-  attend_source({a.B, a.M, a.H, a.G, a.N, a.scale, a.weight_threshold, a.query, keys, values, a.mask, rotation,
-                 a.key_scales, a.output, a.lse},
+  attend_source({a.B, a.M, a.H, a.G, a.N, a.scale, a.softcap, a.weight_threshold, a.query, keys, values, a.mask,
+                 rotation, a.key_scales, a.key_bias, a.key_bias_positions, a.output, a.lse},
                 parallel);
 }
 

@@ -72,9 +72,13 @@ struct LatentProblem {
   __device__ float key_scale(int j, int n) const {
     return a.key_scales[(static_cast<long long>(sample) * a.G + first_group(j)) * a.N + n];
   }
+  // PLAIN: of a kernel that is not launched where there is a cap or a bias.
+  template <bool PLAIN>
   __device__ float score(int j, int n, float dot) const {
-    if (!a.key_scales) return a.scale * dot;
-    return a.scale * dot * key_scale(j, n);
+    float score = a.key_scales ? a.scale * dot * key_scale(j, n) : a.scale * dot;
+    if (PLAIN) return score;
+    score = capped(score, a.softcap);
+    return a.key_bias ? score + a.key_bias[static_cast<long long>(head(j)) * a.key_bias_positions + n] : score;
   }
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {

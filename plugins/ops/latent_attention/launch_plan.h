@@ -30,7 +30,8 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   LatentAttentionPlan plan = {};
   const bool aligned = a.K % NUMBERS == 0 && aligned_16(a.query) && aligned_16(a.states) && aligned_16(a.output) &&
                        aligned_16(a.cosines) && aligned_16(a.sines);
-  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && aligned && a.rotary % 16 == 0)
+  const bool plain = a.softcap == 0 && a.key_bias == nullptr;
+  if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && plain && aligned && a.rotary % 16 == 0)
     plan.tensor_core = plan_tensor_core(D, queries, gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
   plan.queries = tensor_core ? 16 * plan.tensor_core.tiles : SIMT_QUERIES;

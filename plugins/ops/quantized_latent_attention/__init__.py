@@ -9,6 +9,7 @@ the rows' worth; the kernel splits queries and weights as QuantizedSourceAttenti
 from __future__ import annotations
 
 from tightbeam.plugins.ops._byte_rows import worth_of
+from tightbeam.plugins.ops._softmax import KEY_BIAS
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.schema import FLOAT, Input, Operator
 
@@ -22,6 +23,7 @@ QUANTIZED_LATENT_ATTENTION = Operator(
         Input("states_bytes", "int8", "B, N, G K", "keys and values at once, for all beams"),
         Input("states_scale", "float32", "B, N", "worth of one of a position's integers"),
         Input("mask", "bool", "B, N", "True where a position counts"),
+        KEY_BIAS,
     ),
     LATENT_ATTENTION.outputs,
     lambda present: worth_of("states") + LATENT_ATTENTION.body(present),

@@ -21,7 +21,7 @@ def random_case(seed: int, **sizes: Any) -> Case:
 
 def cases() -> list[Case]:
     """Those of LatentAttention without rotation and factors; more positions and numbers than one stretch has."""
-    plain = [case for case in latent_attention.cases() if len(case.inputs) == 3]
+    plain = [case for case in latent_attention.cases() if not case.inputs.keys() & {"cosines", "key_scales"}]
     return [*map(_quantized, plain), random_case(20, B=1, M=5, H=4, G=1, K=600, N=1100)]
 
 
@@ -53,5 +53,6 @@ def _quantized(case: Case) -> Case:
         "states_bytes": quantized,
         "states_scale": scale,
         "mask": case.inputs["mask"],
+        **{name: bias for name, bias in case.inputs.items() if name == "key_bias"},
     }
     return Case(case.name, inputs, case.attributes, floats=("query",))

@@ -7,7 +7,8 @@ void quantized_latent_attention(const QuantizedLatentAttentionArguments<float>& 
   const size_t N = a.N, K = a.K, E = a.G * K;
   const ByteSourceRows keys{a.states, N * E, K, E, a.K, a.states_scale, N, 0};
   const ByteSourceRows values{a.states, N * E, 0, E, static_cast<int>(E), a.states_scale, N, 0};
-  attend_bytes({a.B, a.M, a.H, a.G, a.N, a.scale, a.weight_threshold, a.query, keys, values, a.mask, a.output, a.lse},
+  attend_bytes({a.B, a.M, a.H, a.G, a.N, a.scale, a.softcap, a.weight_threshold, a.query, keys, values, a.mask,
+                a.key_bias, a.key_bias_positions, a.output, a.lse},
                parallel);
 }
 

@@ -10,6 +10,7 @@ rows of 8 bits, and likewise each query's weights, 15 and 14 bits of the largest
 from __future__ import annotations
 
 from tightbeam.plugins.ops._byte_rows import worth_of
+from tightbeam.plugins.ops._softmax import KEY_BIAS
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.schema import FLOAT, Input, Operator
 
@@ -25,6 +26,7 @@ QUANTIZED_SOURCE_ATTENTION = Operator(
         Input("value_bytes", "int8", "B, G, N, V", "as the keys"),
         Input("value_scale", "float32", "B, G, N", "worth of one of a value's integers"),
         Input("mask", "bool", "B, N", "True where a position counts: one at least, unless there is lse"),
+        KEY_BIAS,
     ),
     SOURCE_ATTENTION.outputs,
     lambda present: worth_of("key", "value") + SOURCE_ATTENTION.body(present),

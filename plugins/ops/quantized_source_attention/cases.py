@@ -79,5 +79,6 @@ def _quantized(case: Case) -> Case:
         "value_bytes": value[0],
         "value_scale": value[1],
         "mask": case.inputs["mask"],
+        **{name: bias for name, bias in case.inputs.items() if name == "key_bias"},
     }
     return Case(case.name, inputs, case.attributes, floats=("query",))

@@ -3,6 +3,9 @@
 Head h reads key head h G / H. Where no position counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another
 attention merge its attention state with this one: it is then the prefix of BeamAttention.
 
+Order of what makes a score: ``scale``, ``softcap``, ``key_bias``. On a GPU a node with one of the latter two runs
+without tensor cores.
+
 ``weight_threshold`` is a permission, and not exact (Slim attention, section 3): a position of which no query takes so
 much need not be read for its value. The softmax itself, and ``lse``, are over all positions. The CPU kernel makes use
 of it; the CUDA kernels and the function below leave nothing out.
@@ -10,7 +13,7 @@ of it; the CUDA kernels and the function below leave nothing out.
 
 from __future__ import annotations
 
-from tightbeam.plugins.ops._softmax import MASKED_SOFTMAX
+from tightbeam.plugins.ops._softmax import KEY_BIAS, MASKED_SOFTMAX, SOFTCAP, capped, key_biased
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["SOURCE_ATTENTION"]
@@ -74,7 +77,10 @@ ATTEND_WITH_LSE = """    grouped_output = MatMul (weights, value)
 
 
 def _body(present: frozenset[str]) -> str:
-    return BY_SAMPLE + (SCORES + MASKED_SOFTMAX + ATTEND_WITH_LSE if "lse" in present else PLAIN)
+    if not present & {"lse", "softcap", "key_bias"}:
+        return BY_SAMPLE + PLAIN
+    scores = key_biased(capped(SCORES, "plain_scores", present), "plain_scores", present, beams_first=False)
+    return BY_SAMPLE + scores + MASKED_SOFTMAX + ATTEND_WITH_LSE
 
 
 SOURCE_ATTENTION = Operator(
@@ -85,6 +91,7 @@ SOURCE_ATTENTION = Operator(
         Input("key", FLOAT, "B, G, N, K", "keys, once a sample, for all its beams"),
         Input("value", FLOAT, "B, G, N, V", "as the keys"),
         Input("mask", "bool", "B, N", "True where a position counts: one at least, unless there is lse"),
+        KEY_BIAS,
     ),
     (
         Output("output", FLOAT, "B M, H V", "attention over the positions that count"),
@@ -94,5 +101,6 @@ SOURCE_ATTENTION = Operator(
     (
         Attribute("scale", "float", "factor on the scores"),
         Attribute("weight_threshold", "float", "weights below it may count as 0; 0: none", default=0.0),
+        SOFTCAP,
     ),
 )

@@ -12,12 +12,15 @@ template <class Float>
 struct SourceAttentionArguments {
   int B, M, H, G, K, V, N;
   float scale;
+  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: none
   float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+  int key_bias_positions;
 
-  const Float* query;  // [R, H K]
-  const Float* key;    // [B, G, N, K]: once a sample
-  const Float* value;  // [B, G, N, V]
-  const bool* mask;    // [B, N]: which positions count
+  const Float* query;     // [R, H K]
+  const Float* key;       // [B, G, N, K]: once a sample
+  const Float* value;     // [B, G, N, V]
+  const bool* mask;       // [B, N]: which positions count
+  const float* key_bias;  // [H, key_bias_positions]: added to the scores by position; or null
 
   Float* output;  // [R, H V]
   float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null

@@ -13,6 +13,7 @@ void source_attention(const SourceAttentionArguments<float>& a, const Parallel& 
                  a.G,
                  a.N,
                  a.scale,
+                 a.softcap,
                  a.weight_threshold,
                  a.query,
                  keys,
@@ -20,6 +21,8 @@ void source_attention(const SourceAttentionArguments<float>& a, const Parallel& 
                  a.mask,
                  {},
                  nullptr,
+                 a.key_bias,
+                 a.key_bias_positions,
                  a.output,
                  a.lse},
                 parallel);

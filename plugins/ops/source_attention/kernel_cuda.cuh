@@ -40,10 +40,10 @@ struct SourceBlock {
 
 template <class Float>
 struct SourceRows {
+  const SourceAttentionArguments<Float>& a;
   const Float *keys, *values;
   const bool* mask;
-  float scale;
-  int begin, end, K, V;
+  int begin, end, K, V, first_query, first_head;
   static constexpr bool has_rotation = false;
 
   __device__ int look_up(int t) const { return mask[t] ? 0 : -1; }
@@ -51,7 +51,12 @@ struct SourceRows {
     *key = keys + static_cast<long long>(t) * K;
     *value = values + static_cast<long long>(t) * V;
   }
-  __device__ float score(int, int, float dot) const { return scale * dot; }
+  __device__ float score(int q, int t, float dot) const {
+    const float score = capped(a.scale * dot, a.softcap);
+    if (!a.key_bias) return score;
+    const int head = first_head + (first_query + q) % (a.H / a.G);
+    return score + a.key_bias[static_cast<long long>(head) * a.key_bias_positions + t];
+  }
   __device__ void rotation(int, int, float*, float*) const {}
 };
 
@@ -74,14 +79,16 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   const long long first_position = (static_cast<long long>(block.sample) * a.G + block.g) * a.N;
-  const SourceRows<Float> rows = {a.key + first_position * a.K,
+  const SourceRows<Float> rows = {a,
+                                  a.key + first_position * a.K,
                                   a.value + first_position * a.V,
                                   a.mask + static_cast<long long>(block.sample) * a.N,
-                                  a.scale,
                                   block.begin,
                                   block.end,
                                   a.K,
-                                  a.V};
+                                  a.V,
+                                  block.first_query,
+                                  block.g * (a.H / a.G)};
   RowStream<Float, QUERIES, CHUNKS, SourceRows<Float>> stream;
   stream.run(rows, query, plan.K_padded, plan.lanes, warp, plan.parts, first_column);
   stream.store(all_softmax + warp * QUERIES, all_sums + warp * QUERIES * columns, plan.lanes);

@@ -36,7 +36,8 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
   SourceAttentionPlan plan = {};
   plan.aligned =
       a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && aligned_16(a.query) && aligned_16(a.key) && aligned_16(a.value);
-  plan.tensor_core = sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && a.K <= 128 && a.V <= 128;
+  const bool plain = a.softcap == 0 && a.key_bias == nullptr;
+  plan.tensor_core = sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && plain && a.K <= 128 && a.V <= 128;
   int blocks, slices = 1;
   if (plan.tensor_core) {
     plan.width = a.K <= 64 && a.V <= 64 ? 64 : 128;
