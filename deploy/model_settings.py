@@ -150,8 +150,10 @@ class ModelSettings:
         """Options that this runtime can follow. Raises GenerationError."""
         if options.trie is not None and self._runtime.trie_obstacle:
             raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
-        if options.num_beam_groups > 1 and (obstacle := self._runtime.groups_obstacle):
-            raise GenerationError(f"num_beam_groups={options.num_beam_groups} cannot be used: {obstacle}")
+        if options.candidate_groups > 1 and (obstacle := self._runtime.groups_obstacle):
+            groups = f"num_beam_groups={options.num_beam_groups}"
+            asked = f"do_sample with num_beams={options.num_beams}" if options.samples_beams else groups
+            raise GenerationError(f"{asked} cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
             raise GenerationError(
                 f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"

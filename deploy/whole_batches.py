@@ -111,7 +111,7 @@ class WholeBatches(ModelInputs):
         P = first_length(prompt)
         positions = max(own.max_length for own in each) - P  # the last token is never fed back
         with self._lock:
-            groups = options.num_beam_groups
+            groups = options.candidate_groups
             decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P, groups)
             beginnings = None if prompt is None else prompt.tokens
             read = source if prompt is None else prompt.tokens

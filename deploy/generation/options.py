@@ -50,8 +50,8 @@ class GenerationOptions:
     vocab_size : int
         Tokens that the model scores.
     num_beams : int
-        M, rows of a sample: beams; 1 in greedy search; with sampling the sequences returned, which are drawn side by
-        side.
+        M, rows of a sample: beams; 1 in greedy search; with sampling without beams the sequences returned, which are
+        drawn side by side.
     num_return_sequences : int
         Sequences returned for each sample, at most ``num_beams``.
     length_penalty : float
@@ -106,6 +106,8 @@ class GenerationOptions:
         Groups of the beams in diverse beam search, all of one size; 1 in any other search.
     diversity_penalty : float
         Taken off the score of a token for each beam of an earlier group that has just chosen it.
+    samples_beams : bool
+        True where the continuations of beams are drawn: beam sampling.
     force_words_ids : tuple of tuple of tuple of int
         Words that must occur, each with its alternatives; empty forces none.
     given : int
@@ -142,6 +144,7 @@ class GenerationOptions:
     recording: RecordingSettings | None = None
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
+    samples_beams: bool = False
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
     given: int = 0
     trie: Trie | None = None
@@ -153,8 +156,8 @@ class GenerationOptions:
         In diverse beam search they are those of each group: as many for its beams, and those that can be penalised,
         which are at most as many tokens of each row as there are beams in other groups.
 
-        With sampling they are those that are kept, where so many suffice; a power of two, so that settings share
-        batches.
+        With sampling they are those of each row that are kept, where so many suffice; a power of two, so that settings
+        share batches.
         """
         if self.samples_candidates:
             assert self.sampling is not None
@@ -165,9 +168,26 @@ class GenerationOptions:
 
     @property
     def samples_candidates(self) -> bool:
-        """True where tokens are drawn among the candidates of a step: one row, of which a few tokens are kept."""
-        few = self.sampling is not None and self.num_beams == 1 and 0 < self.sampling.top_k <= MOST_CANDIDATES
+        """True where tokens are drawn among the candidates of a step: of a row or beams, a few tokens are kept."""
+        alone = self.num_beams == 1 or self.samples_beams
+        few = self.sampling is not None and alone and 0 < self.sampling.top_k <= MOST_CANDIDATES
         return few and self.timestamps is None and self.measured is None
+
+    @property
+    def candidate_groups(self) -> int:
+        """Groups of a sample's rows that have candidates of their own: those of beams; each beam in beam sampling."""
+        return self.num_beams if self.samples_beams and self.samples_candidates else self.num_beam_groups
+
+    @property
+    def drawn(self) -> int:
+        """The continuations that a step of beam sampling draws."""
+        return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
+
+    @property
+    def rows_asked(self) -> str:
+        """The setting that asks for M rows, as errors show it."""
+        several = self.sampling is not None and not self.samples_beams
+        return f"{'num_return_sequences' if several else 'num_beams'}={self.num_beams}"
 
     def for_input(self, *source: Sequence[int] | Array, entropy: bytes = b"") -> GenerationOptions:
         """Return these options for one input, on which its draws depend.
@@ -191,7 +211,8 @@ class GenerationOptions:
     def kind(self) -> str:
         """The kind of search, which samples of one batch share."""
         if self.sampling is not None:
-            return "among candidates" if self.samples_candidates else "from rows"
+            drawn = "among candidates" if self.samples_candidates else "from rows"
+            return f"drawn beams {drawn}" if self.samples_beams else drawn
         if self.num_beam_groups > 1:
             return f"{self.num_beam_groups} groups of beams"
         if self.force_words_ids:
@@ -218,8 +239,8 @@ class GenerationOptions:
             return self.scoring.asked
         if self.sampling is None or self.samples_candidates:
             return ""
-        if self.num_beams > 1:
-            return f"num_return_sequences={self.num_beams}"
+        if self.num_beams > 1 and not self.samples_beams:
+            return self.rows_asked
         return f"top_k={self.sampling.top_k}"
 
     @property
@@ -230,7 +251,7 @@ class GenerationOptions:
         if self.sampling is None or self.measured is not None:
             return "leave it out"
         top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
-        return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 else top_k
+        return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 and not self.samples_beams else top_k
 
     @property
     def begin(self) -> int:
@@ -251,7 +272,7 @@ class GenerationOptions:
     @property
     def normalize(self) -> bool:
         """True where scores are log-probabilities (beam search), False where they are logits (greedy search)."""
-        return self.num_beams > 1 and self.sampling is None
+        return self.num_beams > 1 and (self.sampling is None or self.samples_beams)
 
     @property
     def fill_token_id(self) -> int:
@@ -348,15 +369,12 @@ def resolve_layers(
         raise fields.error("trie", "does not go with return_timestamps", "leave one out")
     sampling = read_sampling(fields)
     groups, diversity_penalty = read_groups(fields, num_beams)
-    if sampling is not None:
-        if num_beams > 1:
-            raise fields.error(
-                "num_beams",
-                "with do_sample is beam sampling, which is not supported",
-                "pass num_beams=1 or do_sample=False",
-            )
-        num_beams = returned
     eos = fields.tokens("eos_token_id", may_be_one=True)
+    samples_beams = sampling is not None and num_beams > 1
+    if sampling is not None and samples_beams:
+        sampling = sampling.for_beams(len(eos))
+    elif sampling is not None:
+        num_beams = returned
     bos, pad, start = (fields.token(name) for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"))
     start = bos if start is None else start
     if prompt_length is not None:
@@ -391,9 +409,10 @@ def resolve_layers(
         begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
         sampling=sampling,
         timestamps=timestamps,
-        scoring=read_scoring(fields, log_probabilities=num_beams > 1 and sampling is None),
+        scoring=read_scoring(fields, log_probabilities=num_beams > 1 and (sampling is None or samples_beams)),
         num_beam_groups=groups,
         diversity_penalty=diversity_penalty,
+        samples_beams=samples_beams,
         force_words_ids=read_forced_words(fields, num_beams),
         given=len(given_tokens),
         trie=read_constraint(fields),

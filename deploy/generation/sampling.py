@@ -39,6 +39,8 @@ class Sampling:
     typical_p : float
         The fewest tokens whose information is nearest to the expected one, with this probability together, are kept;
         1 keeps all.
+    keep : int
+        The tokens that are kept in any case; more than one with beams.
     seed : int or None
         None: the system's entropy, for every input anew.
     key : bytes
@@ -50,6 +52,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    keep: int = 1
     seed: int | None = None
     key: bytes = b""
 
@@ -57,6 +60,11 @@ class Sampling:
     def truncates(self) -> bool:
         """True where some tokens may be left out."""
         return bool(self.top_k) or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
+
+    def for_beams(self, ends: int) -> Sampling:
+        """Return these settings for beams that any of so many tokens ends: one more than these is kept."""
+        keep = max(2, 1 + ends)
+        return replace(self, keep=keep, top_k=max(self.top_k, keep) if self.top_k else 0)
 
     def for_input(self, *source: Iterable[int] | Array, entropy: bytes = b"") -> Sampling:
         """Return these settings with the key of one input: a digest of the seed and of what the model is given.

@@ -75,7 +75,7 @@ class WholeBatch(Batch):
         source, mask = padded(samples)
         first, history = samples[0].options, max(sample.options.max_length for sample in samples) - 1
         cached = max(sample.cached for sample in samples)
-        P, groups = history + 1 - cached, first.num_beam_groups
+        P, groups = history + 1 - cached, first.candidate_groups
         decoding = runtime.begin(source, mask, first.num_beams, cached, first.candidates, P, groups)
         super().__init__(decoding, samples[0], callback)
         for sample in samples:
@@ -103,7 +103,7 @@ class JoiningBatch(Batch):
         self._places = min(places, runtime.most_samples)
         self._encoded: deque[tuple[Sample, Encoded, int]] = deque()
         self._joining: JoiningDecoding = runtime.open(
-            self._places, options.num_beams, options.candidates, options.num_beam_groups
+            self._places, options.num_beams, options.candidates, options.candidate_groups
         )
         self._joining.reserve(
             width=max(sample.width for sample in samples),

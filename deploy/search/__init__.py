@@ -1,4 +1,4 @@
-"""Greedy search, beam search, diverse beam search, sampling: in numpy, after transformers; one file a search."""
+"""Greedy search, beam search (diverse, constrained) and sampling: in numpy, after transformers; one file a search."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.beam import BeamSearch
+from tightbeam.deploy.search.beam_sampling import BeamSampleSearch
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 from tightbeam.deploy.search.forced_words import ForcedWordsSearch
 from tightbeam.deploy.search.greedy import GreedySearch
@@ -39,8 +40,9 @@ def new_search(step: Step, options: GenerationOptions, callback: SearchCallback)
         return GroupBeamSearch(step, options, callback)
     if options.force_words_ids:
         return ForcedWordsSearch(step, options, callback)
-    kind = SampleSearch if options.sampling is not None else BeamSearch if options.normalize else GreedySearch
-    return kind(step, options.num_beams, callback)
+    if options.sampling is not None:
+        return (BeamSampleSearch if options.samples_beams else SampleSearch)(step, options.num_beams, callback)
+    return (BeamSearch if options.normalize else GreedySearch)(step, options.num_beams, callback)
 
 
 def search(

@@ -47,7 +47,7 @@ class Place:
     pool : int64 [M, max_length] or None
         The finished sequences of beam search; None before there are any.
     draws : float64 [M, new tokens] or None
-        The random numbers of sampling.
+        The random numbers of sampling; of beam sampling [new tokens, K].
     trail : Trail or None
         The scores of tokens, where they are asked for.
     measures : Measures or None
@@ -206,12 +206,15 @@ class BatchSearch:
         tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
         prompted = lengths < self.beginnings
         banned = self._banned(history, prompted)
-        scores = np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
-        found = self.step(StepInputs(tokens, history, lengths, self.parents, scores, banned, self.nodes))
+        found = self.step(StepInputs(tokens, history, lengths, self.parents, self.step_scores(), banned, self.nodes))
         for index, place in enumerate(self.places):
             if place.measures is not None and found.rows is not None:
                 place.measures.hear(int(lengths[index]), found.rows.logits[index * self.M])
         return found, prompted
+
+    def step_scores(self) -> Floats:
+        """The scores float32 [B, M] that a step adds to those of its tokens."""
+        return np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
 
     def measure(self, prompted: Bools, tokens: Ints, parents: Ints) -> None:
         """Measure the tokens int64 [B, M] that continue the rows ``parents`` int64 [B, M], but for decoder prompts."""

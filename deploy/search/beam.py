@@ -40,7 +40,14 @@ class BeamSearch(BatchSearch):
     ends when every sample is hopeless, or all pools are full under early_stopping=True, hence not before each pool is
     final by the same rule. Later steps change nothing, not even the padding, which depends on the returned sequences
     alone.
+
+    Attributes
+    ----------
+    descending : bool
+        True where the candidates of a step are in the order of their scores.
     """
+
+    descending = True
 
     def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
         self.pool_scores = np.zeros((0, num_beams), np.float32)
@@ -80,7 +87,7 @@ class BeamSearch(BatchSearch):
         new = self.lengths + 1 - self.beginnings  # [B], new tokens with those of this step
         self._offer(candidates, ends, new)
 
-        chosen = _open_candidates(candidates, ends, self.M)
+        chosen = _open_candidates(candidates, ends, self.M, descending=self.descending)
         self.scores, self.parents = chosen.scores, chosen.beams
         self.measure(prompted, chosen.tokens, self.parents)
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
@@ -162,10 +169,10 @@ class BeamSearch(BatchSearch):
         )
 
 
-def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:
+def _open_candidates(candidates: Candidates, ends: Bools, count: int, *, descending: bool) -> Candidates:
     """Return the best candidates [B, count] in arrays of their own; those that end, bool [B, C], come last."""
     scores, beams, tokens = candidates.scores, candidates.beams, candidates.tokens
-    if not ends.any():  # in order already
+    if descending and not ends.any():  # in order already
         return Candidates(scores[:, :count].copy(), beams[:, :count].copy(), tokens[:, :count].copy())
     scores = scores + np.where(ends, OUT, IN)
     order = best(scores, count)

@@ -19,7 +19,7 @@ from tightbeam.deploy.search.step import Candidates, SearchResult, Step
 from tightbeam.deploy.search.token_scores import RowScores
 from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row, kept_scores, row_weights, warped_scores
 
-__all__ = ["SampleSearch"]
+__all__ = ["NONE_LEFT", "SampleSearch", "keyed_settings", "settings_of"]
 
 NONE_LEFT = "every token is banned, so that none can be drawn; ban fewer"
 
@@ -45,8 +45,7 @@ class SampleSearch(BatchSearch):
         self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
     ) -> None:
         super().join(number, options, beginning, source)
-        sampling, place = settings_of(options), self.places[-1]
-        keyed = sampling if sampling.key else sampling.for_input()
+        keyed, place = keyed_settings(options), self.places[-1]
         count = options.max_length - place.P
         place.draws = np.stack([keyed.uniforms(sequence, count) for sequence in range(self.M)])
         self.ended = np.concatenate([self.ended, np.zeros((1, self.M), np.bool_)])
@@ -148,6 +147,12 @@ class SampleSearch(BatchSearch):
         place: Place = self.places[index]
         assert place.draws is not None
         return float(place.draws[row, max(0, int(self.lengths[index]) - place.P)])
+
+
+def keyed_settings(options: GenerationOptions) -> Sampling:
+    """The settings of sampling of a sample that samples, with a key of random numbers."""
+    sampling = settings_of(options)
+    return sampling if sampling.key else sampling.for_input()
 
 
 def settings_of(options: GenerationOptions) -> Sampling:

@@ -16,7 +16,7 @@ from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.rows import largest
 from tightbeam.plugins.draw import native_draw
 
-__all__ = ["Warpers", "drawn", "drawn_from_row", "kept_scores", "row_weights", "warped_scores"]
+__all__ = ["Warpers", "drawn", "drawn_from_row", "drawn_in_turn", "kept_scores", "row_weights", "warped_scores"]
 
 LISTED = 256
 """The most likely tokens of a row that are looked at, before all of them are."""
@@ -39,7 +39,8 @@ class Warpers:
         self.top_k = column([each.top_k for each in settings], np.int64)
         self.top_p = column([each.top_p for each in settings], np.float64)
         self.min_p = column([each.min_p for each in settings], np.float64)
-        self._typical = [(row, each.typical_p) for row, each in enumerate(settings) if each.typical_p < 1]
+        self.keep = column([each.keep for each in settings], np.int64)
+        self._typical = [(row, each.typical_p, each.keep) for row, each in enumerate(settings) if each.typical_p < 1]
         self._cuts_p, self._cuts_min = bool((self.top_p < 1).any()), bool((self.min_p > 0).any())
 
     def weights(self, scores: Floats, rest: float = 0.0) -> Floats:
@@ -63,17 +64,21 @@ class Warpers:
         if self._cuts_p:
             mass = weights.cumsum(axis=1)
             cut = (mass - weights >= self.top_p * (mass[:, -1:] + rest)) & (self.top_p < 1)
-            cut[:, 0] = False
-            weights[cut] = 0
+            weights[cut & self._beyond(weights)] = 0
         if self._cuts_min:
-            weights[weights < self.min_p] = 0
-        for row, share in self._typical:
-            weights[row] = _typical(weights[row], share)
+            weights[(weights < self.min_p) & self._beyond(weights)] = 0
+        for row, share, keep in self._typical:
+            weights[row] = _typical(weights[row], share, keep)
         return weights
 
+    def _beyond(self, weights: Floats) -> Bools:
+        """The tokens bool [R, n] that are not among the best ones that stay in any case."""
+        beyond: Bools = np.arange(weights.shape[1]) >= self.keep
+        return beyond
 
-def _typical(weights: Floats, mass: float) -> Floats:
-    """Weights [n] of which only those of ``typical_p`` are left."""
+
+def _typical(weights: Floats, mass: float, keep: int) -> Floats:
+    """Weights [n] of which only those of ``typical_p`` are left, and ``keep`` at least."""
     tokens = np.flatnonzero(weights)
     shares = weights[tokens] / weights.sum()
     information = -np.log(shares)
@@ -81,7 +86,7 @@ def _typical(weights: Floats, mass: float) -> Floats:
     order = np.argsort(distance, kind="stable")
     last = min(int((shares[order].cumsum() < mass).sum()), len(order) - 1)
     kept = np.zeros_like(weights)
-    near = tokens[distance <= distance[order[last]]]
+    near = tokens[(distance <= distance[order[last]]) | np.isin(np.arange(len(order)), order[:keep])]
     kept[near] = weights[near]
     return kept
 
@@ -110,6 +115,38 @@ def drawn(tokens: Ints, weights: Floats, uniforms: Floats) -> Ints:
     place = (shares <= below[:, None]).sum(axis=1)
     chosen: Ints = np.take_along_axis(np.take_along_axis(tokens, order, axis=1), place[:, None], axis=1)[:, 0]
     return chosen
+
+
+def drawn_in_turn(weights: Floats, uniforms: Floats) -> Ints:
+    """Draw several places one after another, none twice, each by its share of what is left.
+
+    Parameters
+    ----------
+    weights : float64 [n]
+    uniforms : float64 [K]
+        Random numbers in [0, 1).
+
+    Returns
+    -------
+    int64 [K]
+        Places in the order in which they were drawn; fewer where fewer weigh anything.
+    """
+    left = np.zeros((-(-len(weights) // LISTED), LISTED))
+    left.reshape(-1)[: len(weights)] = weights
+    sums, chosen = left.sum(axis=1), []
+    for uniform in uniforms.tolist():
+        ends = sums.cumsum()
+        if not len(ends) or not ends[-1] > 0:
+            break
+        below = min(uniform * ends[-1], np.nextafter(ends[-1], 0))
+        block = int(ends.searchsorted(below, side="right"))
+        within = left[block].cumsum()
+        place = int(within.searchsorted(below - (ends[block - 1] if block else 0), side="right"))
+        place = min(place, int(np.flatnonzero(left[block])[-1]))  # the sum may be rounded up
+        left[block, place] = 0
+        sums[block] = left[block].sum()
+        chosen.append(block * LISTED + place)
+    return np.array(chosen, np.int64)
 
 
 def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float, best: float = np.nan) -> int:
@@ -147,7 +184,7 @@ def row_weights(scores: Floats, sampling: Sampling) -> tuple[Floats, Ints | None
     np.exp(weights, out=weights)
     if not sampling.truncates:
         return weights, None
-    tokens = largest(scores, sampling.top_k or (len(scores) if sampling.typical_p < 1 else LISTED))
+    tokens = largest(scores, sampling.top_k or (len(scores) if sampling.typical_p < 1 else max(LISTED, sampling.keep)))
     complete = sampling.top_k or len(tokens) == len(scores)
     rest = 0.0 if complete else max(0.0, float(weights.sum(dtype=np.float64) - weights[tokens].sum(dtype=np.float64)))
     kept = Warpers([sampling]).weights(scores[None, tokens], rest)

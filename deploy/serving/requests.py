@@ -88,9 +88,8 @@ class RequestParser:
         runner = self._runner
         settings, truncate, options = self._options(request.parameters, 1)
         if options.num_beams > self._max_rows:
-            name = "num_beams" if options.sampling is None else "num_return_sequences"
             raise InputError(
-                f"{name}={options.num_beams} is more than the {self._max_rows} rows that this server runs together; "
+                f"{options.rows_asked} is more than the {self._max_rows} rows that this server runs together; "
                 f"pass {self._max_rows} or less"
             )
         name = _source_name(runner, request)

@@ -144,10 +144,9 @@ class _Reader:
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise GenerationError for settings that no source can be run with."""
         options = self.model.options_for(1, settings)
-        beams, name = options.num_beams, "num_beams" if options.sampling is None else "num_return_sequences"
-        if beams > self.max_rows:
+        if options.num_beams > self.max_rows:
             raise GenerationError(
-                f"{name}={beams} is more than the {self.max_rows} rows that run together; "
+                f"{options.rows_asked} is more than the {self.max_rows} rows that run together; "
                 f"pass {self.max_rows} or less, or a larger --max-rows"
             )
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.export.accuracy.draws import bundle_draws
 from tightbeam.export.accuracy.float64 import softmax_in
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
@@ -164,8 +165,9 @@ def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -
     """The bundle's draws, where a setting has a seed."""
     if SEED not in settings:
         return nullcontext()
-    returned = settings.get("num_return_sequences", checkpoint.generation_config.get("num_return_sequences", 1))
-    return bundle_draws(samples.rows, settings[SEED], returned, settings["max_new_tokens"])
+    options = options_for(checkpoint.generation_config, settings, checkpoint.sizes, speech=checkpoint.family.is_speech)
+    streams, drawn = (1, options.drawn) if options.samples_beams else (options.num_beams, 1)
+    return bundle_draws(samples.rows, settings[SEED], streams, settings["max_new_tokens"] * drawn)
 
 
 def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:

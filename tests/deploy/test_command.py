@@ -397,7 +397,7 @@ def test_wrong_arguments_are_one_line_errors(
         (b"[" * 100_000, "as JSON"),
         (b"[4]", "holds no JSON object"),
         (b'{"num_beam": 4}', "did you mean num_beams?"),
-        (b'{"do_sample": true, "num_beams": 2}', "beam sampling"),
+        (b'{"do_sample": true, "num_beams": 2, "top_h": 0.5}', "top_h"),
         (b'{"num_beams": "4"}', "num_beams='4'"),
         (b'{"length_penalty": NaN}', "finite"),
         (b'{"bad_words_ids": [[]]}', "bad_words_ids"),

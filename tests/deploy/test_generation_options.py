@@ -248,9 +248,8 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
     [
         ({"do_sample": "yes"}, f"do_sample='yes' {CALL} is neither true nor false; pass True or False"),
         (
-            {"do_sample": True, "num_beams": 2},
-            f"num_beams=2 {CALL} with do_sample is beam sampling, which is not supported; "
-            "pass num_beams=1 or do_sample=False",
+            {"do_sample": True, "num_beams": 2, "num_return_sequences": 3},
+            f"num_return_sequences=3 {CALL} is more than num_beams=2 can give; pass 2 or less",
         ),
         (
             {"do_sample": True, "temperature": 0},

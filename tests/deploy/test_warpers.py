@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.chi_square import MOST, chi_square
 from support.warpers import torch_probabilities
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.rows import largest
@@ -95,20 +96,6 @@ def test_row_draws_what_the_distribution_says(settings: dict[str, Any]) -> None:
             assert low - 1e-5 <= uniform * ends[-1] <= high + 1e-5
 
 
-def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """Pearson's statistic as standard deviations of a normal distribution (Wilson and Hilferty 1931); infinite for a
-    token that cannot be drawn."""
-    kept = probabilities > 0
-    if counts[~kept].any():
-        return float("inf")
-    expected = counts.sum() * probabilities[kept]
-    statistic = ((counts[kept] - expected) ** 2 / expected).sum()
-    spread = 2 / (9 * (kept.sum() - 1))
-    return float(((statistic / (kept.sum() - 1)) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
-
-
-MOST = 5.0
-"""Standard deviations that are accepted: one in three million right distributions has more."""
 DRAWS = 20_000
 SCORES = np.log(np.array([0.3, 0.2, 0.15, 0.1, 0.08, 0.07, 0.05, 0.03, 0.015, 0.005], np.float32))
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 8, "top_p": 0.75}

@@ -46,6 +46,8 @@ SAMPLED: tuple[dict[str, Any], ...] = (
     {"top_k": 0, "typical_p": 0.8, "num_return_sequences": 2},
     {"top_k": 20, "num_return_sequences": 3, "eos_token_id": [2, 7, 11], "repetition_penalty": 1.3},
     {"forced_eos_token_id": [3, 4], "num_return_sequences": 2},
+    {"num_beams": 3, "temperature": 1.6, "top_p": 0.9, "num_return_sequences": 2},
+    {"num_beams": 3, "top_k": 0, "eos_token_id": [2, 7, 11], "normalize_logits": True},
 )
 
 
@@ -120,7 +122,8 @@ def test_sampling(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, own: di
     asked = {"do_sample": True, "max_new_tokens": NEW, "return_alternatives": 4, **own}
     found = runner.generate(ids, mask, seed=3, return_token_scores=True, **asked)
     keyed = [Sampling(seed=3).for_input(row[used > 0]) for row, used in zip(ids, mask, strict=True)]
-    numbers = [each.uniforms(sequence, 64) for each in keyed for sequence in range(own.get("num_return_sequences", 1))]
+    streams = 1 if "num_beams" in own else own.get("num_return_sequences", 1)
+    numbers = [each.uniforms(sequence, 200) for each in keyed for sequence in range(streams)]
     with draws_of_ours(monkeypatch, numbers):
         sequences, naive, chosen = of_torch(model, ids, mask, asked)
     np.testing.assert_array_equal(found.sequences, sequences)

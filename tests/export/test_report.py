@@ -32,10 +32,17 @@ def load(bundles: BundleCache, variant: str, family: str = "bart", **changes: An
     return Bundle(bundle.path, bundle.manifest.model_copy(update=changes))
 
 
+@pytest.mark.parametrize(
+    "sampling", [{}, pytest.param({"num_beams": 3, "eos_token_id": [2, 7]}, marks=pytest.mark.slow)], ids=str
+)
 def test_the_command_prints_six_lines(
-    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoints: CheckpointCache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sampling: dict[str, Any],
 ) -> None:
-    folder = checkpoints("bart", tokenizer=True, vocab_size=300, generation={"do_sample": True})
+    folder = checkpoints("bart", tokenizer=True, vocab_size=300, generation={"do_sample": True, **sampling})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["export-model", str(folder), "--output", "b", "--batch-size", "2"])
     with pytest.raises(SystemExit) as exit_:

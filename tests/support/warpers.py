@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerationMixin
 
-__all__ = ["draws_of_ours", "torch_probabilities", "warpers_of"]
+__all__ = ["draws_of_ours", "torch_probabilities", "torch_scores", "warpers_of"]
 
 
 class _Model(GenerationMixin):  # type: ignore[misc]
@@ -38,18 +38,34 @@ def torch_probabilities(settings: dict[str, Any], history: np.ndarray, logits: n
     return found
 
 
+def torch_scores(settings: dict[str, Any], logits: np.ndarray) -> np.ndarray:
+    """The warped log-probabilities [R, vocabulary] that beam search of `generate` adds up."""
+    scores = torch.log_softmax(torch.from_numpy(logits.astype(np.float32)), dim=-1)
+    found: np.ndarray = warpers_of(settings)(torch.zeros(len(logits), 1, dtype=torch.long), scores).numpy()
+    return found
+
+
 @contextmanager
 def draws_of_ours(monkeypatch: pytest.MonkeyPatch, uniforms: Sequence[np.ndarray]) -> Iterator[None]:
-    """Let `generate` draw row r's token t by the number ``uniforms[r][t]``, in the order of token ids."""
+    """Let `generate` draw row r by its numbers ``uniforms[r]``, in the order of token ids (with beams, of beams first).
+
+    A step takes as many numbers of a row as it draws. Where nothing has a probability any more, the first of the rest
+    is taken, of which torch takes any.
+    """
     step = 0
 
     def multinomial(probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
         nonlocal step
-        assert num_samples == 1
-        ends = probabilities.double().cumsum(dim=1)
-        numbers = torch.tensor([row[step] for row in uniforms], dtype=torch.float64)[:, None]
-        step += 1
-        return (ends <= numbers * ends[:, -1:]).sum(dim=1, keepdim=True)
+        left, drawn = probabilities.double().clone(), []
+        for number in range(step, step + num_samples):
+            ends = left.clamp(min=0).cumsum(dim=1)
+            numbers = torch.tensor([row[number] for row in uniforms], dtype=torch.float64)[:, None]
+            place = (ends <= numbers * ends[:, -1:]).sum(dim=1, keepdim=True)
+            rest = (left == 0).int().argmax(dim=1, keepdim=True)
+            drawn.append(torch.where(ends[:, -1:] > 0, place, rest))
+            left.scatter_(1, drawn[-1], -1)
+        step += num_samples
+        return torch.cat(drawn, dim=1)
 
     with monkeypatch.context() as patched:
         patched.setattr(torch, "multinomial", multinomial)
