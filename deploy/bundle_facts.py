@@ -77,7 +77,7 @@ def workload_of(
         )
     chosen_tokens = default_tokens if new_tokens is None else new_tokens
     longest = sizes.max_target - chosen_tokens if sizes.decoder_only else sizes.max_source
-    if not manifest.reads_text and source_length is not None:
+    if not (manifest.reads_text or manifest.convolutions) and source_length is not None:
         what = "a speech model's windows have" if manifest.speech else "a model's images have"
         raise InputError(f"--source-length is for text, {what} one length; leave it out")
     if source_length is not None and not 1 <= source_length <= longest:
@@ -251,7 +251,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
 
 
 def _options(manifest: Manifest) -> GenerationOptions:
-    return options_for(manifest.generation, {}, manifest.sizes, speech=manifest.speech is not None)
+    return options_for(manifest.generation, {}, manifest.sizes, speech=manifest.has_windows)
 
 
 def _kind(manifest: Manifest) -> str:

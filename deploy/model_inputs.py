@@ -48,7 +48,7 @@ class ModelInputs(ModelSettings):
         """
         if not isinstance(text, str):
             raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
-        if self.log_mel:
+        if self.is_speech:
             raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
         if self.reads_images:
             raise InputError("this model reads images; pass them instead of text (Runner.read_images)")
@@ -189,6 +189,31 @@ class ModelInputs(ModelSettings):
         """
         options = self._for_one_window(self.options_for(1, settings))
         return Sample(number, options, features, self.manifest.sizes.max_source)
+
+    def sample_of_recording(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
+        """Return a sample of a speech model that takes whole recordings for ``scheduler``.
+
+        Parameters
+        ----------
+        number : int
+            The caller's number of the sample.
+        features : float32 [X, ...]
+            Features of a recording, as `Recordings.features` makes them.
+        settings : mapping
+            Arguments of ``model.generate``, for this sample alone.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
+        assert self.recordings is not None
+        options = self.options_for(1, settings).without_source_tokens("a recording").for_input(features)
+        return Sample(number, options, features, self.recordings.positions(features))
 
     def sample_of_pixels(self, number: int, pixels: Array, settings: Mapping[str, Any]) -> Sample:
         """Return a sample of a model that reads images for ``scheduler``.

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tightbeam.deploy.audio.extractors import recordings_of
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
@@ -38,7 +39,9 @@ class ModelSettings:
         self._runtime = runtime
         self._codec = codec
         speech = bundle.manifest.speech
-        self.log_mel = LogMel.read(bundle.file(speech)) if speech else None
+        windows = bundle.manifest.has_windows
+        self.log_mel = LogMel.read(bundle.file(speech)) if speech and windows else None
+        self.recordings = recordings_of(bundle) if speech and not windows else None
         image = bundle.manifest.image
         self.image_processor = ImageProcessor.read(bundle.file(image)) if image else None
 
@@ -55,7 +58,12 @@ class ModelSettings:
     @property
     def is_speech(self) -> bool:
         """True for a speech model, which takes audio in place of token ids."""
-        return self.log_mel is not None
+        return self.manifest.speech is not None
+
+    @property
+    def has_windows(self) -> bool:
+        """True for a speech model over windows of one length (Whisper), which has settings of its own."""
+        return self.manifest.has_windows
 
     @property
     def reads_images(self) -> bool:
@@ -113,7 +121,7 @@ class ModelSettings:
                 self.manifest.generation,
                 settings,
                 self.manifest.sizes,
-                speech=self.is_speech,
+                speech=self.has_windows,
                 prompt_length=prompt_length,
             )
         )
@@ -163,7 +171,7 @@ class ModelSettings:
     def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Warn the caller of a public method of the settings that have no effect, and return the others."""
         settings, notes = remove_settings_without_effect(
-            given, speech=self.is_speech, defaults=self.manifest.generation
+            given, speech=self.has_windows, defaults=self.manifest.generation
         )
         for note in notes:
             warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=3)

@@ -64,7 +64,9 @@ class Runner(WholeBatches):
     bundle : Bundle
         The bundle that was loaded.
     log_mel : LogMel or None
-        The feature extractor of a speech model; None for others.
+        The feature extractor of a speech model over windows (Whisper); None for others.
+    recordings : Recordings or None
+        The features of a speech model that takes whole recordings; None for others.
     image_processor : ImageProcessor or None
         The image processor of a model that reads images; None for others.
     cache_bytes : (int, int)
@@ -180,7 +182,7 @@ class Runner(WholeBatches):
         >>> result.scores
         array([-0.11889504, -0.0877986 ], dtype=float32)
         """
-        if self.log_mel:
+        if self.is_speech:
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
         if self.reads_images:
             raise InputError("this model reads images; pass them instead of token ids (Runner.read_images)")
@@ -201,14 +203,23 @@ class Runner(WholeBatches):
         return self._generate_ragged(rows, options, settings, callback)
 
     def generate_from_features(
-        self, input_features: Array, *, callback: SearchCallback | None = None, **settings: Any
+        self,
+        input_features: Array,
+        attention_mask: Array | None = None,
+        *,
+        callback: SearchCallback | None = None,
+        **settings: Any,
     ) -> SearchResult:
         """Generate from a speech model's features, like ``model.generate(input_features, **settings)``.
 
         Parameters
         ----------
-        input_features : float32 [B, mels, frames]
-            Log-mel features of whole windows, as `LogMel.features` makes them.
+        input_features : float32 [B, mels, frames] or [B, X, ...]
+            Log-mel features of whole windows, as `LogMel.features` makes them; or those of whole recordings, of
+            `Recordings.features`, padded on the right.
+        attention_mask : integers [B, X], optional
+            1 at the samples or frames of whole recordings, 0 at padding. As in transformers, padding changes what the
+            encoder makes of a shorter recording; `transcribe` runs each without.
         callback : SearchCallback, optional
             Receiver of results while the search runs, the ``callback`` of ``generate``.
         **settings
@@ -229,9 +240,14 @@ class Runner(WholeBatches):
             The runtime failed.
         """
         settings = self._without_effect(settings)
+        if self.recordings is not None:
+            options = self.options(**settings).without_source_tokens("a recording")
+            return self._run(*self.recordings.checked(input_features, attention_mask), options, callback)
         options = self._for_one_window(self.options(**settings))
         if not self.log_mel:
             raise InputError("this is a text model; pass text or token ids instead of audio")
+        if attention_mask is not None:
+            raise InputError("attention_mask is for whole recordings; windows have none, leave it out")
         features = as_array("input_features", input_features)
         mels, frames = self.log_mel.mels, self.log_mel.frames
         if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
@@ -422,6 +438,7 @@ class Runner(WholeBatches):
         return [each.segments or [] for each in self._transcribed(recordings, batch_size, settings)]
 
     def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[InputResult]:
+        from tightbeam.deploy.audio.recordings import run_recordings
         from tightbeam.deploy.audio.transcribe import transcribe_files
 
         _check_texts_alone(self.options(**settings))
@@ -444,7 +461,8 @@ class Runner(WholeBatches):
                 )
             sources.append(samples.astype(np.float32))
         results = []
-        for done in transcribe_files(self, sources, batch_size=batch_size, **settings):
+        whole = run_recordings if self.recordings is not None else transcribe_files
+        for done in whole(self, sources, batch_size=batch_size, **settings):
             if done.failure is not None:
                 raise done.failure
             results.append(done.result)

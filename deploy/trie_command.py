@@ -82,7 +82,7 @@ def _end_token(bundle: Bundle, given: int | None) -> int:
     """The end token of entries. Raises InputError where there is none."""
     manifest = bundle.manifest
     chosen: dict[str, Any] = {} if given is None else {"eos_token_id": given}
-    options = options_for(manifest.generation, chosen, manifest.sizes, speech=manifest.speech is not None)
+    options = options_for(manifest.generation, chosen, manifest.sizes, speech=manifest.has_windows)
     if not options.eos_token_ids:
         raise InputError("the checkpoint has no eos_token_id; pass --eos-token-id, or --open-ended for none")
     return options.eos_token_ids[0]

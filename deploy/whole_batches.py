@@ -115,7 +115,7 @@ class WholeBatches(ModelInputs):
             decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P, groups)
             beginnings = None if prompt is None else prompt.tokens
             read = source if prompt is None else prompt.tokens
-            sources = read if read.ndim == 2 else None  # not of features
+            sources = None if read.dtype.kind == "f" else read  # not of features
             keyed = _keyed(source, mask, each, prompt)
             result = search(BeamStepper(decoding, options, prompt), keyed, len(source), beginnings, sources, callback)
             self.cache_bytes = decoding.cache_bytes
@@ -132,6 +132,6 @@ def _keyed(
     inputs = list(source)
     if prompt is not None:
         inputs = [row[skipped:] for row, skipped in zip(prompt.tokens, prompt.padding, strict=True)]
-    elif source.ndim == 2:
+    elif source.dtype.kind != "f":
         inputs = [row[own > 0] for row, own in zip(source, mask, strict=True)]
     return [own.for_input(each) for own, each in zip(options, inputs, strict=True)]

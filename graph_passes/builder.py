@@ -120,6 +120,14 @@ def remove_inputs(graph: gs.Graph, names: Sequence[str]) -> None:
     graph.inputs = [tensor for tensor in graph.inputs if tensor.name not in names]
 
 
+def split_last_axes(graph: gs.Graph) -> None:
+    """Let a Split of [., ., columns], in a feed-forward part, name its axis from the end, which is the same axis once
+    rows are matrices (step_rows)."""
+    for node in graph.nodes:
+        if node.op == "Split" and node.attrs.get("axis") == 2:
+            node.attrs["axis"] = -1
+
+
 def tidy(graph: gs.Graph) -> None:
     """Remove nodes and tensors that nothing reads, and restore the order of execution."""
     graph.cleanup().toposort()

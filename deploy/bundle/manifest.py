@@ -334,7 +334,10 @@ class Manifest(Entry):
     quantized_caches : tuple of QuantizedCacheEntry
         Source caches in int8; empty without them, and in bundles from before this table.
     speech : FileEntry or None
-        The feature extractor's settings of a speech model, whose encoder takes ``input_features``.
+        The feature extractor's settings of a speech model, whose encoder takes ``input_features`` or ``input_values``.
+    convolutions : tuple of (int, int, int)
+        Kernel, stride and padding of each convolution that makes the encoder's N positions of the X samples or frames
+        of a recording; empty where all sources have one length, or are tokens.
     image : FileEntry or None
         The image processor's settings of a model that reads images, whose encoder takes ``pixel_values``.
     precision_error : PrecisionErrorEntry or None
@@ -363,11 +366,35 @@ class Manifest(Entry):
     weights: FileEntry
     tokenizer: TokenizerEntry | None
     speech: FileEntry | None = None
+    convolutions: tuple[tuple[Size, Size, Annotated[int, Field(ge=0, lt=2**15)]], ...] = ()
     image: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None
     provenance: Provenance | None = None
+
+    @property
+    def has_windows(self) -> bool:
+        """True for a speech model over windows of one length (Whisper), which has settings of its own."""
+        return self.speech is not None and not self.convolutions
+
+    def source_positions(self, length: int) -> int:
+        """The encoder's positions of so many samples or frames; below 1 where there are too few."""
+        for kernel, stride, padding in self.convolutions:
+            length = (length + 2 * padding - kernel) // stride + 1
+        return length
+
+    def shortest_source(self, positions: int) -> int:
+        """The fewest samples or frames that have so many positions."""
+        for kernel, stride, padding in reversed(self.convolutions):
+            positions = max(1, (positions - 1) * stride + kernel - 2 * padding)
+        return positions
+
+    def longest_source(self, positions: int) -> int:
+        """The most samples or frames that have so many positions."""
+        for kernel, stride, padding in reversed(self.convolutions):
+            positions = positions * stride + kernel - 2 * padding - 1
+        return positions
 
     @property
     def reads_text(self) -> bool:

@@ -207,6 +207,29 @@ class GenerationOptions:
             return self
         return replace(self, sampling=self.sampling.for_input(*source, entropy=entropy))
 
+    def without_source_tokens(self, source: str) -> GenerationOptions:
+        """Return the same options, for a source that has no tokens.
+
+        Parameters
+        ----------
+        source : str
+            The kind of source, as the error names it.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            A setting reads a source's tokens.
+        """
+        if size := self.encoder_no_repeat_ngram_size:
+            raise GenerationError(
+                f"encoder_no_repeat_ngram_size={size} is about a source's tokens, {source} has none; set 0"
+            )
+        return self
+
     @property
     def kind(self) -> str:
         """The kind of search, which samples of one batch share."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.image.files import read_image
 from tightbeam.deploy.image.processor import ImageProcessor
@@ -89,12 +89,7 @@ def check_pixels(processor: ImageProcessor, pixel_values: Any) -> Array:
 
 def check_image_options(options: GenerationOptions) -> GenerationOptions:
     """The same options. Raises GenerationError for a setting that reads the source's tokens."""
-    if options.encoder_no_repeat_ngram_size:
-        size = options.encoder_no_repeat_ngram_size
-        raise GenerationError(
-            f"encoder_no_repeat_ngram_size={size} is about a source's tokens, an image has none; set 0"
-        )
-    return options
+    return options.without_source_tokens("an image")
 
 
 def run_images(

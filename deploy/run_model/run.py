@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from tightbeam.deploy.audio.recordings import run_recordings
 from tightbeam.deploy.audio.transcribe import named_files, transcribe_files
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
@@ -140,7 +141,7 @@ class _Run:
         self._run, self._files, self._runner = run, files, runner
         self._check_kind()
         self._settings, notes = remove_settings_without_effect(
-            dict(run.settings), speech=runner.is_speech, defaults=runner.manifest.generation
+            dict(run.settings), speech=runner.has_windows, defaults=runner.manifest.generation
         )
         self._check_subtitles()
         self._options: GenerationOptions = runner.options(**self._settings)
@@ -218,6 +219,8 @@ class _Run:
             return
         if not self._runner.is_speech:
             raise InputError(f"--format {run.subtitles} is for speech models, this is {self._kind}; leave it out")
+        if not self._runner.has_windows:
+            raise InputError(f"--format {run.subtitles} needs timestamps, which this model does not make; leave it out")
         if not self._runner.has_tokenizer:
             raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
         if run.resume is not None or run.json_lines:
@@ -263,7 +266,7 @@ class _Run:
         if run.resume is not None:
             if run.lines_are.field is not None and not run.json_lines:
                 raise InputError("--resume with --json-input needs --json: lines may have several texts each")
-            one_line = run.json_lines or self._runner.is_speech
+            one_line = run.json_lines or self._runner.has_windows
             written = read_written(run.resume, 1 if one_line else self._options.num_return_sequences)
         lines, last = self._files.skip(written.count)
         if last is not None:
@@ -277,6 +280,10 @@ class _Run:
         run, runner = self._run, self._runner
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
+        if runner.recordings is not None:
+            files = named_files(lines)
+            done = run_recordings(runner, files, batch_size=together, typed=typed, **self._settings)
+            return (each.result for each in done)
         if runner.is_speech:
             done = transcribe_files(
                 runner,

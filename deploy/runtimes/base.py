@@ -79,7 +79,7 @@ LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
 GROUPED = "B groups"
 """The dimension of ``beam_scores`` in decoders that take groups of beams."""
-FEATURE_INPUTS = frozenset({"input_features", "pixel_values"})
+FEATURE_INPUTS = frozenset({"input_features", "input_values", "pixel_values"})
 """Encoder inputs that are no tokens: of speech, and of images."""
 ENCODER_INPUTS = FEATURE_INPUTS | {"input_ids", "attention_mask", "num_beams"}
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
@@ -166,8 +166,8 @@ class Runtime(Protocol):
 
         Parameters
         ----------
-        source : int64 [B, N] or float32 [B, mels, frames]
-            Token ids, or log-mel features.
+        source : int64 [B, N], float32 [B, mels, frames] or float32 [B, X, ...]
+            Token ids, log-mel features of windows, or features of whole recordings.
         attention_mask : int64 [B, N]
             0 at padding; over the positions that the encoder makes of the source.
         num_beams : int

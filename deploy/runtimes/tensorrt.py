@@ -30,6 +30,7 @@ UNLIMITED = 1 << 62
 SOURCE_TYPES = {
     "input_ids": ("int64",),
     "input_features": ("float32", "float16"),
+    "input_values": ("float32", "float16"),
     "pixel_values": ("float32", "float16"),
     "attention_mask": ("int64",),
     "num_beams": ("int64",),

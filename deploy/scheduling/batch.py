@@ -177,6 +177,6 @@ def padded(samples: Sequence[Sample]) -> tuple[Array, Ints]:
     """Sources [B, ...], padded on the right, and their mask int64 [B, N]."""
     widest = max(sample.width for sample in samples)
     mask = (np.arange(widest) < np.array([sample.positions for sample in samples])[:, None]).astype(np.int64)
-    if samples[0].source.ndim > 1:  # features have one length
+    if samples[0].has_features:  # of one length: `WaitingSamples.take`
         return np.stack([sample.source for sample in samples]), mask
     return right_pad([sample.source for sample in samples])[0], mask

@@ -62,6 +62,8 @@ class WaitingSamples:
             The most samples.
         """
         oldest, *near = self.near()
+        if oldest.has_features:  # which padding would change
+            near = [sample for sample in near if sample.source.shape == oldest.source.shape]
         near.sort(key=lambda sample: abs(sample.width - oldest.width))  # stable: of equal ones the older
         chosen, widest = [oldest], oldest.width
         for sample in near:

@@ -23,7 +23,7 @@ class Sample:
     number : int
         The caller's number of the sample; no two have the same.
     options : GenerationOptions
-    source : int64 [N] or float32 [mels, frames]
+    source : int64 [N], float32 [mels, frames] or float32 [X, ...]
         What the encoder reads: token ids, a prompt without its last token, or features.
     positions : int
         Source positions that count, N; 0 for a prompt of one token.
@@ -65,7 +65,12 @@ class Sample:
         """The tokens int64 [N] that were given: the source's or the prompt's; None for features."""
         if self.prompt is not None:
             return self.prompt
-        return self.source if self.source.ndim == 1 else None
+        return None if self.has_features else self.source
+
+    @property
+    def has_features(self) -> bool:
+        """True where the source is features, of a window, a recording or an image, rather than token ids."""
+        return self.source.dtype.kind == "f"
 
     @property
     def width(self) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tightbeam.deploy.audio.extractors import recordings_of
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import read_audio
 from tightbeam.deploy.bundle.reader import Bundle
@@ -85,12 +86,20 @@ def _takes_text(bundle: Bundle) -> bool:
     return bundle.manifest.reads_text and bundle.manifest.tokenizer is not None
 
 
+def _rate_hz(bundle: Bundle) -> int:
+    """Samples a second that a speech model takes."""
+    speech = bundle.manifest.speech
+    if speech is not None and bundle.manifest.has_windows:
+        return LogMel.read(bundle.file(speech)).sampling_rate_hz
+    return recordings_of(bundle).sampling_rate_hz
+
+
 def _audio_requests(models: Sequence[ServedModel], audio: Path, folder: Path) -> dict[str, Path]:
     """Write the request of an audio file for each speech model; returns the JSON files by the models' names."""
     files = {}
     for model in models:
-        if speech := model.bundle.manifest.speech:
-            samples = read_audio(str(audio), LogMel.read(model.bundle.file(speech)).sampling_rate_hz)
+        if model.bundle.manifest.speech:
+            samples = read_audio(str(audio), _rate_hz(model.bundle))
             files[model.name] = folder / f"{model.name}.json"
             # the shortest digits that give the same float32 again
             files[model.name].write_text(json.dumps({AUDIO: [float(str(sample)) for sample in samples]}))

@@ -13,6 +13,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.files import audio_fault, windows
+from tightbeam.deploy.audio.recordings import Recordings
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -114,6 +115,9 @@ class RequestParser:
                 elif name == IMAGE:
                     pixels = pixels_of(runner, image_bytes(_data(value), IMAGE))
                     samples = [runner.sample_of_pixels(next(self._numbers), pixels, settings)]
+                elif runner.recordings is not None:
+                    parts = _parts(runner.recordings, value[: lengths[row]])
+                    samples = [runner.sample_of_recording(next(self._numbers), each, settings) for each in parts]
                 else:
                     found = _features(runner, value[: lengths[row]])
                     samples = [runner.sample_of_features(next(self._numbers), each, settings) for each in found]
@@ -134,7 +138,7 @@ class RequestParser:
         truncate = given.pop("truncate", False)
         if not isinstance(truncate, bool):
             raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
-        settings, _ = remove_settings_without_effect(given, speech=self._runner.is_speech, source=REQUEST)
+        settings, _ = remove_settings_without_effect(given, speech=self._runner.has_windows, source=REQUEST)
         options = self._runner.options_for(prompt_length, settings)
         return settings, truncate, options
 
@@ -205,6 +209,15 @@ def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]
             f"{LENGTHS} holds {wrong}, expected 1 to {source.shape[1]}, the width of {name}; pass that at most"
         )
     return lengths
+
+
+def _parts(recordings: Recordings, samples: Array) -> list[Array]:
+    """Features of the parts that a recording float32 [n] is run in."""
+    parts = recordings.parts(np.ascontiguousarray(samples, dtype=np.float32))
+    if len(parts) > MAX_WINDOWS:
+        seconds = MAX_WINDOWS * recordings.longest / recordings.sampling_rate_hz
+        raise InputError(f"{AUDIO} is longer than {seconds:,.0f} seconds; cut it into pieces")
+    return [recordings.features(part) for part in parts]
 
 
 def _features(runner: Runner, samples: Array) -> list[Array]:

@@ -124,7 +124,7 @@ class RunningRequests:
         if len(outputs) < len(request.rows[running.row]):
             return
         del self._outputs[request.number, running.row]
-        if self._runner.is_speech:
+        if self._runner.has_windows or len(outputs) > 1:
             output = join([outputs[window] for window in sorted(outputs)])
         self._events.append(Row(request.number, running.row, output, request.options.pad_token_id or 0))
 

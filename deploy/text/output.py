@@ -125,7 +125,7 @@ def _of_tokens(
 def text_of(model: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
     """The text of a sequence, without the timestamps of a speech model."""
     last = options.vocab_size
-    if model.is_speech:
+    if model.has_windows:
         last = last_text_token(model.manifest.generation, options.vocab_size)
     return model.decode([token for token in sequence if token <= last])
 

@@ -63,7 +63,7 @@ class OpenInput:
                     output_of(model, self.found[sample.number], sample.options, sample.prompt_length)
                     for sample in self.samples
                 ]
-                self.result.set_output(join(outputs) if model.is_speech else outputs[0])
+                self.result.set_output(join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0])
             except BundleError as error:  # of the tokenizer
                 self.failure = error
         if self.failure is not None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tightbeam.export.checkpoint.load import Checkpoint
@@ -77,10 +76,10 @@ def decoder_activations(
         mask = source.get("attention_mask")
         tensors = {name: given for name, given in source.items() if isinstance(given, Tensor)}
         given = {"input_ids" if name == "inputs" else name: tensor for name, tensor in tensors.items()}
-        states = model.get_encoder()(**given).last_hidden_state
+        encoded = model.get_encoder()(**given)
         with _recorded(model.get_decoder()) as found:
             model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                encoder_outputs=encoded,
                 attention_mask=mask,
                 decoder_input_ids=target,
                 decoder_attention_mask=target_mask,

@@ -22,6 +22,7 @@ from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.runtimes._onnxruntime import reason_of, register_library, session_options
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
 from tightbeam.export.accuracy.reference import Samples, TextSamples
+from tightbeam.export.checkpoint.audio import SpeechSamples
 from tightbeam.export.errors import ExportError
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
@@ -123,7 +124,10 @@ def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Pro
     """Inputs of the encoder by name, its mask among them, and the prompts of a decoder-only model."""
     if not isinstance(samples, TextSamples):
         features = samples.features.numpy()[_evenly(len(samples.rows), MOST_WINDOWS)].astype(np.float32)
-        return {samples.name: features}, None
+        given: dict[str, Array] = {samples.name: features}
+        if isinstance(samples, SpeechSamples):
+            given["attention_mask"] = np.ones((len(features), samples.positions), np.int64)
+        return given, None
     rows = [samples.rows[index] for index in _evenly(len(samples.rows), MOST_SAMPLES)]
     ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
     mask = np.zeros_like(ids)

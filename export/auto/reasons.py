@@ -15,9 +15,10 @@ def why_not(preset: Preset, sizes: Sizes) -> str:
     kinds = {preset.source, preset.generated}
     if sizes.decoder_only and preset.source not in PROMPT:
         return "cannot be used with a decoder-only model, whose layers do not read one source"
-    if kinds & {"states", "x"} and sizes.rotary:
+    changed = kinds if sizes.decoder_only else {preset.generated}  # no position is in the keys of an encoder's output
+    if changed & {"states", "x"} and sizes.rotary:
         return "cannot be used with rotary positions (RoPE), which turn the keys that it would make of cached inputs"
-    if kinds & {"states", "x"} and sizes.key_norm:
+    if changed & {"states", "x"} and sizes.key_norm:
         return "cannot be used with a norm of the keys, which it would make of cached inputs"
     E = sizes.G * sizes.K
     D = max(sizes.D if preset.generated == "k" else 0, sizes.source_D if preset.source in ("k", "first-k") else 0)

@@ -11,24 +11,41 @@ import numpy.typing as npt
 import torch
 import transformers
 
+from tightbeam.deploy.audio.extractors import extractor_of
 from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.audio.waveform import Waveform
 from tightbeam.deploy.errors import BundleError
 from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
+from tightbeam.export.families.base import positions_of
 
 __all__ = ["SpeechSamples", "check_speech", "speech_samples"]
 
 SHARES = (0.2, 0.45, 0.8, 1.0)
 """Share of the window that each sample fills."""
+RECORDING_S = 2.3
+"""Length of each sample of a model that takes whole recordings."""
 PCM_STEPS = 1 << 15
 """Steps of a 16-bit sample up to 1.0."""
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
     """Raise ExportError where a speech model's feature settings do not match its config."""
-    if checkpoint.family.is_speech:
+    if checkpoint.family.has_windows:
         _window(checkpoint)
+    elif checkpoint.family.is_speech:
+        _extractor(checkpoint)
+
+
+def _extractor(checkpoint: Checkpoint) -> Waveform:
+    """The feature extractor of a model that takes whole recordings."""
+    assert checkpoint.family.feature_config is not None
+    path, settings = feature_settings(checkpoint.path, checkpoint.family.feature_config)
+    try:
+        return extractor_of(settings, path)
+    except BundleError as error:
+        raise ExportError(str(error)) from None
 
 
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:
@@ -57,10 +74,14 @@ class SpeechSamples:
     """B recordings of 16-bit samples"""
     rate_hz: int
     features: torch.Tensor
-    """float32 [B, mels, frames], by transformers' own extractor"""
-    as_ids = False
-    name = "input_features"
+    """float32 [B, mels, frames] or [B, X, ...], by transformers' own extractor"""
+    positions: int
+    """N of each, which have one length where they are whole recordings"""
+    has_windows: bool = True
+    """they are windows, of Whisper"""
+    name: str = "input_features"
     """input of the encoder"""
+    as_ids = False
 
     def lines(self, folder: Path) -> tuple[str, ...]:
         """Input lines for ``run-model``: paths of audio files, written into ``folder``.
@@ -81,28 +102,52 @@ class SpeechSamples:
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Arguments of ``model.generate`` for the same input."""
+        features = {self.name: self.features.to(dtype)}
         # One call a window: else transformers splits it at timestamps, which a model may generate unasked.
-        return {"input_features": self.features.to(dtype), "force_unique_generate_call": True}
+        return {**features, "force_unique_generate_call": True} if self.has_windows else features
 
     def shown(self, text: str) -> str:
         """A decoded text as ``run-model`` prints it."""
-        return text.strip()
+        return text.strip() if self.has_windows else text
 
 
 def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
     """Synthetic audio for a speech model: gliding tones with harmonics and pauses, and some noise."""
+    if not checkpoint.family.has_windows:
+        return _recordings(checkpoint)
     samples, rate_hz = _window(checkpoint)
+    rows = _voices([int(share * samples) for share in SHARES], rate_hz)
+    features = _extracted(checkpoint, rows, rate_hz).input_features
+    return SpeechSamples(rows, rate_hz, features, checkpoint.sizes.max_source)
+
+
+def _recordings(checkpoint: Checkpoint) -> SpeechSamples:
+    """Recordings of one length, since transformers pads others, which changes what it makes of them."""
+    extractor = _extractor(checkpoint)
+    count = int(RECORDING_S * extractor.sampling_rate_hz)
+    rows = _voices([count] * len(SHARES), extractor.sampling_rate_hz)
+    features = _extracted(checkpoint, rows, extractor.sampling_rate_hz)[extractor.input]
+    positions = positions_of(features.shape[1], checkpoint.family.convolutions(checkpoint.config))
+    return SpeechSamples(rows, extractor.sampling_rate_hz, features, positions, False, extractor.input)
+
+
+def _voices(counts: list[int], rate_hz: int) -> tuple[npt.NDArray[np.int16], ...]:
+    """Synthetic voices of so many samples each."""
     generator = np.random.default_rng(0)
     rows = []
-    for share in SHARES:
-        time_s = np.arange(int(share * samples)) / rate_hz
+    for count in counts:
+        time_s = np.arange(count) / rate_hz
         pitch_hz = generator.uniform(90, 240) * (1 + 0.4 * np.sin(2 * np.pi * generator.uniform(0.5, 3) * time_s))
         phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
         voice = sum(np.sin(k * phase) * generator.uniform(0.2, 1) / k for k in range(1, 20))
         loud = np.maximum(0, np.sin(2 * np.pi * generator.uniform(1, 5) * time_s + generator.uniform(0, 6)))
         wave = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
         rows.append(np.clip(np.round(wave * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
+    return tuple(rows)
+
+
+def _extracted(checkpoint: Checkpoint, rows: tuple[npt.NDArray[np.int16], ...], rate_hz: int) -> Any:
+    """What transformers' own extractor makes of samples."""
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
     waves = [row.astype(np.float32) / PCM_STEPS for row in rows]
-    features = extractor(waves, sampling_rate=rate_hz, return_tensors="pt").input_features
-    return SpeechSamples(tuple(rows), rate_hz, features)
+    return extractor(waves, sampling_rate=rate_hz, return_tensors="pt")

@@ -18,12 +18,12 @@ def disable_sampling(checkpoint: Checkpoint) -> str:
     if settings.get("do_sample") is not True:
         return ""
     try:
-        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.is_speech)
+        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.has_windows)
         return ""
     except GenerationError as error:
         reason = str(error)
     try:
-        options_for({**settings, "do_sample": False}, {}, checkpoint.sizes, speech=checkpoint.family.is_speech)
+        options_for({**settings, "do_sample": False}, {}, checkpoint.sizes, speech=checkpoint.family.has_windows)
     except GenerationError:
         return ""  # the same with and without sampling
     del settings["do_sample"]
@@ -50,6 +50,6 @@ def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
     if not supported:
         settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
     try:
-        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.is_speech)
+        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.has_windows)
     except GenerationError as error:
         raise ExportError(f"{settings_file(checkpoint.path)}: {error}") from None

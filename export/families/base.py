@@ -12,15 +12,21 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.caches.cost import WeightCounts
 
 __all__ = [
+    "Convolution",
     "Family",
     "WeightNumbers",
     "activation_errors",
     "encoder_decoder_errors",
     "head_errors",
     "known_activations",
+    "positions_of",
     "size_errors",
     "square_sizes",
 ]
+
+
+Convolution = tuple[int, int, int]
+"""Kernel, stride and padding of a convolution over a recording."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Family:
     """tensors that a checkpoint may omit because the model computes them"""
     feature_config: str | None = None
     """file with the settings of a speech model's feature extractor"""
+    whole_recordings: bool = False
+    """a speech model takes recordings of any length, rather than windows of one"""
     languages: str | None = None
     """regular expression of the tokens that name languages; its group that matched is the name"""
     image_config: str | None = None
@@ -48,6 +56,11 @@ class Family:
         return self.feature_config is not None
 
     @property
+    def has_windows(self) -> bool:
+        """True for a speech model over windows of one length (Whisper), which has settings of its own."""
+        return self.is_speech and not self.whole_recordings
+
+    @property
     def reads_images(self) -> bool:
         """True for a model whose source is an image."""
         return self.image_config is not None
@@ -55,7 +68,7 @@ class Family:
     @property
     def has_whole_source(self) -> bool:
         """True where sources have one length: windows of audio, or images."""
-        return self.is_speech or self.reads_images
+        return self.has_windows or self.reads_images
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         """Contradictions among the sizes in a config, clauses as of ``config_errors``, which begins with these.
@@ -81,6 +94,11 @@ class Family:
     def sizes(self, config: Any) -> Sizes:
         """Sizes in the letters of docs/design.md; those of the decoder where the model has an encoder too."""
         raise NotImplementedError
+
+    def convolutions(self, config: Any) -> tuple[Convolution, ...]:
+        """Convolutions that make the encoder's positions of a recording's samples or frames; none where all sources
+        have one length, or are tokens."""
+        return ()
 
     def weights(self, config: Any) -> WeightNumbers:
         """Numbers in the model's matrices, by its config."""
@@ -176,6 +194,7 @@ def square_sizes(
     layers: str = "decoder_layers",
     streams: int = 1,
     source_width: int | None = None,
+    rotary: bool = False,
 ) -> Sizes:
     """Sizes of a decoder whose H heads share its width D.
 
@@ -193,6 +212,14 @@ def square_sizes(
         source_vocabulary=int(config.vocab_size),
         max_source=int(max_source),
         max_target=int(max_target),
+        rotary=rotary,
         streams=streams,
         source_width=source_width,
     )
+
+
+def positions_of(length: int, convolutions: tuple[Convolution, ...]) -> int:
+    """Positions that convolutions make of so many samples or frames."""
+    for kernel, stride, padding in convolutions:
+        length = (length + 2 * padding - kernel) // stride + 1
+    return length

@@ -11,7 +11,7 @@ from tightbeam.export.families.base import Family, WeightNumbers, activation_err
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.caches.cost import WeightCounts
 
-__all__ = ["Causal"]
+__all__ = ["Causal", "rope_errors"]
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Kinds of RoPE whose angles depend on the length of the sequence, so that cached keys would be wrong."""
@@ -65,7 +65,7 @@ class Causal(Family):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         if self.rotary:
             for parameters in self.rope_parameters(config):
-                yield from _rope_errors(parameters)
+                yield from rope_errors(parameters)
         for name in self.must_be_off:
             if getattr(config, name):
                 yield f"{name} is {getattr(config, name)!r}; expected none: no cache supports it"
@@ -117,7 +117,7 @@ class Causal(Family):
         return trace_causal(model, sizes)
 
 
-def _rope_errors(parameters: dict[str, Any]) -> Iterator[str]:
+def rope_errors(parameters: dict[str, Any]) -> Iterator[str]:
     """Errors of a config's rope_parameters, a dependence on the length of the sequence among them."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

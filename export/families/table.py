@@ -13,6 +13,7 @@ from tightbeam.export.families.gpt2 import GPT2
 from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
 from tightbeam.export.families.gpt_neox import GPT_NEOX
 from tightbeam.export.families.m2m_100 import M2M_100
+from tightbeam.export.families.moonshine import MOONSHINE
 from tightbeam.export.families.opt import OPT
 from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.t5 import MT5, T5, UMT5
@@ -112,6 +113,7 @@ FAMILIES: tuple[Family, ...] = (
     UMT5,
     PROPHETNET,
     WHISPER,
+    MOONSHINE,
     VISION_ENCODER_DECODER,
     GPT2,
     GPT_BIGCODE,

@@ -110,6 +110,11 @@ def build_engine(
             f"bundle {bundle.path} is in {manifest.precision}, which is for ONNX Runtime; engines of any precision are "
             f"built from an fp32 bundle: export-model --precision fp32, then build-engine --precision {precision}"
         )
+    if manifest.convolutions:
+        raise ExportError(
+            f"bundle {bundle.path} takes recordings of any length, for which there are no engines; run it with ONNX "
+            "Runtime (--engine onnxruntime)"
+        )
     if manifest.cpu_alone is not None:
         raise ExportError(
             f"bundle {bundle.path} {manifest.cpu_alone}, whose operators run on the CPU alone; export the model "

@@ -14,7 +14,7 @@ from torch.export import Dim
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.trocr.modeling_trocr import TrOCRAttention
 
-from tightbeam.export.tracing.encoder_decoder import PositionTable, caches_of, present_of, trace_decoder
+from tightbeam.export.tracing.encoder_decoder import PositionLookup, PositionTable, caches_of, present_of, trace_decoder
 from tightbeam.export.tracing.m2m_100 import M2M100Positions
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
@@ -79,7 +79,7 @@ class PixelStep(nn.Module):
 class TextStep(nn.Module):
     """One decoder step over an explicit past, to the logits and the new past."""
 
-    def __init__(self, decoder: nn.Module, head: nn.Module, positions: PositionTable) -> None:
+    def __init__(self, decoder: nn.Module, head: nn.Module, positions: PositionLookup) -> None:
         super().__init__()
         self.decoder = decoder
         self.head = head

@@ -121,6 +121,7 @@ def write_files(
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint.tokenizer, folder),
         speech=_copied_settings(checkpoint, checkpoint.family.feature_config, AUDIO, folder),
+        convolutions=checkpoint.family.convolutions(checkpoint.config),
         image=_copied_settings(checkpoint, checkpoint.family.image_config, IMAGES, folder),
         generation=checkpoint.generation_config,
         parity=None,

@@ -190,8 +190,9 @@ def require_sizes(preset: Preset, sizes: Sizes) -> None:
     E = sizes.G * sizes.K
     for kinds, kind in ((PROMPT if sizes.decoder_only else SOURCE, preset.source), (GENERATED, preset.generated)):
         name = getattr(kinds[kind], "__name__", kind)
-        if between and kind in ("states", "x"):
-            raise unusable_keys(name, 0, between)
+        changes = [] if kinds is SOURCE else between  # keys of an encoder's positions meet their queries as they are
+        if changes and kind in ("states", "x"):
+            raise unusable_keys(name, 0, changes)
         D = sizes.D if kinds is GENERATED else sizes.source_D
         if E < D and kind in ("k", "first-k"):
-            raise narrow_keys(name, 0, D, E, bool(between))
+            raise narrow_keys(name, 0, D, E, bool(changes))

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import LAYOUT_OPS, NORM, PROMPT, ROTATION, SELF, behind_attention, past_concat
-from tightbeam.graph_passes.builder import Builder, read_instead, tidy
+from tightbeam.graph_passes.builder import Builder, read_instead, split_last_axes, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
 NAME = "canonicalise_decoder_only"
@@ -44,9 +44,7 @@ def canonicalise_decoder_only(graphs: ModelGraphs) -> PassResult:
                 concat = past_concat(node.inputs[index])
                 _split(build, node.inputs[index] if concat is None else concat.inputs[1])
         tidy(graph)
-        for node in graph.nodes:
-            if node.op == "Split" and node.attrs.get("axis") == 2:  # of [., ., columns], in a feed-forward part
-                node.attrs["axis"] = -1  # also the last axis once rows are matrices (step_rows)
+        split_last_axes(graph)
     return PassResult(NAME, 2 * graphs.sizes.L)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import CROSS, SELF, attention_blocks, distance_table
-from tightbeam.graph_passes.builder import tidy
+from tightbeam.graph_passes.builder import split_last_axes, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
 NAME = "canonicalise_encoder_decoder"
@@ -41,6 +41,7 @@ def canonicalise_encoder_decoder(graphs: ModelGraphs) -> PassResult:
             if kind == SELF and graphs.sizes.streams == 1:
                 node.inputs = [*node.inputs[:3], *_bias_of_mask(node)]
     tidy(graphs.decoder)
+    split_last_axes(graphs.decoder)
     return PassResult(NAME, 2 * graphs.sizes.L)
 
 

@@ -17,6 +17,7 @@ from support.batch_independence import check_samples_alone
 from support.bundles import BundleCache
 from support.causal_checkpoints import CAUSAL_CLASSES
 from support.checkpoints import CLASSES, CheckpointCache
+from support.speech_checkpoints import RECORDING_FAMILIES
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.command import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of
@@ -43,7 +44,7 @@ CASES = [
     *(pytest.param(family, "el", marks=pytest.mark.slow) for family in ("t5", "whisper", "fsmt", "prophetnet")),
     *(
         pytest.param(family, "dedup", marks=pytest.mark.slow)
-        for family in sorted({*CLASSES, *CAUSAL_CLASSES} - {"bart", "t5", "gpt2"})
+        for family in sorted({*CLASSES, *CAUSAL_CLASSES, *RECORDING_FAMILIES} - {"bart", "t5", "gpt2"})
     ),
 ]
 

@@ -48,6 +48,7 @@ from transformers import (
 
 from support.causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
 from support.image_checkpoints import IMAGE_FAMILIES, image_model, save_processor
+from support.speech_checkpoints import RECORDING_FAMILIES, save_extractor, speech_model
 
 STD = {
     **{"position_embeddings": 1.0, "ngram_embeddings": 0.1, "query_proj": 1.0, "value_proj": 0.4},
@@ -190,6 +191,8 @@ def make_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     if family in IMAGE_FAMILIES:
         return make_image_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
+    if family in RECORDING_FAMILIES:
+        return make_speech_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
     config_class, model_class = {**CLASSES, **CAUSAL_CLASSES}[family]
     causal = family in CAUSAL_CLASSES
     if causal:
@@ -231,6 +234,22 @@ def make_image_checkpoint(
     save_processor(folder, family)
     if tokenizer:
         make_tokenizer(model.config.decoder).save_pretrained(folder)
+    return folder
+
+
+def make_speech_checkpoint(
+    folder: Path, family: str, seed: int, tokenizer: bool, generation: dict[str, Any] | None, **config: Any
+) -> Path:
+    """The same for a model that takes whole recordings."""
+    with torch.random.fork_rng(devices=[]):
+        model = speech_model(family, seed, **config)
+        randomise(model)
+    for name, value in (generation or {}).items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder)
+    save_extractor(folder, family)
+    if tokenizer:
+        make_tokenizer(model.config).save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,206 @@
+"""Whole recordings in, text out: a speech model that takes recordings of any length, each of which is one sample.
+
+Padding changes what these encoders make of a recording, in transformers too, so recordings of different lengths are
+encoded one by one, and decoded together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.audio.files import audio_fault, read_audio
+from tightbeam.deploy.audio.waveform import Waveform
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
+from tightbeam.deploy.text.token_ids import as_array
+
+__all__ = ["RecordingModel", "Recordings", "run_recordings"]
+
+FILES_AHEAD = 4
+"""Recordings that are read and wait."""
+
+
+class Recordings:
+    """The features of whole recordings, and the encoder's positions that they have.
+
+    Parameters
+    ----------
+    extractor : Waveform
+        The feature extractor.
+    manifest : Manifest
+        The bundle's, for its convolutions and its longest source.
+
+    Attributes
+    ----------
+    sampling_rate_hz : int
+        Samples a second.
+    shortest, longest : int
+        Samples of the shortest recording that has a position, and of the longest that is run whole.
+    """
+
+    def __init__(self, extractor: Waveform, manifest: Manifest) -> None:
+        self._extractor, self._manifest = extractor, manifest
+        self.sampling_rate_hz = extractor.sampling_rate_hz
+        least, most = manifest.shortest_source(1), manifest.longest_source(manifest.sizes.max_source)
+        self.shortest, self.longest = extractor.samples_of(least), extractor.samples_of(most + 1) - 1
+
+    def features(self, samples: Array) -> npt.NDArray[np.float32]:
+        """Compute the features of one recording.
+
+        Parameters
+        ----------
+        samples : float32 [n]
+            Samples in -1..1 at ``sampling_rate_hz``.
+
+        Returns
+        -------
+        float32 [X, ...]
+            Samples or frames, as the encoder takes them.
+        """
+        return self._extractor.features(samples)
+
+    def parts(self, samples: Array) -> list[Array]:
+        """Cut a recording that is too long into parts of one length, the last of which may be shorter.
+
+        Raises InputError for one that is too short, or holds NaN or infinity.
+        """
+        if fault := audio_fault(samples):
+            raise InputError(f"the recording {fault}")
+        if len(samples) < self.shortest:
+            raise InputError(
+                f"the recording has {len(samples)} samples, expected {self.shortest} at least, "
+                f"{1000 * self.shortest / self.sampling_rate_hz:.0f} ms"
+            )
+        return np.array_split(samples, -(-len(samples) // self.longest))
+
+    def positions(self, features: Array) -> int:
+        """Return the encoder's positions of one recording's features."""
+        return self._manifest.source_positions(len(features))
+
+    def checked(self, features: Any, attention_mask: Any) -> tuple[Array, Ints]:
+        """Check a batch as ``model.generate`` takes it.
+
+        Parameters
+        ----------
+        features : float32 [B, X, ...]
+            Samples or frames, padded on the right.
+        attention_mask : integers [B, X], optional
+            1 at samples or frames, 0 at padding.
+
+        Returns
+        -------
+        features : float32 [B, X, ...]
+        mask : int64 [B, N]
+            Over the encoder's positions.
+
+        Raises
+        ------
+        InputError
+            A shape, type or value is wrong.
+        """
+        name, shape = self._extractor.input, self._extractor.row_shape
+        batch = as_array(name, features)
+        expected = ", ".join(map(str, ("B", "X", *shape)))
+        if batch.ndim != 2 + len(shape) or batch.shape[2:] != shape or not batch.size:
+            raise InputError(f"{name} is {list(batch.shape)}, expected [{expected}]; make it with Runner.recordings")
+        if not (np.issubdtype(batch.dtype, np.floating) and np.isfinite(batch).all()):
+            raise InputError(f"{name} is {batch.dtype}, or holds NaN or infinity; expected finite float32")
+        N, most = self._manifest.source_positions(batch.shape[1]), self._manifest.sizes.max_source
+        if not 1 <= N <= most:
+            fewest, longest = self._manifest.shortest_source(1), self._manifest.longest_source(most)
+            raise InputError(f"{name} is {list(batch.shape)}, expected X from {fewest} to {longest}")
+        mask = np.ones(batch.shape[:2], np.int64)
+        if attention_mask is not None:
+            given = as_array("attention_mask", attention_mask)
+            if given.shape != mask.shape or not np.isin(given, (0, 1)).all() or (np.diff(given.astype(int)) > 0).any():
+                raise InputError(
+                    f"attention_mask is {list(given.shape)}, or does not begin with ones and end with zeros; expected "
+                    f"{list(mask.shape)} of them"
+                )
+            mask = given.astype(np.int64)
+        by_position = self._extractor.mask(mask, N, self._manifest)
+        if not by_position.any(axis=1).all():
+            raise InputError("attention_mask leaves a row without a position; expected one at least")
+        return np.ascontiguousarray(batch, dtype=np.float32), by_position
+
+
+class RecordingModel(LoadedModel, Protocol):
+    """A `LoadedModel` with its features of whole recordings, None for others."""
+
+    recordings: Recordings | None
+
+    def sample_of_recording(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample: ...
+
+
+def run_recordings(
+    model: RecordingModel,
+    sources: Iterable[str | Array | InputError],
+    *,
+    batch_size: int = 8,
+    typed: bool = False,
+    **settings: Any,
+) -> Iterator[OpenInput]:
+    """Generate for whole recordings. Several run together, while the next ones are read.
+
+    Parameters
+    ----------
+    model
+        The runner of a speech model that takes whole recordings.
+    sources
+        Names of files, samples, or an error in the place of one.
+    batch_size
+        Recordings in the running batch, at most.
+    typed
+        Names may come slowly, so that files that are there do not wait for others.
+    **settings
+        Settings of ``model.generate``.
+
+    Yields
+    ------
+    OpenInput
+        One for each recording, in order; one that cannot be transcribed has a ``failure``.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong; raised before anything is read.
+    """
+    recordings = model.recordings
+    assert recordings is not None
+    options = model.options(**settings).without_source_tokens("a recording")
+    numbers = count()
+
+    def read(number: int, source: str | Array | InputError) -> OpenInput:
+        result = InputResult(number, options.num_return_sequences, source=source if isinstance(source, str) else None)
+        try:
+            if isinstance(source, InputError):
+                raise source
+            samples = read_audio(source, recordings.sampling_rate_hz) if isinstance(source, str) else source
+            try:
+                parts = recordings.parts(samples)
+            except InputError as error:
+                raise InputError(f"{source}: {error}" if isinstance(source, str) else str(error)) from None
+        except InputError as error:
+            return OpenInput(result, [], error)
+        result.seconds = len(samples) / recordings.sampling_rate_hz
+        if len(parts) > 1:
+            result.returned = 1
+            longest = recordings.longest / recordings.sampling_rate_hz
+            result.notes.append(
+                f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
+            )
+        made = [model.sample_of_recording(next(numbers), recordings.features(part), settings) for part in parts]
+        return OpenInput(result, made)
+
+    inputs = (read(number, source) for number, source in enumerate(sources, start=1))
+    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, typed=typed, ahead=FILES_AHEAD)

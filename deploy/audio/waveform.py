@@ -1,0 +1,84 @@
+"""Samples as features: the feature extractor of models whose encoder takes a recording as it is (Moonshine).
+
+Source: transformers 5.23 `Wav2Vec2FeatureExtractor`, whose numbers these are, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.errors import BundleError
+
+__all__ = ["Waveform"]
+
+EXTRACTOR = "Wav2Vec2FeatureExtractor"
+
+
+@dataclass(frozen=True)
+class Waveform:
+    """The feature extractor of a checkpoint that takes samples.
+
+    Attributes
+    ----------
+    sampling_rate_hz : int
+        Samples a second.
+    normalize : bool
+        Give each recording mean 0 and variance 1.
+    """
+
+    sampling_rate_hz: int
+    normalize: bool
+    input = "input_values"
+    """the encoder's input"""
+    row_shape: tuple[int, ...] = ()
+    """numbers of each sample"""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], path: Path) -> Waveform:
+        """Take a feature extractor's settings from the file ``path``.
+
+        Raises BundleError for those of another extractor, and for values that it cannot have.
+        """
+        kind = settings.get("feature_extractor_type", EXTRACTOR)
+        if kind != EXTRACTOR:
+            raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")
+        rate, width = settings.get("sampling_rate", 16000), settings.get("feature_size", 1)
+        if type(rate) is not int or rate < 1:
+            raise BundleError(f"{path}: sampling_rate is {rate!r}, expected a whole number; restore the file")
+        if width != 1:
+            raise BundleError(f"{path}: feature_size is {width!r}, expected 1: samples of one channel")
+        normalize = settings.get("do_normalize", True)
+        if not isinstance(normalize, bool):
+            raise BundleError(f"{path}: do_normalize is {normalize!r}, expected true or false; restore the file")
+        for name, expected in (("padding_side", "right"), ("padding_value", 0)):
+            if (value := settings.get(name, expected)) != expected:
+                raise BundleError(f"{path}: {name} is {value!r}; supported is {expected!r}")
+        return cls(rate, normalize)
+
+    def samples_of(self, length: int) -> int:
+        """Return the fewest samples that features of this length are made of."""
+        return length
+
+    def features(self, samples: Array) -> npt.NDArray[np.float32]:
+        """Return ``input_values`` float32 [X] of a recording's samples [X]."""
+        values: npt.NDArray[np.float32] = np.asarray(samples, np.float32)
+        if not self.normalize:
+            return values
+        normalized: npt.NDArray[np.float32] = ((values - values.mean()) / np.sqrt(values.var() + 1e-7)).astype(
+            np.float32
+        )
+        return normalized
+
+    def mask(self, attention_mask: Ints, positions: int, manifest: Manifest) -> Ints:
+        """Return the mask int64 [B, N] of a mask of samples [B, X]: that of every position's first sample."""
+        stride = math.prod(stride for _, stride, _ in manifest.convolutions)
+        return np.ascontiguousarray(attention_mask[:, ::stride][:, :positions])

@@ -1,0 +1,231 @@
+"""Speech models that take whole recordings: from samples and files to the tokens of ``model.generate``."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from support.audio import RATE_HZ, Array, chirp
+from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json, refusal
+from support.checkpoints import CheckpointCache
+from support.commands import SHORT, caller
+from support.slow_cases import slow_unless
+from support.speech_checkpoints import RECORDING_FAMILIES
+from support.tolerance import assert_runs_close
+from tightbeam.deploy import Runner
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.serving.requests import RequestParser
+from tightbeam.export import export_model
+from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.quiet import quiet_transformers
+from tightbeam.export.errors import ExportError
+from tightbeam.graph_passes import PRESETS
+
+soundfile = pytest.importorskip("soundfile")
+
+VARIANTS = tuple(preset for preset in PRESETS)
+QUICK = (("moonshine", "dedup"), ("moonshine", "slim"))
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_beams": 1, "max_new_tokens": 30},
+    {"num_beams": 3, "length_penalty": 2.0, "no_repeat_ngram_size": 2, "max_new_tokens": 14},
+    {"num_beams": 4, "early_stopping": True, "repetition_penalty": 1.3, "num_return_sequences": 2},
+    {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never", "min_new_tokens": 6, "max_length": 25},
+)
+LENGTHS_S = (0.41, 0.9, 0.2, 0.9)
+
+
+def recordings(seed: int) -> list[Array]:
+    """Recordings of several lengths, with noise."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for seconds in LENGTHS_S:
+        wave = chirp(seconds, low_hz=generator.uniform(80, 900), high_hz=generator.uniform(1000, 6000))
+        found.append(wave + 0.1 * generator.standard_normal(len(wave)).astype(np.float32))
+    return found
+
+
+def extracted(checkpoint: Checkpoint, waves: list[Array]) -> dict[str, torch.Tensor]:
+    """What transformers' own extractor makes of recordings: a padded batch, and its mask."""
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path)
+    return dict(extractor(waves, sampling_rate=RATE_HZ, padding=True, return_tensors="pt"))
+
+
+def generate(model: Any, inputs: dict[str, torch.Tensor], settings: dict[str, Any]) -> Any:
+    with torch.no_grad(), quiet_transformers():
+        return model.generate(**inputs, return_dict_in_generate=True, output_scores=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    slow_unless(
+        itertools.product(RECORDING_FAMILIES, [preset for preset in PRESETS if preset != "xcache"]),
+        lambda family, variant: (family, variant) in QUICK,
+    ),
+)
+def test_tokens_and_scores_match_generate(bundles: BundleCache, family: str, variant: str) -> None:
+    """A padded batch of several lengths, and recordings of one length without a mask."""
+    checkpoint = bundles.trace(family)[0]
+    model, runner = checkpoint.model, Runner.load(bundles(variant, family), threads=1)
+    scores, seen = [], set()
+    for index, own in enumerate(SETTINGS):
+        waves = recordings(index)
+        inputs = extracted(checkpoint, waves if index % 2 else [waves[1], waves[3]])
+        if not index % 2:
+            inputs.pop("attention_mask", None)
+        expected = generate(model, inputs, own)
+        name = model.main_input_name
+        mask = inputs["attention_mask"].numpy() if "attention_mask" in inputs else None
+        found = runner.generate_from_features(inputs[name].numpy(), mask, **own)
+        np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
+        seen |= set(map(tuple, found.sequences.tolist()))
+        if found.scores is not None:
+            exact_inputs = {key: value.double() if key == name else value for key, value in inputs.items()}
+            try:
+                exact = generate(model.double(), exact_inputs, own)
+            finally:
+                model.float()
+            scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
+    assert_runs_close(scores)
+    assert len(seen) > 8  # the recordings matter
+
+
+@pytest.mark.parametrize("family", RECORDING_FAMILIES)
+def test_each_recording_is_transcribed_as_alone(bundles: BundleCache, tmp_path: Path, family: str) -> None:
+    """Files, arrays and other rates, in batches of three; the reference is transformers' extractor and model."""
+    arguments = {"tokenizer": True}
+    checkpoint = bundles.trace(family, **arguments)[0]
+    runner = Runner.load(bundles("dedup", family, **arguments), threads=1)
+    waves = [np.round(wave * 32768).clip(-32768, 32767).astype(np.int16) for wave in recordings(7)]
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
+    sources: list[Any] = []
+    expected, tokens = [], []
+    for index, steps in enumerate(waves):
+        wave = steps.astype(np.float32) / 32768
+        sources.append(wave if index % 2 else tmp_path / f"{index}.wav")
+        if not index % 2:
+            soundfile.write(sources[-1], np.stack([steps, steps], axis=1), RATE_HZ)
+        alone = generate(checkpoint.model, extracted(checkpoint, [wave]), settings)
+        tokens.append(alone.sequences[0].tolist())
+        expected.append(checkpoint.tokenizer.decode(tokens[-1], skip_special_tokens=True))
+    assert runner.transcribe(sources, batch_size=3, **settings) == expected
+    assert len(set(map(tuple, tokens))) == len(tokens)
+    assert runner.recordings is not None
+    features = runner.recordings.features(waves[1].astype(np.float32) / 32768)
+    several = runner.generate_from_features(features[None], num_return_sequences=2, **settings)
+    assert several.sequences.shape[0] == 2
+
+
+@pytest.mark.parametrize("family", RECORDING_FAMILIES)
+def test_features_match_transformers(checkpoints: CheckpointCache, bundles: BundleCache, family: str) -> None:
+    """The numbers of transformers' extractor, bit for bit, also with normalised samples."""
+    from tightbeam.deploy.audio.extractors import extractor_of
+
+    checkpoint = bundles.trace(family)[0]
+    reference = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path)
+    name = checkpoint.model.main_input_name
+    for normalize in (False, True):
+        reference.do_normalize = normalize
+        own = extractor_of(reference.to_dict(), Path("preprocessor_config.json"))
+        for wave in (*recordings(3), np.zeros(1000, np.float32)):
+            expected = reference(wave, sampling_rate=RATE_HZ, return_tensors="np")[name][0]
+            np.testing.assert_array_equal(own.features(wave), expected)
+
+
+def test_the_command_writes_a_line_for_each_file(
+    bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is too short fails alone; one that is too long is cut into parts of one length."""
+    run, folder = caller(monkeypatch, capsys), bundles("dedup", "moonshine", tokenizer=True)
+    runner = Runner.load(folder, threads=1)
+    wave = recordings(5)[1]
+    for name, samples in (("a", wave), ("short", wave[:894]), ("shortest", wave[:895])):
+        soundfile.write(tmp_path / f"{name}.wav", samples, RATE_HZ, subtype="FLOAT")
+    names = [tmp_path / f"{name}.wav" for name in ("a", "short", "shortest")]
+    texts = runner.transcribe([names[0], names[2]], max_new_tokens=5)
+    done = run(folder, *names, "--json", *SHORT)
+    done.failed("short.wav: the recording has 894 samples, expected 895 at least, 56 ms")
+    assert [record.get("text") for record in done.records] == [texts[0], None, texts[1]]
+    run(folder, names[0], "--format", "srt").failed(
+        "--format srt needs timestamps, which this model does not make", code=1
+    )
+    run(folder, names[0], "--language", "de", *SHORT).failed("language='de'", code=1)
+    assert runner.recordings is not None
+    monkeypatch.setattr(type(runner.recordings), "longest", 7_300, raising=False)
+    parts = np.array_split(wave, 2)
+    runner.recordings.longest = 7_300
+    pieces = runner.transcribe(parts, max_new_tokens=5)
+    assert runner.transcribe([wave], max_new_tokens=5) == [" ".join(piece.strip() for piece in pieces)]
+
+
+def test_wrong_input_is_refused(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "moonshine", tokenizer=True), threads=1)
+    values, mask = np.zeros((2, 2000), np.float32), np.ones((2, 2000), np.int64)
+    for features, given, expected in (
+        (values[0], None, r"input_values is \[2000\], expected \[B, X\]"),
+        (values[:, :800], None, r"input_values is \[2, 800\], expected X from 895 to"),
+        (values + np.nan, None, "NaN or infinity"),
+        (values, mask[:, 1:], r"attention_mask is \[2, 1999\]"),
+        (values, mask[:, ::-1] - np.eye(2, 2000, dtype=np.int64), "begin with ones and end with zeros"),
+        (values, 0 * mask, "leaves a row without a position"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            runner.generate_from_features(features, given)
+    with pytest.raises(InputError, match="this is a speech model; pass audio instead of token ids"):
+        runner.generate(np.array([[5]]))
+    with pytest.raises(InputError, match="this is a speech model; pass audio instead of text"):
+        runner.generate_text(["a text"])
+    with pytest.raises(InputError, match="the recording holds NaN or infinity"):
+        runner.transcribe([np.full(2000, np.nan, np.float32)])
+    with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens, a recording"):
+        runner.transcribe([values[0]], encoder_no_repeat_ngram_size=2)
+    with pytest.raises(GenerationError, match="return_timestamps"):
+        runner.transcribe_segments([values[0]])
+
+
+def test_a_request_holds_samples(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "moonshine", tokenizer=True), threads=1)
+    parser = RequestParser(runner, max_rows=8)
+    wave = recordings(2)[0]
+    parsed = parser.parse(Request(1, {"AUDIO": np.stack([wave, wave])}, '{"num_beams": 2}'))
+    assert [len(row) for row in parsed.rows] == [1, 1]
+    assert runner.recordings is not None
+    np.testing.assert_array_equal(parsed.rows[0][0].source, runner.recordings.features(wave))
+    with pytest.raises(InputError, match="the recording has 9 samples, expected 895 at least"):
+        parser.parse(Request(2, {"AUDIO": wave[None, :9]}, "{}"))
+
+
+def test_an_export_is_compared_with_torch(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    bundle = export_model(checkpoints("moonshine", tokenizer=True), tmp_path / "out", variant="slim")
+    assert bundle.manifest.parity is not None and bundle.manifest.parity.tokens > 100
+    assert bundle.manifest.convolutions == ((127, 64, 0), (7, 3, 0), (3, 2, 0))
+
+
+def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "moonshine")
+    before = (folder / "preprocessor_config.json").read_text()
+    for name, value, expected in (
+        ("feature_extractor_type", "Nope", "feature_extractor_type is 'Nope', expected 'Wav2Vec2FeatureExtractor'"),
+        ("sampling_rate", "fast", "sampling_rate is 'fast', expected a whole number"),
+        ("feature_size", 2, "feature_size is 2, expected 1"),
+        ("do_normalize", "yes", "do_normalize is 'yes', expected true or false"),
+        ("padding_side", "left", "padding_side is 'left'; supported is 'right'"),
+    ):
+        edit_json(folder / "preprocessor_config.json", **{name: value})
+        with pytest.raises(ExportError, match=expected):
+            export_model(folder, tmp_path / "out", check=False)
+        (folder / "preprocessor_config.json").write_text(before)
+    edit_json(folder / "config.json", encoder_num_attention_heads=2)
+    assert "encoder_num_attention_heads is 2, decoder_num_attention_heads is 3" in refusal(folder)
+    edit_json(folder / "config.json", encoder_num_attention_heads=3, decoder_num_key_value_heads=1)
+    assert "decoder_num_key_value_heads is 1, decoder_num_attention_heads is 3" in refusal(folder)
+    with pytest.raises(ExportError, match=r"the keys of layer 0 go through rotary positions|xcache"):
+        export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)
