@@ -459,6 +459,8 @@ def _beginning(fields: Fields, start: int | None) -> tuple[int, ...]:
 def _max_length(fields: Fields, max_positions: int, beginning: int) -> int:
     """Return the total length of rows that begin with ``beginning`` tokens: from max_new_tokens, else max_length, else
     20 new tokens, limited by the positions."""
+    if beginning >= max_positions and "decoder_input_ids" in fields:
+        raise fields.error("decoder_input_ids", f"leaves none of the model's {max_positions} positions", "shorten it")
     if beginning > 1 and beginning >= max_positions:
         raise GenerationError(
             f"prompts of {beginning} tokens leave none of the model's {max_positions} positions; shorten them"

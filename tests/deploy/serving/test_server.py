@@ -190,6 +190,33 @@ def test_token_scores_and_alternatives(world: SimpleNamespace) -> None:
         assert found["ALTERNATIVE_SCORES"].shape == found["ALTERNATIVE_IDS"].shape
 
 
+@pytest.mark.slow
+def test_requests_of_each_search_at_once(world: SimpleNamespace) -> None:
+    """Over both protocols: groups of beams, words that must occur, sampling with and without beams, beginnings."""
+    asked: tuple[dict[str, Any], ...] = (
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0, "num_return_sequences": 3},
+        {"num_beams": 3, "force_words_ids": "[[20, 21], [[30], [31, 32]]]"},
+        {"do_sample": True, "seed": 5, "temperature": 1.5, "num_return_sequences": 3, "top_p": 0.9},
+        {"do_sample": True, "seed": 6, "num_beams": 3, "num_return_sequences": 2},
+        {"decoder_input_ids": "[9, 4]", "num_beams": 2},
+        {"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0},
+    )
+
+    async def all_at_once(*send: Send) -> list[Response]:
+        arrays = {"TEXT": texts(*SENTENCES[:2])}
+        return await asyncio.gather(*(to("text", arrays, **own) for own in asked for to in send))
+
+    found = served.run(world.server, all_at_once)
+    for index, settings in enumerate(asked):
+        if index == len(asked) - 1:
+            assert all("does not divide num_beams=4" in each["error"] for each in found[2 * index :])
+            continue
+        given = {name: json.loads(value) if isinstance(value, str) else value for name, value in settings.items()}
+        outputs = world.runners["text"].generate_outputs(SENTENCES[:2], **given)
+        for response in found[2 * index : 2 * index + 2]:
+            assert response.ids == [output.sequences for output in outputs]
+
+
 def test_audio(world: SimpleNamespace) -> None:
     runner = world.runners["speech"]
     rng = np.random.default_rng(2)
