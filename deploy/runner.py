@@ -376,14 +376,14 @@ class Runner(WholeBatches):
         return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]
 
     def transcribe(
-        self, recordings: Sequence[str | os.PathLike[str] | Array], *, batch_size: int = 8, **settings: Any
+        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
     ) -> list[str]:
         """Transcribe recordings. One of more than a window is gone through by timestamps.
 
         Parameters
         ----------
-        recordings : sequence of str, path, or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, or samples in -1..1 at the model's rate.
+        recordings : sequence of str, path, bytes or float array [n]
+            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate.
         batch_size : int
             Windows that run together, at most.
         **settings
@@ -407,14 +407,15 @@ class Runner(WholeBatches):
         return [each.texts[0] if each.texts else "" for each in found]
 
     def transcribe_segments(
-        self, recordings: Sequence[str | os.PathLike[str] | Array], *, batch_size: int = 8, **settings: Any
+        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
     ) -> list[list[TextSegment]]:
         """Transcribe recordings by timestamps.
 
         Parameters
         ----------
-        recordings : sequence of str, path, or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, or samples in -1..1 at the model's rate, ``log_mel.sampling_rate_hz``.
+        recordings : sequence of str, path, bytes or float array [n]
+            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate,
+            ``log_mel.sampling_rate_hz``.
         batch_size : int
             Windows that run together, at most.
         **settings
@@ -448,9 +449,9 @@ class Runner(WholeBatches):
         if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
             raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
         _check_batch_size(batch_size, "windows")
-        sources: list[str | Array] = []
+        sources: list[str | bytes | Array] = []
         for each in recordings:
-            if isinstance(each, str | os.PathLike):
+            if isinstance(each, str | os.PathLike | bytes):
                 sources.append(os.fspath(each))
                 continue
             samples = np.asarray(each)

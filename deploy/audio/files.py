@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -13,19 +14,37 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError, first_line
 
-__all__ = ["audio_fault", "is_audio", "read_audio", "read_blocks", "resampled", "windows"]
+__all__ = [
+    "Source",
+    "audio_fault",
+    "cut",
+    "is_audio",
+    "read_audio",
+    "read_blocks",
+    "resampled",
+    "sound_blocks",
+    "windows",
+]
 
 Samples = npt.NDArray[np.float32]
+Source = str | bytes | Samples | InputError
+"""The name of an audio file, the content of one, samples float32 [n] at the model's rate, or an error in the place of
+one."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 INSTALL = "pip install 'tightbeam[audio]'"
 MAX_AMPLITUDE = 1e6
-BLOCK = 1 << 18
-"""Samples of each channel that are read together."""
+BLOCK, BLOCK_CHANNELS = 1 << 18, 8
+"""Samples of each channel that are read together, of files of up to so many channels; fewer of others."""
+NUMBERS_HZ = 400_000
+"""Samples of all channels in a second of sound, at most, where the length is limited: 8 channels at 48 kHz."""
 REACH = 10
 """Half the length of the resampling filter, in samples of the lower rate."""
 MIN_HZ, MAX_HZ = 1_000, 768_000
 UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
 """Sizes in the header of a WAV file that was streamed, written before the length was known."""
+BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
+"""What the content of a file begins with: WAV (two), FLAC, OGG, and MP3 with a title."""
+EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"
 
 
 def is_audio(path: str) -> bool:
@@ -33,7 +52,7 @@ def is_audio(path: str) -> bool:
     return Path(path).suffix.lower() in SUFFIXES
 
 
-def read_audio(path: str, rate_hz: int) -> Samples:
+def read_audio(source: str | bytes, rate_hz: int) -> Samples:
     """Read an audio file whole; arguments and errors as of `read_blocks`.
 
     Returns
@@ -41,18 +60,20 @@ def read_audio(path: str, rate_hz: int) -> Samples:
     float32 [n]
         Samples in -1..1, the mean of the channels.
     """
-    return np.concatenate(list(read_blocks(path, rate_hz)))
+    return np.concatenate(list(read_blocks(source, rate_hz)))
 
 
-def read_blocks(path: str, rate_hz: int) -> Iterator[Samples]:
+def read_blocks(source: str | bytes, rate_hz: int, *, most_s: float = math.inf) -> Iterator[Samples]:
     """Read an audio file block by block.
 
     Parameters
     ----------
-    path
-        A WAV, FLAC, OGG or MP3 file.
+    source
+        The name of a WAV, FLAC, OGG or MP3 file, or the content of one.
     rate_hz
         Samples a second that the model takes; a file of another rate is resampled.
+    most_s
+        Seconds of sound, at most. A small file may hold days of silence.
 
     Yields
     ------
@@ -62,47 +83,68 @@ def read_blocks(path: str, rate_hz: int) -> Iterator[Samples]:
     Raises
     ------
     InputError
-        The file cannot be read, holds no samples, or holds NaN or infinity; or a package is missing.
+        The file cannot be read, holds no samples, too many, or NaN or infinity; or a package is missing.
     """
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its C library
         raise InputError(f"reading audio needs the package soundfile, which is not installed; {INSTALL}") from None
-    if fault := _file_fault(path):
-        raise InputError(f"{fault}; expected a WAV, FLAC, OGG or MP3 file")
+    name = source if isinstance(source, str) else "the recording"
+    if fault := _file_fault(source, name):
+        raise InputError(f"{fault}; {EXPECTED}")
     try:
-        with soundfile.SoundFile(path) as file:
-            found_hz = int(file.samplerate)
-            blocks = _checked(path, file.blocks(BLOCK, dtype="float32", always_2d=True), found_hz)
+        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
+            found_hz, channels = int(file.samplerate), int(file.channels)
+            block = max(1, BLOCK * BLOCK_CHANNELS // max(BLOCK_CHANNELS, channels))
+            read = file.blocks(block, dtype="float32", always_2d=True)
+            blocks = _checked(name, read, found_hz, min(most_s, most_s * NUMBERS_HZ / (found_hz * channels)))
             yield from blocks if found_hz == rate_hz else resampled(blocks, found_hz, rate_hz)
     except MemoryError:
-        raise InputError(f"{path} is too long for this machine's memory; cut it into pieces") from None
+        raise InputError(f"{name} is too long for this machine's memory; cut it into pieces") from None
     except InputError:
         raise
     except (RuntimeError, OSError, TypeError, ValueError) as error:
         reason = getattr(error, "error_string", "") or first_line(error)  # without the name, of libsndfile
         if "does not exist" in reason:  # libsndfile's word for an MP3 file without a frame; `_file_fault` has opened it
             reason = "no frame of audio was found"
-        raise InputError(
-            f"{path} cannot be read as audio ({reason.rstrip('.')}); expected a WAV, FLAC, OGG or MP3 file"
-        ) from None
+        raise InputError(f"{name} cannot be read as audio ({reason.rstrip('.')}); {EXPECTED}") from None
 
 
-def _checked(path: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int) -> Iterator[Samples]:
-    """The mean of the channels of each block. Raises InputError for samples that are none."""
-    empty = True
+def sound_blocks(source: str | bytes | Samples, rate_hz: int, *, most_s: float = math.inf) -> Iterator[Samples]:
+    """Blocks of an audio file, as `read_blocks` gives them, or of samples float32 [n] at the model's rate."""
+    if isinstance(source, str | bytes):
+        yield from read_blocks(source, rate_hz, most_s=most_s)
+    elif fault := audio_fault(source):
+        raise InputError(f"the recording {fault}")
+    elif len(source) > most_s * rate_hz:
+        raise InputError(_too_long("the recording", most_s))
+    else:
+        yield from (source[start : start + BLOCK] for start in range(0, len(source), BLOCK))
+
+
+def _checked(name: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int, most_s: float) -> Iterator[Samples]:
+    """The mean of the channels of each block. Raises InputError for samples that are none, and for too many."""
+    count = 0
     for channels in blocks:
         samples: Samples = channels.mean(axis=1)
         if fault := audio_fault(samples):
-            raise InputError(f"{path} {fault}")
-        if empty and not MIN_HZ <= found_hz <= MAX_HZ:
+            raise InputError(f"{name} {fault}")
+        if not count and not MIN_HZ <= found_hz <= MAX_HZ:
             raise InputError(
-                f"{path} has {found_hz} samples a second, expected {MIN_HZ:,} to {MAX_HZ:,}; correct its header"
+                f"{name} has {found_hz} samples a second, expected {MIN_HZ:,} to {MAX_HZ:,}; correct its header"
             )
-        empty = False
+        count += len(samples)
+        if count > most_s * found_hz:
+            width = channels.shape[1]
+            raise InputError(_too_long(name, most_s, f" of {width} channels at {found_hz:,} Hz" if width > 1 else ""))
         yield samples
-    if empty:
-        raise InputError(f"{path} {audio_fault(np.zeros(0, np.float32))}")
+    if not count:
+        raise InputError(f"{name} {audio_fault(np.zeros(0, np.float32))}")
+
+
+def _too_long(name: str, most_s: float, of: str = "") -> str:
+    """The error of a recording of more than ``most_s`` seconds."""
+    return f"{name} is longer than {most_s:,.0f} seconds{of}; cut it into pieces"
 
 
 def audio_fault(samples: Samples) -> str:
@@ -116,25 +158,28 @@ def audio_fault(samples: Samples) -> str:
     return ""
 
 
-def _file_fault(path: str) -> str:
+def _file_fault(source: str | bytes, name: str) -> str:
     """Name what is wrong with a file before it is decoded; empty where nothing is."""
-    if not path.strip():
+    if isinstance(source, str) and not source.strip():
         return "no file is named"
     try:
-        if Path(path).is_dir():
-            return f"{path} is a folder"
-        with Path(path).open("rb") as file:
+        if isinstance(source, str) and Path(source).is_dir():
+            return f"{name} is a folder"
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
             header = file.read(12)
             length = file.seek(0, os.SEEK_END)
     except FileNotFoundError:
-        return f"there is no file {path}"
+        return f"there is no file {name}"
     except (OSError, ValueError) as error:
-        return f"{path} cannot be opened ({getattr(error, 'strerror', None) or error})"
+        return f"{name} cannot be opened ({getattr(error, 'strerror', None) or error})"
     if not length:
-        return f"{path} is empty, it has no bytes"
+        return f"{name} is empty, it has no bytes"
+    synchronised = header[:1] == b"\xff" and header[1:2] >= b"\xe0"  # a frame of MP3
+    if isinstance(source, bytes) and not (synchronised or header.startswith(BEGINNINGS)):
+        return f"{name} cannot be read as audio"  # other formats of libsndfile are for files that somebody chose here
     size = int.from_bytes(header[4:8], "little")
     if header[:4] == b"RIFF" and header[8:] == b"WAVE" and size not in UNKNOWN_SIZES and size + 8 > length + 1:
-        return f"{path} is cut short, it has {length:,} bytes of {size + 8:,}"
+        return f"{name} is cut short, it has {length:,} bytes of {size + 8:,}"
     return ""
 
 
@@ -167,6 +212,18 @@ def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterato
         yield resample_poly(kept, up, down)[before * up // down :].astype(np.float32)
 
 
+def cut(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
+    """Cut consecutive blocks into windows of ``length`` samples; the last one may be shorter."""
+    kept = np.zeros(0, np.float32)
+    for block in blocks:
+        kept = np.concatenate([kept, block]) if len(kept) else block
+        while len(kept) >= length:
+            yield kept[:length]
+            kept = kept[length:]
+    if len(kept):
+        yield kept
+
+
 def windows(samples: Samples, length: int) -> list[Samples]:
     """Cut samples into consecutive windows of ``length`` samples; the last one may be shorter."""
-    return [samples[start : start + length] for start in range(0, len(samples), length)]
+    return list(cut([samples], length))

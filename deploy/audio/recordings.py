@@ -6,6 +6,7 @@ encoded one by one, and decoded together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array, Ints
-from tightbeam.deploy.audio.files import audio_fault, read_audio
+from tightbeam.deploy.audio.files import Source, audio_fault, sound_blocks
 from tightbeam.deploy.audio.waveform import Waveform
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import InputError
@@ -24,7 +25,7 @@ from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 from tightbeam.deploy.text.token_ids import as_array
 
-__all__ = ["RecordingModel", "Recordings", "run_recordings"]
+__all__ = ["RecordingModel", "Recordings", "WholeRecordingReader", "run_recordings"]
 
 FILES_AHEAD = 4
 """Recordings that are read and wait."""
@@ -142,9 +143,76 @@ class RecordingModel(LoadedModel, Protocol):
     def sample_of_recording(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample: ...
 
 
+class WholeRecordingReader:
+    """Reads sources as inputs.
+
+    Parameters
+    ----------
+    model
+        The runner of a speech model that takes whole recordings.
+    settings
+        Settings of ``model.generate``.
+    numbers
+        Numbers of the samples.
+    most_s
+        Seconds of a recording, at most.
+
+    Attributes
+    ----------
+    options : GenerationOptions
+        The settings, resolved.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: RecordingModel,
+        settings: Mapping[str, Any],
+        *,
+        numbers: Iterator[int] | None = None,
+        most_s: float = math.inf,
+    ) -> None:
+        assert model.recordings is not None
+        self._model, self._settings, self._recordings, self._most_s = model, settings, model.recordings, most_s
+        self._numbers = count() if numbers is None else numbers
+        self.options = model.options(**settings).without_source_tokens("a recording")
+
+    def read(self, number: int, source: Source) -> OpenInput:
+        """Read a source: an input, with its failure where it cannot be read."""
+        recordings, named = self._recordings, source if isinstance(source, str) else None
+        result = InputResult(number, self.options.num_return_sequences, source=named)
+        try:
+            if isinstance(source, InputError):
+                raise source
+            blocks = sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s)
+            samples = np.concatenate(list(blocks))
+            try:
+                parts = recordings.parts(samples)
+            except InputError as error:
+                raise InputError(f"{named}: {error}" if named else str(error)) from None
+        except InputError as error:
+            return OpenInput(result, [], error)
+        result.seconds = len(samples) / recordings.sampling_rate_hz
+        if len(parts) > 1:
+            result.returned = 1
+            longest = recordings.longest / recordings.sampling_rate_hz
+            result.notes.append(
+                f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
+            )
+        made = [
+            self._model.sample_of_recording(next(self._numbers), recordings.features(part), self._settings)
+            for part in parts
+        ]
+        return OpenInput(result, made)
+
+
 def run_recordings(
     model: RecordingModel,
-    sources: Iterable[str | Array | InputError],
+    sources: Iterable[Source],
     *,
     batch_size: int = 8,
     typed: bool = False,
@@ -157,7 +225,7 @@ def run_recordings(
     model
         The runner of a speech model that takes whole recordings.
     sources
-        Names of files, samples, or an error in the place of one.
+        Names of files, contents of files, samples, or an error in the place of one.
     batch_size
         Recordings in the running batch, at most.
     typed
@@ -175,32 +243,7 @@ def run_recordings(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    recordings = model.recordings
-    assert recordings is not None
-    options = model.options(**settings).without_source_tokens("a recording")
-    numbers = count()
-
-    def read(number: int, source: str | Array | InputError) -> OpenInput:
-        result = InputResult(number, options.num_return_sequences, source=source if isinstance(source, str) else None)
-        try:
-            if isinstance(source, InputError):
-                raise source
-            samples = read_audio(source, recordings.sampling_rate_hz) if isinstance(source, str) else source
-            try:
-                parts = recordings.parts(samples)
-            except InputError as error:
-                raise InputError(f"{source}: {error}" if isinstance(source, str) else str(error)) from None
-        except InputError as error:
-            return OpenInput(result, [], error)
-        result.seconds = len(samples) / recordings.sampling_rate_hz
-        if len(parts) > 1:
-            result.returned = 1
-            longest = recordings.longest / recordings.sampling_rate_hz
-            result.notes.append(
-                f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
-            )
-        made = [model.sample_of_recording(next(numbers), recordings.features(part), settings) for part in parts]
-        return OpenInput(result, made)
-
-    inputs = (read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, typed=typed, ahead=FILES_AHEAD)
+    reader = WholeRecordingReader(model, settings)
+    inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
+    rows = batch_size * reader.options.num_beams
+    yield from run_inputs(model, inputs, max_rows=rows, typed=typed, ahead=FILES_AHEAD)

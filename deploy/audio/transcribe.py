@@ -8,19 +8,20 @@ transcribed alone, so that a word at a cut may be lost.
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Any, Protocol
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.files import audio_fault, read_audio, read_blocks, windows
+from tightbeam.deploy.audio.files import Source, cut, read_audio, sound_blocks, windows
 from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.sequential import SequentialTranscription
-from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
@@ -31,12 +32,10 @@ from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, join, output_of, text_of
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 
-__all__ = ["Source", "SpeechModel", "named_files", "read_features", "transcribe", "transcribe_files"]
+__all__ = ["RecordingReader", "SpeechModel", "named_files", "read_features", "transcribe", "transcribe_files"]
 
 FILES_AHEAD = 2
 """Files that are read and wait."""
-Source = str | Array | InputError
-"""The name of an audio file, samples float32 [n] at the model's rate, or an error in the place of one."""
 
 
 class SpeechModel(LoadedModel, Protocol):
@@ -129,18 +128,15 @@ class _Recordings(OpenInput):
             return []
         return self._add(part)
 
-    def finish(self, model: LoadedModel) -> None:
+    @property
+    def is_one_sample(self) -> bool:
+        return False
+
+    def close(self) -> None:
         for recording in self.recordings:
             recording.close()
-        if self.failure is None:
-            try:
-                self.result.set_output(self._output(model))
-            except BundleError as error:  # of the tokenizer
-                self.failure = error
-        if self.failure is not None:
-            self.result.error = str(self.failure)
 
-    def _output(self, model: LoadedModel) -> Output:
+    def output(self, model: LoadedModel) -> Output:
         options = self.parts[0].options
         segments = [segment for part in self.parts for segment in part.segments]
         tokens = [token for segment in segments for token in segment.tokens]
@@ -161,17 +157,44 @@ class _Recordings(OpenInput):
         )
 
 
-class _Reader:
-    """Reads sources as inputs. Raises GenerationError for wrong settings."""
+class RecordingReader:
+    """Reads sources as inputs.
 
-    def __init__(self, model: SpeechModel, settings: Mapping[str, Any], on_heard: Callable[[float], None]) -> None:
-        self._model, self._settings, self._on_heard = model, settings, on_heard
+    Parameters
+    ----------
+    model
+        The runner of a speech model.
+    settings
+        Settings of ``model.generate``.
+    on_heard
+        Receives the seconds of sound that are done, as recordings are gone through by timestamps.
+    numbers
+        Numbers of the samples.
+    most_s
+        Seconds of a recording, at most.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        settings: Mapping[str, Any],
+        *,
+        on_heard: Callable[[float], None] = lambda seconds: None,
+        numbers: Iterator[int] | None = None,
+        most_s: float = math.inf,
+    ) -> None:
+        self._model, self._settings, self._on_heard, self._most_s = model, settings, on_heard, most_s
         _log_mel(model)
         self.options = model.options(**settings)
         assert self.options.recording is not None
         self._how: RecordingSettings = self.options.recording
         model.window_options(settings, WindowStart(self._how.prompt_ids))
-        self._numbers = count()
+        self._numbers = count() if numbers is None else numbers
         self._obstacle = ""  # that keeps a long recording from being gone through by timestamps
         self._by_timestamps = self._how.return_timestamps is True
         if self._how.return_timestamps is None and has_timestamps(model.manifest.generation, self.options.vocab_size):
@@ -194,8 +217,8 @@ class _Reader:
         result.seconds = sum(part.seconds for part in parts)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
         if self._obstacle and len(parts) > 1:
-            cut = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
-            result.notes.append(f"{cut}: {self._obstacle}")
+            note = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
+            result.notes.append(f"{note}: {self._obstacle}")
         if (timestamps or self._how.asked) and self.options.scoring is not None:
             fix = "leave it out, or pass return_timestamps=False"
             asked = self.options.scoring.asked
@@ -204,31 +227,24 @@ class _Reader:
             )
         if timestamps or self._how.asked:
             return self._in_sequence(result, parts, timestamps=timestamps)
-        made = [
-            self._model.sample_of_features(next(self._numbers), part.window(0, part.frames), self._settings)
-            for part in parts
-        ]
+        made = []
         for part in parts:
+            window = part.window(0, part.frames)
+            made.append(self._model.sample_of_features(next(self._numbers), window, self._settings))
             part.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | Array, log_mel: LogMel) -> list[Recording]:
+    def _parts(self, source: str | bytes | Array, log_mel: LogMel) -> list[Recording]:
         """A recording whole, or the windows that it is cut into where it is long and not gone through by timestamps."""
-        blocks = self._blocks(source, log_mel)
+        blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s)
         if self._by_timestamps:
             return [Recording(log_mel, blocks)]
-        samples = np.concatenate(list(blocks))
-        is_long = len(samples) // log_mel.hop > log_mel.frames
-        cut = windows(samples, log_mel.samples) if is_long else [samples]
-        return [Recording(log_mel, [window]) for window in cut]
-
-    def _blocks(self, source: str | Array, log_mel: LogMel) -> Iterator[Array]:
-        if isinstance(source, str):
-            yield from read_blocks(source, log_mel.sampling_rate_hz)
-        elif fault := audio_fault(source):
-            raise InputError(f"the recording {fault}")
-        else:
-            yield source
+        parts = cut(blocks, log_mel.samples)
+        first = next(parts)
+        second = next(parts, first[:0])
+        if len(second) < log_mel.hop:  # too short for another frame
+            return [Recording(log_mel, [np.concatenate([first, second])])]
+        return [Recording(log_mel, [part]) for part in chain([first, second], parts)]
 
     def _in_sequence(self, result: InputResult, recordings: list[Recording], *, timestamps: bool) -> OpenInput:
         parts = [
@@ -247,7 +263,7 @@ def transcribe_files(
     *,
     batch_size: int = 8,
     typed: bool = False,
-    on_heard: Callable[[float], None] | None = None,
+    on_heard: Callable[[float], None] = lambda seconds: None,
     **settings: Any,
 ) -> Iterator[OpenInput]:
     """Transcribe recordings. Windows of several recordings run together, while the next ones are read.
@@ -277,7 +293,7 @@ def transcribe_files(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    reader = _Reader(model, settings, on_heard or (lambda seconds: None))
+    reader = RecordingReader(model, settings, on_heard=on_heard)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
     rows = batch_size * reader.options.num_beams
     yield from run_inputs(

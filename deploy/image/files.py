@@ -56,6 +56,8 @@ def read_image(source: str | bytes, name: str | None = None) -> Image:
         raise InputError(f"reading images needs the package pillow, which is not installed; {INSTALL}") from None
     shown = name if name is not None else source if isinstance(source, str) else "the image"
     data = _bytes_of(source) if isinstance(source, str) else source
+    if not data:
+        raise InputError(f"{shown} is empty, it has no bytes; {EXPECTED}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large images, which are limited here, and of odd metadata

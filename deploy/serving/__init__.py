@@ -7,8 +7,8 @@
     tensors.py                  the names of inputs and outputs
     messages.py                 the messages between backend and worker
     worker_process.py           the worker as the backend's child: start, run, stop
-    worker.py                   a process of its own, which holds the model: requests.py checks each request,
-                                batches.py runs them together
+    worker.py                   a process of its own, which holds the model: requests.py checks each request, in threads
+                                of parsing.py where it has files; running.py runs them together
     watchdog.py                 has the server reload the model when the backend is killed
 
 Triton's Python backend does not restart a process that ended. So everything that can end a process (the model with its

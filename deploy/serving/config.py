@@ -13,6 +13,7 @@ from tightbeam.deploy.serving.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
     AUDIO,
+    AUDIO_FILE,
     FINISHED,
     IMAGE,
     INDEX,
@@ -21,6 +22,7 @@ from tightbeam.deploy.serving.tensors import (
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     SCORES,
+    SEGMENTS,
     TEXT,
     TOKEN_SCORES,
 )
@@ -216,7 +218,8 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     # Triton names a required input that a request lacks; where all are optional, it only says that there are 0 inputs.
     text, speech = manifest.tokenizer is not None, manifest.speech is not None
     if speech:
-        put_input(AUDIO, "TYPE_FP32", -1, optional=False)
+        put_input(AUDIO, "TYPE_FP32", -1, optional=True)
+        put_input(AUDIO_FILE, "TYPE_STRING", 1, optional=True)
     elif manifest.image is not None:
         put_input(IMAGE, "TYPE_STRING", 1, optional=False)
     else:
@@ -233,6 +236,8 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(TOKEN_SCORES, "TYPE_FP32", -1, -1)
     put_output(ALTERNATIVE_IDS, "TYPE_INT64", -1, -1, -1)
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)
+    if speech:
+        put_output(SEGMENTS, "TYPE_STRING", 1)
     if settings.stream:
         put_output(INDEX, "TYPE_INT32", 1)
         put_output(FINISHED, "TYPE_BOOL", 1)

@@ -57,7 +57,10 @@ another.
 def _inputs(manifest: Manifest) -> str:
     """A sentence on the inputs of a request."""
     if manifest.speech is not None:
-        return "`AUDIO` holds samples of one channel in -1..1, at the model's rate."
+        return (
+            "`AUDIO_FILE` holds the bytes of an audio file (WAV, FLAC, OGG, MP3), or their base64 in JSON; `AUDIO`, in "
+            "its place,\nsamples of one channel in -1..1, at the model's rate."
+        )
     if manifest.image is not None:
         return "`IMAGE` holds the bytes of an image file (PNG, JPEG, TIFF, WebP, BMP), or their base64 in JSON."
     if manifest.tokenizer is not None:

@@ -9,31 +9,34 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.audio.files import audio_fault, windows
-from tightbeam.deploy.audio.recordings import Recordings
+from tightbeam.deploy.audio.files import Source
+from tightbeam.deploy.audio.recordings import WholeRecordingReader
+from tightbeam.deploy.audio.transcribe import RecordingReader
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.image.encoded import image_bytes
 from tightbeam.deploy.image.read import pixels_of
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.serving.encoded import file_bytes
 from tightbeam.deploy.serving.messages import Request
-from tightbeam.deploy.serving.tensors import AUDIO, IMAGE, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.serving.tries import served_tries, with_served_trie
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.run_inputs import OpenInput
 
 __all__ = ["ParsedRequest", "RequestParser"]
 
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 """Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
 MAX_PARAMETER_BYTES = 1 << 16
-MAX_WINDOWS = 120
-"""Windows of one audio file: an hour at Whisper's 30 seconds."""
+MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
+"""Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
+MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
+"""Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
 TEXT_PARAMETERS = frozenset({"language", "source_language", "target_language", "task", "trie"})
 """Parameters whose text is not read as JSON."""
 KEPT = 128
@@ -52,17 +55,17 @@ class ParsedRequest:
         The request's number.
     options : GenerationOptions
         The settings, resolved; lengths are those for a prompt of one token.
-    rows : list of list of Sample
-        The samples of each row: one, or the windows of an audio file.
+    rows : list of OpenInput
+        The rows: a sample each, or the windows of a recording.
     """
 
     number: int
     options: GenerationOptions
-    rows: list[list[Sample]] = field(default_factory=list)
+    rows: list[OpenInput] = field(default_factory=list)
 
 
 class RequestParser:
-    """Parses and checks requests.
+    """Parses and checks requests, in any thread.
 
     Parameters
     ----------
@@ -77,6 +80,7 @@ class RequestParser:
         self._tries = served_tries(runner.bundle.path)
         self._numbers = count()
         self._options = lru_cache(KEPT)(self._resolve)
+        self._readers = lru_cache(KEPT)(self._reader)
 
     def parse(self, request: Request) -> ParsedRequest:
         """Parse a request. Its samples have numbers in the order in which they came.
@@ -101,30 +105,52 @@ class RequestParser:
             raise InputError(f"{name} has no row; expected at least one")
         lengths = _lengths(request.inputs, name, source)
         parsed = ParsedRequest(request.number, options)
+        seconds = 0.0
         for row, value in enumerate(source):
             try:
                 if name == TEXT:
                     text = _text(value, runner.manifest.sizes.max_source)
                     tokens, _ = runner.encode(text, truncate=truncate, **settings)
-                    samples = [self._sample(tokens, request, row)]
+                    opened = OpenInput(InputResult(row), [self._sample(tokens, request, row)])
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
                     runner.check_ids(ids)
                     check_without_text(settings)
-                    samples = [self._sample(ids, request, row)]
+                    opened = OpenInput(InputResult(row), [self._sample(ids, request, row)])
                 elif name == IMAGE:
-                    pixels = pixels_of(runner, image_bytes(_data(value), IMAGE))
-                    samples = [runner.sample_of_pixels(next(self._numbers), pixels, settings)]
-                elif runner.recordings is not None:
-                    parts = _parts(runner.recordings, value[: lengths[row]])
-                    samples = [runner.sample_of_recording(next(self._numbers), each, settings) for each in parts]
+                    pixels = pixels_of(runner, file_bytes(_data(value), IMAGE, MAX_IMAGE_BYTES))
+                    sample = runner.sample_of_pixels(next(self._numbers), pixels, settings)
+                    opened = OpenInput(InputResult(row), [sample])
                 else:
-                    found = _features(runner, value[: lengths[row]])
-                    samples = [runner.sample_of_features(next(self._numbers), each, settings) for each in found]
+                    sound = value[: lengths[row]] if name == AUDIO else file_bytes(_data(value), name, MAX_AUDIO_BYTES)
+                    opened = self._recording(row, sound, request.parameters, seconds)
+                    seconds += opened.result.seconds
             except (InputError, GenerationError) as error:
                 raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
-            parsed.rows.append(samples)
+            parsed.rows.append(opened)
         return parsed
+
+    def _recording(self, row: int, sound: Source, parameters: str, before_s: float) -> OpenInput:
+        """Read a row of a speech model, behind so many seconds of others. Raises InputError."""
+        opened = self._readers(parameters).read(row, sound)
+        if opened.failure is not None:
+            raise opened.failure
+        if before_s + opened.result.seconds > self._most_s:
+            raise InputError(
+                f"the recordings up to this one have more than {self._most_s:,.0f} seconds; send it in another request"
+            )
+        return opened
+
+    def _reader(self, parameters: str) -> RecordingReader | WholeRecordingReader:
+        settings, _, _ = self._options(parameters, 1)
+        if self._runner.recordings is not None:
+            return WholeRecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
+        return RecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
+
+    @property
+    def _most_s(self) -> float:
+        log_mel = self._runner.log_mel
+        return MAX_RECORDING_S if log_mel is None else MAX_WINDOWS * log_mel.chunk_s
 
     def _sample(self, tokens: list[int], request: Request, row: int) -> Sample:
         decoder_only = self._runner.decoder_only
@@ -145,10 +171,15 @@ class RequestParser:
 
 def _source_name(runner: Runner, request: Request) -> str:
     """The name of the one input that holds the source."""
-    given = [name for name in (TEXT, INPUT_IDS, AUDIO, IMAGE) if name in request.inputs]
-    alone = AUDIO if runner.is_speech else IMAGE if runner.reads_images else None
-    if len(given) != 1 or (given[0] != alone if alone else given[0] in (AUDIO, IMAGE)):
-        expected = alone if alone else f"{TEXT} or {INPUT_IDS}" if runner.has_tokenizer else INPUT_IDS
+    given = [name for name in (TEXT, INPUT_IDS, AUDIO, AUDIO_FILE, IMAGE) if name in request.inputs]
+    if runner.is_speech:
+        taken: tuple[str, ...] = (AUDIO_FILE, AUDIO)
+    elif runner.reads_images:
+        taken = (IMAGE,)
+    else:
+        taken = (TEXT, INPUT_IDS)
+    if len(given) != 1 or given[0] not in taken:
+        expected = " or ".join(name for name in taken if name != TEXT or runner.has_tokenizer)
         raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {expected}")
     return given[0]
 
@@ -196,7 +227,7 @@ def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]
     """Lengths of the rows of ``source`` [b, n], without what pads them."""
     if LENGTHS not in inputs:
         return [source.shape[1]] * len(source)
-    if name in (TEXT, IMAGE):
+    if name not in (INPUT_IDS, AUDIO):
         raise InputError(f"{LENGTHS} is for {INPUT_IDS} and {AUDIO}; leave it out")
     lengths: list[int] = inputs[LENGTHS].reshape(-1).tolist()
     if len(lengths) != len(source):
@@ -209,24 +240,3 @@ def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]
             f"{LENGTHS} holds {wrong}, expected 1 to {source.shape[1]}, the width of {name}; pass that at most"
         )
     return lengths
-
-
-def _parts(recordings: Recordings, samples: Array) -> list[Array]:
-    """Features of the parts that a recording float32 [n] is run in."""
-    parts = recordings.parts(np.ascontiguousarray(samples, dtype=np.float32))
-    if len(parts) > MAX_WINDOWS:
-        seconds = MAX_WINDOWS * recordings.longest / recordings.sampling_rate_hz
-        raise InputError(f"{AUDIO} is longer than {seconds:,.0f} seconds; cut it into pieces")
-    return [recordings.features(part) for part in parts]
-
-
-def _features(runner: Runner, samples: Array) -> list[Array]:
-    """Features [mels, frames] of each window of an audio file's samples, float32 [n]."""
-    assert runner.log_mel is not None
-    if fault := audio_fault(samples):
-        raise InputError(f"{AUDIO} {fault}")
-    if len(samples) > MAX_WINDOWS * runner.log_mel.samples:
-        seconds = MAX_WINDOWS * runner.log_mel.samples / runner.log_mel.sampling_rate_hz
-        raise InputError(f"{AUDIO} is longer than {seconds:,.0f} seconds; cut it into pieces")
-    whole = np.ascontiguousarray(samples, dtype=np.float32)
-    return [runner.log_mel.features(window) for window in windows(whole, runner.log_mel.samples)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -18,9 +19,11 @@ from tightbeam.deploy.serving.tensors import (
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     SCORES,
+    SEGMENTS,
     TEXT,
     TOKEN_SCORES,
 )
+from tightbeam.deploy.text.input_result import segment_records
 from tightbeam.deploy.text.output import Output
 
 __all__ = ["Outcome", "Responder", "tensors_of"]
@@ -154,9 +157,10 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     Returns
     -------
     dict
-        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search; OUTPUT_IDS int64 [b, S, T];
-        OUTPUT_LENGTHS int32 [b, S], their lengths without padding; and where they were asked for TOKEN_SCORES float32
-        [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n].
+        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and where a row has no score; OUTPUT_IDS
+        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; where they were asked for
+        TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
+        and where a row has segments SEGMENTS bytes [b, 1].
     """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
@@ -165,9 +169,18 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
         for index, row in enumerate(output.sequences):
             ids[place, index, : len(row)] = row
     texts = [[text.encode() for text in output.texts or [""] * S] for output in outputs]
-    scores = np.array([output.scores or [] for output in outputs], np.float32)
+    scored = all(output.scores is not None for output in outputs)  # a recording of several windows has no score
+    scores = np.array([(output.scores or []) if scored else [] for output in outputs], np.float32)
     found = {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    if any(output.segments is not None for output in outputs):
+        found[SEGMENTS] = np.array([[_as_json(output)] for output in outputs], np.object_)
     return {**found, **_of_tokens(outputs, ids.shape)}
+
+
+def _as_json(output: Output) -> bytes:
+    """The segments of an output as JSON; null where there are none."""
+    segments = None if output.segments is None else segment_records(output.segments)
+    return json.dumps(segments, ensure_ascii=False).encode()
 
 
 def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, Array]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
@@ -13,23 +14,43 @@ from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
 from tightbeam.deploy.serving.messages import Event, Refused, Report, Request, Row, Started, Stats, Token
+from tightbeam.deploy.serving.parsing import ParsingThreads
 from tightbeam.deploy.serving.requests import ParsedRequest, RequestParser
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
-from tightbeam.deploy.text.output import Output, join, output_of, text_of
+from tightbeam.deploy.text.output import text_of
+from tightbeam.deploy.text.run_inputs import OpenInput
 
 __all__ = ["RunningRequests"]
 
 REPORT_SECONDS = 0.5
 """Longest time between two reports of the work that was done, while there are no events."""
+PARSING_SECONDS = 0.02
+"""Longest turn in which nothing runs, while requests are parsed."""
+SHARE = 4
+"""The windows of one recording take this part of the places at most: a quarter."""
+
+
+@dataclass(eq=False)
+class _OpenRow:
+    """A row without a result.
+
+    ``alone``: its samples run in batches of their own. ``waiting``: those that the scheduler does not have yet, and
+    ``running``: how many it has.
+    """
+
+    request: ParsedRequest
+    row: int
+    input: OpenInput
+    alone: bool
+    waiting: deque[Sample] = field(default_factory=deque)
+    running: int = 0
 
 
 @dataclass(eq=False)
 class _Running:
-    """A sample without a result: a row of a request, or one of the windows of a row of audio."""
+    """A sample without a result: that of a row, or one of the windows of a recording."""
 
-    request: ParsedRequest
-    row: int
-    window: int
+    owner: _OpenRow
     sample: Sample
     detokenizer: IncrementalDetokenizer | None = None
     streamed: int = 0
@@ -53,11 +74,11 @@ class RunningRequests:
     """
 
     def __init__(self, runner: Runner, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
-        self._runner, self._stream, self._send = runner, stream, send
+        self._runner, self._stream, self._send, self._max_rows = runner, stream, send, max_rows
         self._scheduler = runner.group_scheduler(max_rows, self)
         self._parser = RequestParser(runner, max_rows)
+        self._parsing = ParsingThreads(self._parser.parse)
         self._samples: dict[int, _Running] = {}
-        self._outputs: dict[tuple[int, int], dict[int, Output]] = {}  # by request and row, those of its windows
         self._events: list[Event] = []
         self._tokens = 0
         self._reported = time.monotonic()
@@ -65,38 +86,42 @@ class RunningRequests:
     @property
     def active(self) -> bool:
         """True while a turn has something to do."""
-        return self._scheduler.active
+        return self._scheduler.active or self._parsing.active
 
     def add(self, request: Request) -> None:
         """Add a request, which is run in later turns. One that cannot be run is refused."""
+        if self._runner.is_speech or self._runner.reads_images:
+            self._parsing.put(request)
+            return
         try:
             parsed = self._parser.parse(request)
         except Exception as error:  # that of a defect must not end the worker
             self._refuse(request.number, error)
             return
-        for row, samples in enumerate(parsed.rows):
-            for window, sample in enumerate(samples):
-                self._samples[sample.number] = _Running(parsed, row, window, sample)
-                self._scheduler.add(replace(sample, alone=True) if request.alone else sample)
+        self._start(request, parsed)
 
     def cancel(self, number: int) -> None:
         """Drop a request by its number. There are no events of it from then on."""
-        for own in [own for own, running in self._samples.items() if running.request.number == number]:
+        self._parsing.cancel(number)
+        for own in [own for own, running in self._samples.items() if running.owner.request.number == number]:
             self._scheduler.cancel(own)
-            del self._samples[own]
-        self._outputs = {key: outputs for key, outputs in self._outputs.items() if key[0] != number}
+            self._samples.pop(own).owner.input.close()
 
     def turn(self) -> None:
         """Take one turn of the scheduler, and send its events."""
+        for request, parsed in self._parsing.take(0 if self._scheduler.active else PARSING_SECONDS):
+            if isinstance(parsed, Exception):
+                self._refuse(request.number, parsed)
+            else:
+                self._start(request, parsed)
         for ended in self._scheduler.turn():
-            if ended.number not in self._samples:
+            running = self._samples.pop(ended.number, None)
+            if running is None:
                 continue  # of a request that was refused in this turn
             if isinstance(ended, FailedSample):
-                number = self._samples[ended.number].request.number
-                self.cancel(number)
-                self._refuse(number, ended.error)
+                self._fail(running.owner, ended.error)
             else:
-                self._finish(self._samples.pop(ended.number), ended)
+                self._take(running.owner, ended)
         if self._events or not self.active or time.monotonic() > self._reported + REPORT_SECONDS:
             self.report()
 
@@ -115,18 +140,48 @@ class RunningRequests:
             message = f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam"
         self._events.append(Refused(number, message, client_error=isinstance(error, InputError | GenerationError)))
 
-    def _finish(self, running: _Running, finished: FinishedSample) -> None:
-        request, sample = running.request, running.sample
-        output = output_of(self._runner, finished.result, sample.options, sample.prompt_length)
-        self._tokens += sum(len(row) for row in output.sequences)
-        outputs = self._outputs.setdefault((request.number, running.row), {})
-        outputs[running.window] = output
-        if len(outputs) < len(request.rows[running.row]):
+    def _start(self, request: Request, parsed: ParsedRequest) -> None:
+        owners = [_OpenRow(parsed, row, opened, request.alone) for row, opened in enumerate(parsed.rows)]
+        for owner in owners:
+            self._run(owner, owner.input.samples)
+        for owner in owners:
+            if owner.input.done:  # a recording of silence
+                self._finish(owner)
+
+    def _run(self, owner: _OpenRow, samples: Sequence[Sample]) -> None:
+        """Give the scheduler samples of a row, no more than its share."""
+        owner.waiting.extend(samples)
+        share = max(1, self._max_rows // owner.request.options.num_beams // SHARE)
+        while owner.waiting and owner.running < share:
+            sample = owner.waiting.popleft()
+            owner.running += 1
+            self._samples[sample.number] = _Running(owner, sample)
+            self._scheduler.add(replace(sample, alone=True) if owner.alone else sample)
+
+    def _take(self, owner: _OpenRow, finished: FinishedSample) -> None:
+        """Take the result of a sample, and run those that come after it."""
+        owner.running -= 1
+        self._run(owner, owner.input.take(finished.number, finished.result))
+        if owner.input.done:
+            self._finish(owner)
+
+    def _finish(self, owner: _OpenRow) -> None:
+        owner.input.close()
+        try:
+            if owner.input.failure is not None:
+                raise owner.input.failure
+            output = owner.input.output(self._runner)
+        except (BundleError, InputError, GenerationError) as error:
+            self._fail(owner, error)
             return
-        del self._outputs[request.number, running.row]
-        if self._runner.has_windows or len(outputs) > 1:
-            output = join([outputs[window] for window in sorted(outputs)])
-        self._events.append(Row(request.number, running.row, output, request.options.pad_token_id or 0))
+        self._tokens += sum(len(row) for row in output.sequences)
+        self._events.append(Row(owner.request.number, owner.row, output, owner.request.options.pad_token_id or 0))
+
+    def _fail(self, owner: _OpenRow, error: Exception) -> None:
+        """Refuse the request of a row."""
+        self.cancel(owner.request.number)
+        owner.input.close()
+        self._refuse(owner.request.number, error)
 
     # The events of the scheduler
 
@@ -135,7 +190,7 @@ class RunningRequests:
         started = [self._samples[number] for number in samples]
         for running in started:  # from its beginning, where its batch failed
             running.detokenizer, running.streamed = None, 0
-        self._events += [Started(number) for number in dict.fromkeys(running.request.number for running in started)]
+        self._events += [Started(number) for number in dict.fromkeys(each.owner.request.number for each in started)]
         self.report()
 
     def on_tokens(self, samples: Ints, tokens: Ints) -> None:
@@ -143,7 +198,7 @@ class RunningRequests:
             return
         for number, token in zip(samples.tolist(), tokens.tolist(), strict=True):
             running = self._samples.get(number)
-            if running is not None and len(running.request.rows[running.row]) == 1:  # windows have no order of tokens
+            if running is not None and running.owner.input.is_one_sample:  # windows have no order of tokens
                 self._stream_token(running, token)
 
     def _stream_token(self, running: _Running, token: int) -> None:
@@ -154,4 +209,5 @@ class RunningRequests:
                 running.detokenizer = IncrementalDetokenizer(lambda tokens: text_of(self._runner, tokens, options))
             text = running.detokenizer.add(token)
         running.streamed += 1
-        self._events.append(Token(running.request.number, running.row, running.streamed, token, text))
+        owner = running.owner
+        self._events.append(Token(owner.request.number, owner.row, running.streamed, token, text))

@@ -6,6 +6,7 @@ __all__ = [
     "ALTERNATIVE_IDS",
     "ALTERNATIVE_SCORES",
     "AUDIO",
+    "AUDIO_FILE",
     "FINISHED",
     "IMAGE",
     "INDEX",
@@ -14,6 +15,7 @@ __all__ = [
     "OUTPUT_IDS",
     "OUTPUT_LENGTHS",
     "SCORES",
+    "SEGMENTS",
     "TEXT",
     "TOKEN_SCORES",
 ]
@@ -24,6 +26,8 @@ INPUT_IDS = "INPUT_IDS"
 """Input: int64 [b, n], token ids in place of TEXT."""
 AUDIO = "AUDIO"
 """Input of a speech model: float32 [b, n], samples in -1..1 at the model's rate."""
+AUDIO_FILE = "AUDIO_FILE"
+"""Input of a speech model, in place of AUDIO: string [b, 1], the bytes of an audio file, or their base64."""
 IMAGE = "IMAGE"
 """Input of a model that reads images: string [b, 1], the bytes of an image file, or their base64."""
 LENGTHS = "LENGTHS"
@@ -41,6 +45,9 @@ ALTERNATIVE_IDS = "ALTERNATIVE_IDS"
 in place of given tokens and padding too."""
 ALTERNATIVE_SCORES = "ALTERNATIVE_SCORES"
 """Output with ``return_alternatives``: float32 [b, S, T, n], their scores; 0 for none."""
+SEGMENTS = "SEGMENTS"
+"""Output of a speech model, where a row was gone through by timestamps: string [b, 1], its segments as JSON; null for
+another row."""
 INDEX = "INDEX"
 """Output of a streaming model: int32 [1, 1], the row that a response belongs to."""
 FINISHED = "FINISHED"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tightbeam.deploy.text.output import Output, TextSegment, TokenAlternatives, TokenScores
 
-__all__ = ["InputResult"]
+__all__ = ["InputResult", "segment_records"]
 
 
 @dataclass
@@ -88,10 +89,7 @@ class InputResult:
                 if len(each) > 1:
                     record[f"sequences_{name}"] = each
         if self.segments is not None:
-            record["segments"] = [
-                {"start": round(part.start_s, 2), "end": round(part.end_s, 2), "text": part.text, "tokens": part.tokens}
-                for part in self.segments
-            ]
+            record["segments"] = segment_records(self.segments)
         if self.cut:
             record["truncated"] = True
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
@@ -102,6 +100,14 @@ class InputResult:
             return "\n" * (self.returned - 1)
         shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
         return "\n".join(" ".join(text.splitlines()) for text in shown)
+
+
+def segment_records(segments: Sequence[TextSegment]) -> list[dict[str, Any]]:
+    """Segments as JSON has them."""
+    return [
+        {"start": round(part.start_s, 2), "end": round(part.end_s, 2), "text": part.text, "tokens": part.tokens}
+        for part in segments
+    ]
 
 
 def _finite_all(scores: list[TokenScores] | None) -> list[TokenScores] | None:

@@ -14,7 +14,7 @@ from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import join, output_of
+from tightbeam.deploy.text.output import Output, join, output_of
 from tightbeam.deploy.text.read_ahead import CAPACITY, ReadAhead
 
 __all__ = ["OpenInput", "run_inputs"]
@@ -50,20 +50,32 @@ class OpenInput:
         """True where nothing of it is left to run."""
         return self.failure is not None or len(self.found) == len(self.samples)
 
+    @property
+    def is_one_sample(self) -> bool:
+        """True where the tokens of the first sample are those of the result."""
+        return len(self.samples) == 1
+
     def take(self, number: int, result: SearchResult) -> list[Sample]:
         """Take the result of a sample, and return samples to run after it."""
         self.found[number] = result
         return []
 
+    def output(self, model: LoadedModel) -> Output:
+        """Make the output of what was found: detokenise it, and join the windows. Raises BundleError."""
+        outputs = [
+            output_of(model, self.found[sample.number], sample.options, sample.prompt_length) for sample in self.samples
+        ]
+        return join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0]
+
+    def close(self) -> None:
+        """Free what is kept for further samples."""
+
     def finish(self, model: LoadedModel) -> None:
-        """Make the result of what was found: detokenise it, and join the windows."""
+        """Set the result to the output, or to why there is none."""
+        self.close()
         if self.failure is None:
             try:
-                outputs = [
-                    output_of(model, self.found[sample.number], sample.options, sample.prompt_length)
-                    for sample in self.samples
-                ]
-                self.result.set_output(join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0])
+                self.result.set_output(self.output(model))
             except BundleError as error:  # of the tokenizer
                 self.failure = error
         if self.failure is not None:

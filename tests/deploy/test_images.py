@@ -15,9 +15,9 @@ import transformers
 from support.image_checkpoints import images
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image import files
-from tightbeam.deploy.image.encoded import image_bytes
 from tightbeam.deploy.image.files import read_image
 from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.serving.encoded import file_bytes
 
 pillow = pytest.importorskip("PIL.Image")
 
@@ -112,7 +112,7 @@ def test_files_that_are_no_image_have_one_line(tmp_path: Path, monkeypatch: pyte
     for name, expected in (
         ("cut.png", "cannot be read as an image"),
         ("text.png", "cannot be read as an image; expected a PNG"),
-        ("empty.jpg", "cannot be read as an image; expected a PNG"),
+        ("empty.jpg", "empty.jpg is empty, it has no bytes; expected a PNG"),
         ("pages.tiff", "has 2 pages; expected one"),
         ("absent.png", "there is no file"),
         ("", "is a folder"),
@@ -137,7 +137,7 @@ def test_base64_is_told_from_a_file() -> None:
     for kind in ("PNG", "JPEG", "TIFF", "WEBP", "BMP"):
         data = io.BytesIO()
         pillow.fromarray(images(5)[1]).save(data, kind)
-        assert image_bytes(data.getvalue(), "IMAGE") == data.getvalue()
-        assert image_bytes(base64.encodebytes(data.getvalue()), "IMAGE") == data.getvalue()
+        assert file_bytes(data.getvalue(), "IMAGE", 1 << 26) == data.getvalue()
+        assert file_bytes(base64.encodebytes(data.getvalue()), "IMAGE", 1 << 26) == data.getvalue()
     with pytest.raises(InputError, match="IMAGE is broken base64"):
-        image_bytes(b"abcde", "IMAGE")
+        file_bytes(b"abcde", "IMAGE", 1 << 26)

@@ -139,8 +139,8 @@ def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
     rows = np.array([[data.getvalue()], [base64.b64encode(data.getvalue())]], object)
     parsed = parser.parse(Request(1, {"IMAGE": rows}, "{}"))
     assert runner.image_processor is not None
-    for (sample,) in parsed.rows:
-        np.testing.assert_array_equal(sample.source, runner.image_processor.pixels(page))
+    for opened in parsed.rows:
+        np.testing.assert_array_equal(opened.samples[0].source, runner.image_processor.pixels(page))
     with pytest.raises(InputError, match="the request has TEXT, expected IMAGE"):
         parser.parse(Request(2, {"TEXT": np.array([[b"a text"]], object)}, "{}"))
     with pytest.raises(InputError, match="cannot be read as an image"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from pathlib import Path
 from typing import Any
@@ -191,14 +192,21 @@ def test_wrong_input_is_refused(bundles: BundleCache) -> None:
         runner.transcribe_segments([values[0]])
 
 
-def test_a_request_holds_samples(bundles: BundleCache) -> None:
+def test_a_request_holds_samples_or_a_file(bundles: BundleCache) -> None:
+    soundfile = pytest.importorskip("soundfile")
     runner = Runner.load(bundles("dedup", "moonshine", tokenizer=True), threads=1)
     parser = RequestParser(runner, max_rows=8)
     wave = recordings(2)[0]
     parsed = parser.parse(Request(1, {"AUDIO": np.stack([wave, wave])}, '{"num_beams": 2}'))
-    assert [len(row) for row in parsed.rows] == [1, 1]
+    data = io.BytesIO()
+    soundfile.write(data, wave, 16000, format="WAV", subtype="FLOAT")
+    file = parser.parse(Request(3, {"AUDIO_FILE": np.array([[data.getvalue()]], object)}, '{"num_beams": 2}'))
+    assert [len(row.samples) for row in parsed.rows + file.rows] == [1, 1, 1]
     assert runner.recordings is not None
-    np.testing.assert_array_equal(parsed.rows[0][0].source, runner.recordings.features(wave))
+    for row in parsed.rows + file.rows:
+        np.testing.assert_array_equal(row.samples[0].source, runner.recordings.features(wave))
+    with pytest.raises(InputError, match="the recording is longer than 3,600 seconds; cut it into pieces"):
+        parser.parse(Request(4, {"AUDIO": np.zeros((1, 3600 * 16000 + 1), np.float32)}, "{}"))
     with pytest.raises(InputError, match="the recording has 9 samples, expected 895 at least"):
         parser.parse(Request(2, {"AUDIO": wave[None, :9]}, "{}"))
 

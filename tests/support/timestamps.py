@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +13,11 @@ import transformers
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 
-__all__ = ["TIMESTAMPS", "generate", "with_timestamps"]
+__all__ = ["TIMESTAMPS", "generate", "with_timestamps", "written_with_timestamps"]
 
 TIMESTAMPS: dict[str, Any] = {
     "_from_model_config": False,
@@ -45,6 +49,16 @@ def with_timestamps(bundles: BundleCache, variant: str, **changes: Any) -> tuple
     runner = Runner.load(folder, threads=1)
     runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": settings}))
     return checkpoint.model, runner
+
+
+def written_with_timestamps(bundle: Path, root: Path) -> Path:
+    """A copy of a bundle below ``root``, whose generation config is `TIMESTAMPS`."""
+    folder = root / f"{bundle.name}-timestamps"
+    shutil.copytree(bundle, folder)
+    about = json.loads((folder / MANIFEST).read_text())
+    about["generation"] = TIMESTAMPS
+    (folder / MANIFEST).write_text(json.dumps(about))
+    return folder
 
 
 def generate(model: Any, features: torch.Tensor, **settings: Any) -> Any:

@@ -82,10 +82,18 @@ def run(
     max_rows: int = 1000,
     stream: bool = False,
     cancelled: Callable[[], Collection[int]] = tuple,
+    seen: list[Event] | None = None,
 ) -> EventLog:
-    """Run requests that come at once. ``cancelled``: the requests that are, asked before every turn."""
+    """Run requests that come at once. ``cancelled``: the requests that are, asked before every turn. ``seen``: gets the
+    events as they come."""
     reports: list[Report] = []
-    running = RunningRequests(runner, max_rows=max_rows, stream=stream, send=reports.append)
+
+    def send(report: Report) -> None:
+        reports.append(report)
+        if seen is not None:
+            seen.extend(report.events)
+
+    running = RunningRequests(runner, max_rows=max_rows, stream=stream, send=send)
     for request in requests:
         running.add(request)
     gone: set[int] = set()
@@ -95,5 +103,5 @@ def run(
             gone.add(number)
         running.turn()
     running.report()
-    assert not running._samples and not running._outputs
+    assert not running._samples
     return EventLog(reports)

@@ -170,9 +170,9 @@ WORDS = tensor("TEXT", "TYPE_STRING", -1)
 INPUTS = {
     "text": [optional("TEXT", "TYPE_STRING", 1), optional("INPUT_IDS", "TYPE_INT64", -1), LENGTHS],
     "ids_only": [required("INPUT_IDS", "TYPE_INT64", -1), LENGTHS],
-    "speech": [required("AUDIO", "TYPE_FP32", -1), LENGTHS],
+    "speech": [optional("AUDIO", "TYPE_FP32", -1), optional("AUDIO_FILE", "TYPE_STRING", 1), LENGTHS],
 }
-OUTPUTS = {"text": [WORDS, *FOUND], "ids_only": FOUND, "speech": [WORDS, *FOUND]}
+OUTPUTS = {"text": [WORDS, *FOUND], "ids_only": FOUND, "speech": [WORDS, *FOUND, tensor("SEGMENTS", "TYPE_STRING", 1)]}
 
 
 @pytest.mark.parametrize("stream", [False, True])

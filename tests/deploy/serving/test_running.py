@@ -375,13 +375,17 @@ def test_prompts_too_long_for_a_new_token(gpt2: Runner, faulty: Request, expecte
 
 CHIRP = chirp(0.5)
 SOUND_FAULTS: list[tuple[Request, str]] = [
-    (audio_request(1, np.full(9, np.nan, np.float32)), "AUDIO holds NaN or infinity; expected finite samples"),
-    (audio_request(1, CHIRP, np.append(CHIRP, np.float32(np.inf))), "row 1: AUDIO holds NaN or infinity"),
-    (audio_request(1, CHIRP * 1e8), "AUDIO holds samples of up to 4.*; expected -1 to 1"),
-    (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "AUDIO is empty; expected at least one sample"),
-    (audio_request(1, np.zeros(121 * RATE_HZ, np.float32)), "AUDIO is longer than 120 seconds; cut it into pieces"),
-    (with_inputs("TEXT"), "the request has TEXT, expected AUDIO"),
-    (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO"),
+    (audio_request(1, np.full(9, np.nan, np.float32)), "the recording holds NaN or infinity; expected finite samples"),
+    (audio_request(1, CHIRP, np.append(CHIRP, np.float32(np.inf))), "row 1: the recording holds NaN or infinity"),
+    (audio_request(1, CHIRP * 1e8), "the recording holds samples of up to 4.*; expected -1 to 1"),
+    (Request(1, {"AUDIO": np.zeros((1, 0), np.float32)}, ""), "the recording is empty; expected at least one sample"),
+    (
+        audio_request(1, np.zeros(121 * RATE_HZ, np.float32)),
+        "the recording is longer than 120 seconds; cut it",
+    ),
+    (audio_request(1, *[np.zeros(50 * RATE_HZ, np.float32)] * 3), "row 2: the recordings up to this one have more tha"),
+    (with_inputs("TEXT"), "the request has TEXT, expected AUDIO_FILE or AUDIO"),
+    (with_inputs("INPUT_IDS", "AUDIO"), "the request has INPUT_IDS and AUDIO, expected AUDIO_FILE or AUDIO"),
     (audio_request(1, CHIRP, language="english"), "language='english' is no language code of this model; it has de"),
     (audio_request(1, CHIRP, language="5"), "language='5' is no language code of this model"),
     (audio_request(1, CHIRP, task="[1]"), r"task='\[1\]' is no task of this model"),

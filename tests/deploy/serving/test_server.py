@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
+import io
 import json
 import os
 import random
@@ -21,12 +23,13 @@ import pytest
 import tritonclient.grpc as grpc_blocking
 
 from support import served
+from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from support.served import Response, Send, metrics, processes, texts, until
+from support.timestamps import written_with_timestamps
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.files import windows
-from tightbeam.deploy.audio.transcribe import transcribe
+from tightbeam.deploy.audio.transcribe import transcribe_files
 from tightbeam.deploy.serving.triton_server import ServerError
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
@@ -43,7 +46,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "text": bundles("dedup", tokenizer=True),
         "prompt": bundles("dedup", "gpt2", tokenizer=True, vocab_size=300),
         "ids": bundles("el"),
-        "speech": bundles("dedup", "whisper", tokenizer=True),
+        "speech": written_with_timestamps(bundles("dedup", "whisper", tokenizer=True), root),
         "slow": bundles("dedup", tokenizer=True, max_position_embeddings=2048),
     }
     for name, bundle in made.items():
@@ -217,21 +220,38 @@ def test_requests_of_each_search_at_once(world: SimpleNamespace) -> None:
             assert response.ids == [output.sequences for output in outputs]
 
 
-def test_audio(world: SimpleNamespace) -> None:
-    runner = world.runners["speech"]
-    rng = np.random.default_rng(2)
+def test_recordings(world: SimpleNamespace) -> None:
+    """Samples and files, over both protocols and as JSON: longer than a window, and a short one; broken ones."""
+    soundfile = pytest.importorskip("soundfile")
+    runner, names = world.runners["speech"], (*served.OUTPUTS, "SEGMENTS")
     samples = runner.log_mel.samples
-    waveforms = (0.3 * rng.standard_normal((2, 2 * samples + 100))).astype(np.float32)
-    lengths = np.array([[2 * samples + 100], [samples // 2]], np.int32)
-    response = served.run(
-        world.server,
-        lambda http, grpc: grpc("speech", {"AUDIO": waveforms, "LENGTHS": lengths}, max_new_tokens=6),
-    )
-    for row in range(2):
-        features = [runner.log_mel.features(window) for window in windows(waveforms[row, : lengths[row, 0]], samples)]
-        log = transcribe(runner, np.stack(features), max_new_tokens=6)
-        assert response.texts[row] == log.texts
-        assert response.ids[row] == log.sequences
+    waves = [chirp(2.3), chirp(0.5)]
+    lengths = np.array([[len(wave)] for wave in waves], np.int32)
+    padded = np.stack([np.pad(wave, (0, 3 * samples - len(wave))) for wave in waves])
+    data = io.BytesIO()
+    soundfile.write(data, waves[0], RATE_HZ, format="FLAC")
+    done = list(transcribe_files(runner, [*waves, data.getvalue()]))
+
+    async def send_all(http: Send, grpc: Send) -> list[Response]:
+        sending = []
+        for send in (http, grpc):
+            sending.append(send("speech", {"AUDIO": padded, "LENGTHS": lengths}, names))
+            sending.append(send("speech", {"AUDIO_FILE": texts(data.getvalue())}, names))
+            sending.append(send("speech", {"AUDIO_FILE": texts(data.getvalue()[:-999] + bytes(999))}, names))
+        return list(await asyncio.gather(*sending))
+
+    for at, response in enumerate(served.run(world.server, send_all)):
+        if at % 3 == 2:
+            assert "the recording cannot be read as audio (" in response["error"]
+            continue
+        expected = done[2:] if at % 3 else done[:2]
+        assert [row[0] for row in response.ids] == [each.result.sequences[0] for each in expected]
+        assert [row[0] for row in response.texts] == [each.result.texts[0] for each in expected]
+        segments = [json.loads(value) for value in response["SEGMENTS"].ravel()]
+        assert segments == [json.loads(each.result.as_json()).get("segments") for each in expected]
+    body = {"AUDIO_FILE": base64.b64encode(data.getvalue()).decode()}
+    status, received = world.server.post("/v2/models/speech/generate", body)
+    assert status == 200 and json.loads(received)["TEXT"] == done[2].result.texts[0]
 
 
 ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
@@ -303,7 +323,7 @@ MISSING = (
     ("model", "message"),
     [
         ("ids", MISSING.format("ids", "INPUT_IDS")),
-        ("speech", MISSING.format("speech", "AUDIO")),
+        ("speech", NO_INPUT + "out of bounds index 0: request has 0 inputs"),
         ("text", NO_INPUT + "out of bounds index 0: request has 0 inputs"),
     ],
 )

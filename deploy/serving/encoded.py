@@ -1,0 +1,29 @@
+"""The content of a file in a request: bytes, or base64 where the request is JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from tightbeam.deploy.errors import InputError
+
+__all__ = ["file_bytes"]
+
+ALPHABET = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\r\n")
+HEAD = 64
+"""Bytes that tell the two apart: the header of each format that is read has one that base64 never has."""
+
+
+def file_bytes(data: bytes, name: str, most: int) -> bytes:
+    """The content of a file, decoded where it is base64.
+
+    Raises InputError for more than ``most`` bytes, and for broken base64; ``name`` is what the error calls the input.
+    """
+    if len(data) > most * 4 // 3 + 4:
+        raise InputError(f"{name} has {len(data):,} bytes, expected {most:,} at most; send a smaller file")
+    if not data or not ALPHABET.issuperset(data[:HEAD]):
+        return data
+    try:
+        return base64.b64decode(data.replace(b"\n", b"").replace(b"\r", b""), validate=True)
+    except binascii.Error as error:
+        raise InputError(f"{name} is broken base64 ({error}); pass the bytes of a file, or their base64") from None

@@ -1,0 +1,165 @@
+"""Served recordings: files of several formats, longer than a window, beside others, and what is wrong with them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.audio import RATE_HZ, chirp
+from support.bundles import BundleCache
+from support.timestamps import with_timestamps
+from support.triton_requests import EventLog, audio_request, run
+from tightbeam.deploy import Runner
+from tightbeam.deploy.audio.files import read_blocks
+from tightbeam.deploy.audio.transcribe import transcribe_files
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.serving.messages import Request, Row
+from tightbeam.deploy.serving.responses import tensors_of
+
+soundfile = pytest.importorskip("soundfile")
+
+FORMATS = {"WAV": (44_100, 2), "FLAC": (8_000, 1), "OGG": (48_000, 3), "MP3": (22_050, 2)}
+"""Rates and channels of files."""
+
+
+@pytest.fixture(scope="module")
+def whisper(bundles: BundleCache) -> Runner:
+    """A Whisper that makes timestamps; its window is one second."""
+    return with_timestamps(bundles, "el")[1]
+
+
+def file_of(kind: str, seconds: float, **how: Any) -> bytes:
+    """The content of a sound file with a chirp of its own in each channel."""
+    rate_hz, channels = FORMATS[kind]
+    sound = np.stack([chirp(seconds, rate_hz, high_hz=900 * (1 + own)) for own in range(channels)], axis=1)
+    data = io.BytesIO()
+    soundfile.write(data, sound, rate_hz, format=kind, **how)
+    return data.getvalue()
+
+
+def file_request(number: int, *rows: bytes, **parameters: Any) -> Request:
+    return Request(number, {"AUDIO_FILE": np.array(rows, np.object_).reshape(-1, 1)}, json.dumps(parameters))
+
+
+def expect_transcribed(runner: Runner, log: EventLog, sources: dict[int, list[Any]], **settings: Any) -> None:
+    """Assert that each row of each request is what `run-model --json` makes of its source."""
+    done = iter(list(transcribe_files(runner, [source for rows in sources.values() for source in rows], **settings)))
+    for number, rows in sources.items():
+        for output, expected in zip(log.outputs(number), [next(done) for _ in rows], strict=True):
+            assert expected.failure is None
+            assert (output.sequences, output.segments) == (expected.result.sequences, expected.result.segments)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beams": 2, "condition_on_prev_tokens": True}, {"return_timestamps": False}]
+)
+def test_recordings_are_those_of_the_command_and_hold_nobody_up(whisper: Runner, settings: dict[str, Any]) -> None:
+    """Files in several formats, as bytes and base64, and samples; the longest, which came first, ends last."""
+    sources: dict[int, list[Any]] = {0: [file_of("FLAC", 7.0)], 1: [file_of("MP3", 2.2)], 2: [chirp(2.4)]}
+    sources |= {3: [file_of("WAV", 0.7), file_of("OGG", 1.9)]}
+    requests = [file_request(number, *sources[number], **settings) for number in (0, 3)]
+    encoded = file_request(1, *map(base64.encodebytes, sources[1]), **settings)
+    requests += [encoded, audio_request(2, *sources[2], **settings)]
+    log = run(whisper, requests, max_rows=4 * settings.get("num_beams", 1))
+    assert log.refusals() == {}
+    expect_transcribed(whisper, log, sources, **settings)
+    assert [event.number for event in log.events if isinstance(event, Row)][-1] == 0
+    assert log.stats.sample_steps > log.stats.steps
+    has_segments = [output.segments is not None for output in log.outputs(3)]
+    assert has_segments == [settings.get("condition_on_prev_tokens", False), "return_timestamps" not in settings]
+
+
+def test_segments_are_json_beside_rows_that_have_none(whisper: Runner) -> None:
+    rows = [file_of("WAV", 2.2), file_of("FLAC", 0.5)]
+    outputs = run(whisper, [file_request(0, *rows, num_beams=2)]).outputs(0)
+    found = tensors_of(outputs, 0)
+    (long,), (short,) = ([json.loads(value) for value in row] for row in found["SEGMENTS"])
+    (done,) = transcribe_files(whisper, [rows[0]], num_beams=2)
+    assert long == json.loads(done.result.as_json())["segments"] and len(long) > 1
+    assert short is None and outputs[1].scores is not None
+    assert found["SCORES"].shape == (2, 0), "no score where a row has none"
+
+
+def test_a_cancelled_recording_leaves_the_others(whisper: Runner) -> None:
+    long, other = file_of("WAV", 6.5), file_of("FLAC", 2.2)
+    turns = iter(range(1000))
+    log = run(
+        whisper, [file_request(0, long), file_request(1, other)], cancelled=lambda: {0} if next(turns) > 9 else ()
+    )
+    assert log.outputs(0) == [] and log.refusals() == {}
+    expect_transcribed(whisper, log, {1: [other]})
+
+
+def test_silence_is_answered_without_a_step(whisper: Runner) -> None:
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(2 * RATE_HZ), RATE_HZ, format="WAV")
+    log = run(whisper, [file_request(0, data.getvalue(), silence_threshold_db=-45)])
+    assert (log.outputs(0)[0].sequences, log.outputs(0)[0].segments, log.stats.steps) == ([[]], [], 0)
+    assert tensors_of(log.outputs(0), 0)["OUTPUT_IDS"].shape == (1, 1, 0)
+
+
+WAV = file_of("WAV", 0.5, subtype="FLOAT")
+FAULTS: list[tuple[Request, str]] = [
+    (file_request(1, b""), "the recording is empty, it has no bytes; expected a WAV"),
+    (file_request(1, b"no sound"), "the recording cannot be read as audio; expected a WAV, FLAC, OGG or MP3 file"),
+    (file_request(1, WAV[:900]), "the recording is cut short, it has 900 bytes of 176,"),
+    (file_request(1, WAV, b"fLaC" + bytes(99)), r"row 1: the recording cannot be read as audio \("),
+    (
+        file_request(1, b"\xff\xfb" + bytes(2000)),
+        r"the recording cannot be read as audio \(no frame of audio",
+    ),
+    (file_request(1, base64.b64encode(WAV)[:-3]), "AUDIO_FILE is broken base64 .*; pass the bytes of a file"),
+    (file_request(1, WAV[:44] + b"\xff" * 400), "the recording is cut short"),
+    (Request(1, {**file_request(1, WAV).inputs, "LENGTHS": np.ones((1, 1), np.int32)}, ""), "LENGTHS is for INPUT_IDS"),
+    (file_request(1, WAV, logprob_threshold=-1), "logprob_threshold=-1.0 does nothing with one temperature"),
+    (file_request(1, WAV, condition_on_prev_tokens=3), "condition_on_prev_tokens=3 is no choice"),
+    (
+        file_request(1, WAV, return_timestamps=True, return_token_scores=True),
+        "return_token_scores=True is for recordings",
+    ),
+]
+
+
+@pytest.mark.parametrize(("faulty", "expected"), FAULTS, ids=lambda value: value[:50] if isinstance(value, str) else "")
+def test_broken_files_refuse_only_their_request(whisper: Runner, faulty: Request, expected: str) -> None:
+    log = run(whisper, [file_request(0, WAV), faulty, file_request(2, WAV)])
+    (refused,) = log.refusals().values()
+    assert refused.number == 1 and refused.client_error and len(refused.message.splitlines()) == 1
+    with pytest.raises(AssertionError, match=expected):
+        raise AssertionError(refused.message)
+    expect_transcribed(whisper, log, {0: [WAV], 2: [WAV]})
+
+
+def test_hours_of_silence_in_a_small_file_take_no_memory(whisper: Runner) -> None:
+    """Three hours at 8 kHz are 0.3 GB of samples; many channels at a high rate count as so much longer."""
+    data = io.BytesIO()
+    with soundfile.SoundFile(data, "w", 8000, 1, format="FLAC") as file:
+        for _ in range(180):
+            file.write(np.zeros(60 * 8000, np.int16))
+    bomb = data.getvalue()
+    assert len(bomb) < 1 << 19
+    tracemalloc.start()
+    log = run(whisper, [file_request(0, bomb)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert log.refusals()[0].message == "the recording is longer than 120 seconds; cut it into pieces"
+    assert peak < 64 << 20
+    wide = io.BytesIO()
+    soundfile.write(wide, np.zeros((96_000, 64)), 96_000, format="WAV")
+    with pytest.raises(InputError, match="longer than 0 seconds of 64 channels at 96,000 Hz"):
+        list(read_blocks(wide.getvalue(), RATE_HZ, most_s=1))
+    assert len(np.concatenate(list(read_blocks(wide.getvalue(), RATE_HZ)))) == RATE_HZ
+
+
+def test_the_content_of_a_file_is_a_recording(whisper: Runner, tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(WAV)
+    assert whisper.transcribe_segments([WAV]) == whisper.transcribe_segments([tmp_path / "a.wav"])
+    with pytest.raises(InputError, match="the recording cannot be read as audio"):
+        whisper.transcribe_segments([b"talk.wav"])
