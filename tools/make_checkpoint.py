@@ -37,7 +37,7 @@ CLASSES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model; ``layers`` are those of encoder and decoder."""
+    """The sizes of a model; ``layers`` of encoder and decoder, ``mels`` a speech model's features of a frame."""
 
     d_model: int
     layers: tuple[int, int]
@@ -45,6 +45,7 @@ class Shape:
     ffn: int
     vocab_size: int
     family: str = BART
+    mels: int = 80
 
 
 SHAPES = {
@@ -54,7 +55,9 @@ SHAPES = {
     "marian-base": Shape(512, (6, 6), 8, 2048, 58101, MARIAN),
     "t5-small": Shape(512, (6, 6), 8, 2048, 32128, T5),
     "t5-base": Shape(768, (12, 12), 12, 3072, 32128, T5),
+    "whisper-tiny": Shape(384, (4, 4), 6, 1536, 51865, WHISPER),
     "whisper-small": Shape(768, (12, 12), 12, 3072, 51865, WHISPER),
+    "whisper-large-v3-turbo": Shape(1280, (32, 4), 20, 5120, 51866, WHISPER, mels=128),
 }
 MARIAN_PAD = 58100
 """The last token of Marian's vocabulary, which starts a sequence too and has an embedding of zeros."""
@@ -72,7 +75,6 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     T5: {"n_positions": 512, "decoder_start_token_id": 0},
     WHISPER: {
         "activation_function": "gelu",
-        "num_mel_bins": 80,
         "pad_token_id": 50257,
         "bos_token_id": 50257,
         "eos_token_id": 50257,
@@ -118,6 +120,8 @@ GENERATION: dict[str, dict[str, Any]] = {
     },
 }
 """The generation configs of bart-large-cnn, of an OPUS-MT translator, of T5, and of whisper-small in English."""
+WHISPER_VOCABULARY = 51865
+"""Tokens of Whisper before large-v3, whose further language moves the numbers of tasks and timestamps."""
 
 
 def main(
@@ -148,15 +152,30 @@ def main(
     config = config_class(
         vocab_size=sizes.vocab_size, d_model=sizes.d_model, **_halves(sizes), **FAMILY_FIELDS[sizes.family]
     )
+    if sizes.family == WHISPER:
+        config.num_mel_bins = sizes.mels
     model = model_class(config)
     if orthogonal_keys:
         _make_keys_orthogonal(model)
-    model.generation_config = GenerationConfig(_from_model_config=False, **GENERATION[sizes.family])
+    model.generation_config = GenerationConfig(_from_model_config=False, **generation_of(sizes))
     model.save_pretrained(output)
     if sizes.family == WHISPER:
         WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(output)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     print(f"{output}: {shape}, {numbers:,} numbers, {4 * numbers:,} bytes")
+
+
+def generation_of(sizes: Shape) -> dict[str, Any]:
+    """The generation config of a shape."""
+    fields = GENERATION[sizes.family]
+    if sizes.family != WHISPER:
+        return fields
+    further = sizes.vocab_size - WHISPER_VOCABULARY
+    return {
+        **fields,
+        "task_to_id": {name: token + further for name, token in fields["task_to_id"].items()},
+        "no_timestamps_token_id": fields["no_timestamps_token_id"] + further,
+    }
 
 
 def _halves(sizes: Shape) -> dict[str, int]:

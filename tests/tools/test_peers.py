@@ -20,16 +20,17 @@ from support.commands import Command, caller
 from tightbeam.deploy import Runner
 from tools.bench.peers.__main__ import main
 from tools.bench.peers.contenders import EXACT, REFERENCE, Place
+from tools.bench.peers.engines import tightbeam, transformers
 from tools.bench.peers.environments import python_of
 from tools.bench.peers.errors import PeerError
-from tools.bench.peers.jobs import Job, random_job
+from tools.bench.peers.jobs import RECORDING, TEXT, Job, random_job
 from tools.bench.peers.measure import measure
 from tools.bench.peers.peer import Peer
 from tools.bench.peers.picture import picture
 from tools.bench.peers.results import Cell, Group, Record, Results
 from tools.bench.peers.table import as_json, as_markdown
-from tools.bench.peers.worker import features, new_tokens
-from tools.make_checkpoint import GENERATION, SHAPES
+from tools.bench.peers.worker import WINDOW_SAMPLES, features, new_tokens, recording
+from tools.make_checkpoint import GENERATION, SHAPES, generation_of
 
 ROWS = [[0, 5, 6, 7, 2], [0, 8, 9, 2], [0, 11, 2]]
 SETTINGS: dict[str, Any] = {
@@ -64,7 +65,7 @@ def test_workers_give_the_tokens_of_the_runner(
     expected = [runner.generate(np.array([row]), **SETTINGS, **lengths).sequences[0].tolist()[1:] for row in ROWS]
     assert [len(row) for row in expected] == [5, 5, 5]
     for engine, folder in (("tightbeam", bundles("dedup")), ("transformers", checkpoints("bart"))):
-        peer = Peer(engine, Path(sys.executable), engine, folder, "fp32", False, 1, tmp_path / "log")
+        peer = Peer(engine, Path(sys.executable), engine, folder, "fp32", TEXT, 1, tmp_path / "log")
         try:
             found = peer.run(job.message(3, 5))
             assert peer.run(job.message(3, 5, 1))["tokens"] == expected[:1]
@@ -78,14 +79,36 @@ def test_workers_give_the_tokens_of_the_runner(
 
 
 def test_features_are_those_of_a_sample_in_any_batch() -> None:
-    assert features([3, 4]).shape == (2, 80, 3000)
-    np.testing.assert_array_equal(features([4])[0], features([3, 4])[1])
+    assert features([3, 4], 80).shape == (2, 80, 3000)
+    np.testing.assert_array_equal(features([4], 128)[0], features([3, 4], 128)[1])
+    np.testing.assert_array_equal(recording([4]), recording([3, 4])[WINDOW_SAMPLES:])
+
+
+def test_recordings_give_the_tokens_of_their_windows(bundles: BundleCache, checkpoints: CheckpointCache) -> None:
+    """The engines in this process, over windows of a second."""
+    runner = Runner.load(bundles("dedup", "whisper"), threads=1)
+    assert runner.log_mel is not None
+    generation, size = runner.manifest.generation, runner.log_mel.samples
+    start, eos = generation["decoder_start_token_id"], generation["eos_token_id"]
+    settings = {"num_beams": 3, "suppress_tokens": [eos, start], "max_new_tokens": 5}
+    job = {"settings": settings, "prompt": [start], "eos": eos}
+    samples = np.random.default_rng(0).uniform(-1, 1, 3 * size).astype(np.float32)
+    samples[size:] *= np.sin(np.arange(2 * size) ** 2 / 4e5)
+    samples[2 * size :] = np.sin(np.arange(size) / 7)
+    windows = np.stack([runner.log_mel.features(each) for each in samples.reshape(3, size)])
+    sequences = runner.generate_from_features(windows, **settings, return_timestamps=False).sequences.tolist()
+    expected = [row[1:] for row in sequences]
+    assert len({tuple(row) for row in expected}) > 1
+    for engine, folder in ((tightbeam, bundles("dedup", "whisper")), (transformers, checkpoints("whisper"))):
+        log_mel, transcribe = engine.load_recordings(str(folder), "fp32", 1)
+        log_mel(samples)
+        assert [new_tokens(row, [start], eos) for row in transcribe(samples, job)] == expected
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-onnxruntime"])
 def test_floor_runs_the_products_of_a_bundle(bundles: BundleCache, tmp_path: Path, precision: str) -> None:
     job = Job(ROWS, SETTINGS, 5, (2,), 2)
-    peer = Peer("floor", Path(sys.executable), "floor", bundles("dedup"), precision, False, 1, tmp_path / "log")
+    peer = Peer("floor", Path(sys.executable), "floor", bundles("dedup"), precision, TEXT, 1, tmp_path / "log")
     try:
         found = peer.run(job.message(3, 5))
     finally:
@@ -95,7 +118,7 @@ def test_floor_runs_the_products_of_a_bundle(bundles: BundleCache, tmp_path: Pat
 
 def test_failure_of_a_worker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"^mine ended with code 1 \(.*no bundle.*\); see .*/log$") as failed:
-        Peer("mine", Path(sys.executable), "tightbeam", tmp_path, "fp32", False, 1, tmp_path / "log")
+        Peer("mine", Path(sys.executable), "tightbeam", tmp_path, "fp32", TEXT, 1, tmp_path / "log")
     assert "\n" not in str(failed.value)
 
 
@@ -109,6 +132,13 @@ def test_missing_environment_names_the_command(peers: Command, tmp_path: Path) -
     done = peers(*command, *folders)
     assert done.code == 1
     assert re.fullmatch(r"error: .*/x/openvino has not .*; run: .*\n", done.err)
+
+
+def test_recording_of_a_text_model_is_one_line(peers: Command) -> None:
+    done = peers("run", "--shape", "marian-base", "--recording")
+    assert done.code == 2 and re.fullmatch(
+        r"error: .*--recording is for speech models.*leave it out; see .*\n", done.err
+    )
 
 
 @pytest.mark.parametrize("arguments", [("run", "--shape", "x"), ("run", "--engine", "x"), ("install", "--only", "x")])
@@ -128,9 +158,21 @@ def test_job_forces_the_same_tokens_for_all(tmp_path: Path, shape: str) -> None:
     assert list(message["batches"][0]) == list(random_job(shape, tmp_path, 4, 16, 4, 20).samples)
     settings = message["settings"]
     assert settings["max_new_tokens"] == 2
+    assert job.lengths == (2, 20)
     forced = settings.get("min_new_tokens") == 2 and settings["forced_eos_token_id"] is None
     assert forced != (family["eos_token_id"] in settings.get("suppress_tokens", []))
     assert message["prompt"][0] == family["decoder_start_token_id"]
+
+
+def test_job_of_recordings_begins_with_their_features_and_forces_text(tmp_path: Path) -> None:
+    shape = SHAPES["whisper-large-v3-turbo"]
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation_of(shape)))
+    job = random_job("whisper-large-v3-turbo", tmp_path, 2, 0, 5, 20, RECORDING)
+    assert job.lengths == (0, 2, 20) and job.mels == 128
+    assert job.prompt == (50258, 50259, 50360, 50364)
+    message = job.message(2, 20)
+    assert message["settings"]["suppress_tokens"] == list(range(50257, 51866))
+    assert "min_new_tokens" not in message["settings"] and list(message["batches"][0]) == [0, 1]
 
 
 class _Fixed:
@@ -265,6 +307,19 @@ def test_table_shows_the_fastest_and_the_distance_to_the_floor(tmp_path: Path) -
     assert len(figures["rounds"]) == 6 and not any("tokens" in each for each in figures["rounds"])
 
 
+def test_table_of_recordings_has_features_and_compares_with_faster_whisper(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r", processor_time=True)
+    group = Group("whisper-small-recording", 0, 12, 1, 5, 2)
+    for engine, times in (("Tightbeam int8, cache int8", (0.01, 0.61, 1.61)), ("faster-whisper int8", (0.04, 1, 3))):
+        clock, processor = [9.0, 9.0, 9.0], list(times)
+        results.add(Record(group, engine, clock, processor, TOKENS, 70.0, {"mine": "1.0"}, "2026-11-23", 0.5))
+    rows = [line for line in as_markdown(results).splitlines() if line.startswith("| 2 |")]
+    assert rows[0].endswith("| 0.40 | 100.0 | 1.61 | **1.24** | 70 |  | 10 | 1.86 |")
+    assert rows[1].endswith("| 0.56 | 200.0 | 3.00 | 0.667 | 70 |  | 40 | 1.00 |")
+    drawn = picture(results, results.groups())
+    assert "faster-whisper int8" in drawn
+
+
 def test_picture_has_a_bar_for_every_engine(tmp_path: Path) -> None:
     results = Results(tmp_path / "r")
     for batch in (2, 8):
@@ -289,13 +344,13 @@ def test_padding_and_prompt_are_dropped(row: list[int], prompt: list[int], token
 def test_model_that_is_missing_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str, str]] = []
 
-    def convert(python: Path, engine: str, source: Path, folder: Path, precision: str, speech: bool) -> None:
+    def convert(python: Path, engine: str, source: Path, folder: Path, precision: str, task: str) -> None:
         made.append((engine, source.name, precision))
         folder.mkdir()
 
     monkeypatch.setattr("tools.bench.peers.peer.convert", convert)
     monkeypatch.setattr("tools.bench.peers.contenders.python_of", lambda root, name: Path("python"))
-    place = Place("demo", tmp_path, tmp_path, lambda line: None)
+    place = Place("demo", TEXT, tmp_path, tmp_path, lambda line: None)
     for _ in range(2):
         assert place.model("optimum-onnx int8").name == "demo-optimum-int8"
         assert place.model("floor int8") == place.model(EXACT)

@@ -1,14 +1,16 @@
-"""Speed and memory beside transformers, CTranslate2, OpenVINO and optimum-onnx, and beside the floor, in one run.
+"""Speed and memory beside transformers, CTranslate2, faster-whisper, OpenVINO and optimum-onnx, and beside the floor.
 
     python -m tools.bench.peers install
     python -m tools.bench.peers prepare --shape marian-base
     python -m tools.bench.peers run --shape marian-base --batch 1 --batch 8 --rounds 3
+    python -m tools.bench.peers run --shape whisper-small --recording --batch 1 --batch 8 --beams 5 --new-tokens 40
     python -m tools.bench.peers report --table table.md --json figures.json --pictures docs/images
 
 Each engine has an environment of its own and runs in a process of its own, and they take turns. Random weights stand
 for a checkpoint's: no time depends on them, since each run generates as many tokens as ``--new-tokens`` says. Two runs,
 of 2 tokens and of all, tell the encoder's time from a step's. ``--shape demo`` takes the bundled model with its own
-settings, and ``--lines`` of its reports.
+settings, and ``--lines`` of its reports. With ``--recording`` a batch of a speech model is a recording of so many
+windows, whose features are made in the run, and faster-whisper is compared.
 
 First the tokens: those of Tightbeam in float32 must be transformers', else the run ends. The others' are counted where
 they are equal: their beam searches have other rules, and int8 has other weights. Every result is written as it is
@@ -33,13 +35,13 @@ from tools.bench.peers.contenders import CONTENDERS, EXACT, Place
 from tools.bench.peers.environments import ENVIRONMENTS
 from tools.bench.peers.environments import install as install_environment
 from tools.bench.peers.errors import PeerError
-from tools.bench.peers.jobs import DEMO, SOURCES, Job, demo_job, random_job
+from tools.bench.peers.jobs import DEMO, RECORDING, SOURCES, Job, demo_job, random_job, task_of
 from tools.bench.peers.measure import measure
 from tools.bench.peers.picture import picture
 from tools.bench.peers.results import Group, Results
 from tools.bench.peers.table import as_json, as_markdown
 
-HELP = "Speed and memory beside transformers, CTranslate2, OpenVINO and optimum-onnx, and beside the floor."
+HELP = "Speed and memory beside transformers, CTranslate2, faster-whisper, OpenVINO and optimum-onnx, and the floor."
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
 console = Console(highlight=False, soft_wrap=True)
 
@@ -48,6 +50,7 @@ Work = Annotated[Path, typer.Option(help="Folder for checkpoints, models and log
 Stored = Annotated[Path, typer.Option(help="File of results, a line each.")]
 Shape = Annotated[str, typer.Option(help=f"{', '.join(SOURCES)}, or {DEMO}.")]
 Engines = Annotated[list[str], typer.Option("--engine", help=f"{'; '.join(CONTENDERS)}. Repeatable; all by default.")]
+Recording = Annotated[bool, typer.Option(help="Give a speech model recordings in place of features.")]
 ENVIRONMENTS_FOLDER, WORK, RESULTS = Path("build/peers"), Path("build/bench"), Path("build/bench/peers.jsonl")
 
 
@@ -69,11 +72,13 @@ def install(
 def prepare(
     shape: Shape = "bart-large-cnn",
     engine: Engines = list(CONTENDERS),  # noqa: B006
+    recording: Recording = False,
     environments: Environments = ENVIRONMENTS_FOLDER,
     work: Work = WORK,
 ) -> None:
     """Make the checkpoint of a shape and every engine's model of it, so that ``run`` has only to measure."""
-    place, names = _place(shape, environments, work), _known(engine)
+    place = _place(shape, recording, environments, work)
+    names = _known(engine, place.task)
     place.check(names)
     for name in names:
         place.model(name)
@@ -90,12 +95,14 @@ def run(
     lines: Annotated[int, typer.Option(min=1, help="Reports that the demo model writes headlines for.")] = 600,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that every cell shall have.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of every engine.")] = 2,
+    recording: Recording = False,
     environments: Environments = ENVIRONMENTS_FOLDER,
     work: Work = WORK,
     results: Stored = RESULTS,
 ) -> None:
     """Measure what the results lack."""
-    place, names = _place(shape, environments, work), _known(engine)
+    place = _place(shape, recording, environments, work)
+    names = _known(engine, place.task)
     place.check(names)
     names = [name for name in names if shape != DEMO or not name.startswith("floor")]
     source = source or SOURCES.get(shape, 0)
@@ -105,8 +112,9 @@ def run(
             if shape == DEMO:
                 job = demo_job(Bundle.load(place.model(EXACT)), lines, width)
             else:
-                job = random_job(shape, place.checkpoint(), size, source, width, new_tokens)
-            groups.append((Group(shape, source, job.new_tokens, threads, width, size), job))
+                job = random_job(shape, place.checkpoint(), size, source, width, new_tokens, place.task)
+            named = f"{shape}-recording" if recording else shape
+            groups.append((Group(named, source, job.new_tokens, threads, width, size), job))
     measure(groups, names, rounds, Results(results), lambda name: place.start(name, threads), console.print)
 
 
@@ -115,6 +123,9 @@ def report(
     results: Stored = RESULTS,
     table: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
     figures: Annotated[Path | None, typer.Option("--json", help="Write the figures as JSON.")] = None,
+    processor_time: Annotated[
+        bool, typer.Option(help="Seconds of the processor in place of the clock's, for a machine that others use.")
+    ] = False,
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for a picture of each shape and number of beams.")
     ] = None,
@@ -122,7 +133,7 @@ def report(
     """Print the tables, and write them, the figures and the pictures."""
     if not results.exists():
         raise PeerError(f"{results} does not exist; run: python -m tools.bench.peers run")
-    found = Results(results)
+    found = Results(results, processor_time)
     text = as_markdown(found)
     console.print(text)
     if table is not None:
@@ -135,19 +146,22 @@ def report(
         (pictures / f"peers-{shape}-beams-{beams}.svg").write_text(drawn, encoding="utf-8")
 
 
-def _place(shape: str, environments: Path, work: Path) -> Place:
+def _place(shape: str, recording: bool, environments: Path, work: Path) -> Place:
     if shape != DEMO and shape not in SOURCES:
         raise typer.BadParameter(f"--shape {shape} is unknown; pass {DEMO} or one of {', '.join(SOURCES)}")
+    task = task_of(shape, recording)
+    if recording and task != RECORDING:
+        raise typer.BadParameter(f"--recording is for speech models, and {shape} is none; leave it out")
     work.mkdir(parents=True, exist_ok=True)
-    return Place(shape, environments, work, console.print)
+    return Place(shape, task, environments, work, console.print)
 
 
-def _known(names: list[str]) -> list[str]:
-    """The contenders that are asked for, in their order, in which the reference is first."""
+def _known(names: list[str], task: str) -> list[str]:
+    """The contenders that are asked for and can do a task, in their order, in which the reference is first."""
     for name in names:
         if name not in CONTENDERS:
             raise typer.BadParameter(f"--engine {name!r} is unknown; pass one of {'; '.join(CONTENDERS)}")
-    return [name for name in CONTENDERS if name in names]
+    return [name for name, contender in CONTENDERS.items() if name in names and task in contender.tasks]
 
 
 def main() -> None:

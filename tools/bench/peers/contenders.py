@@ -9,11 +9,10 @@ from pathlib import Path
 from tools.bench.peers import peer
 from tools.bench.peers.environments import OWN, python_of
 from tools.bench.peers.errors import PeerError
-from tools.bench.peers.jobs import DEMO, DEMO_CHECKPOINT
-from tools.make_checkpoint import SHAPES, WHISPER
+from tools.bench.peers.jobs import DEMO, DEMO_CHECKPOINT, RECORDING, SPEECH, TEXT
 from tools.make_checkpoint import main as make_checkpoint
 
-__all__ = ["CONTENDERS", "EXACT", "FLOOR", "REFERENCE", "Contender", "Place"]
+__all__ = ["CONTENDERS", "EXACT", "FLOOR", "REFERENCE", "WHISPERER", "Contender", "Place"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Contender:
         Contender whose model this one's is made of, in place of the checkpoint.
     runs : str
         Contender whose model this one runs, in place of one of its own.
+    tasks : tuple of str
+        What it can do: `TEXT`, `SPEECH`, `RECORDING`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Contender:
     environment: str
     made_of: str = ""
     runs: str = ""
+    tasks: tuple[str, ...] = (TEXT, SPEECH)
 
 
 REFERENCE = "transformers"
@@ -47,22 +49,26 @@ REFERENCE = "transformers"
 EXACT = "Tightbeam fp32"
 """The contender that must have the same."""
 FLOOR = "floor"
+WHISPERER = "faster_whisper"
+ALL = (TEXT, SPEECH, RECORDING)
 CONTENDERS = {
     each.name: each
     for each in (
-        Contender(REFERENCE, "transformers", "fp32", "transformers", runs="checkpoint"),
-        Contender(EXACT, "tightbeam", "fp32", OWN),
-        Contender("Tightbeam int8", "tightbeam", "int8", OWN),
-        Contender("Tightbeam int8, cache int8", "tightbeam", "int8-cache-int8", OWN),
+        Contender(REFERENCE, "transformers", "fp32", "transformers", runs="checkpoint", tasks=ALL),
+        Contender(EXACT, "tightbeam", "fp32", OWN, tasks=ALL),
+        Contender("Tightbeam int8", "tightbeam", "int8", OWN, tasks=ALL),
+        Contender("Tightbeam int8, cache int8", "tightbeam", "int8-cache-int8", OWN, tasks=ALL),
         Contender("CTranslate2 fp32", "ctranslate2", "fp32", "ctranslate2"),
         Contender("CTranslate2 int8", "ctranslate2", "int8", "ctranslate2"),
+        Contender("faster-whisper fp32", WHISPERER, "fp32", "ctranslate2", runs="CTranslate2 fp32", tasks=(RECORDING,)),
+        Contender("faster-whisper int8", WHISPERER, "int8", "ctranslate2", runs="CTranslate2 int8", tasks=(RECORDING,)),
         Contender("OpenVINO fp32", "openvino", "fp32", "openvino"),
         Contender("OpenVINO int8", "openvino", "int8", "openvino"),
         Contender("optimum-onnx fp32", "optimum", "fp32", "optimum"),
         Contender("optimum-onnx int8", "optimum", "int8", "optimum", made_of="optimum-onnx fp32"),
-        Contender(f"{FLOOR} fp32", FLOOR, "fp32", OWN, runs=EXACT),
-        Contender(f"{FLOOR} int8", FLOOR, "int8", OWN, runs=EXACT),
-        Contender(f"{FLOOR} int8, ONNX Runtime", FLOOR, "int8-onnxruntime", OWN, runs=EXACT),
+        Contender(f"{FLOOR} fp32", FLOOR, "fp32", OWN, runs=EXACT, tasks=ALL),
+        Contender(f"{FLOOR} int8", FLOOR, "int8", OWN, runs=EXACT, tasks=ALL),
+        Contender(f"{FLOOR} int8, ONNX Runtime", FLOOR, "int8-onnxruntime", OWN, runs=EXACT, tasks=ALL),
     )
 }
 
@@ -73,6 +79,8 @@ class Place:
 
     Attributes
     ----------
+    task : str
+        What its contenders are to do.
     environments, work : Path
         Folders of the environments, and of checkpoints, models and logs.
     say : callable
@@ -80,14 +88,10 @@ class Place:
     """
 
     shape: str
+    task: str
     environments: Path
     work: Path
     say: Callable[[str], None]
-
-    @property
-    def speech(self) -> bool:
-        """True of a speech model."""
-        return self.shape != DEMO and SHAPES[self.shape].family == WHISPER
 
     def check(self, names: Sequence[str]) -> None:
         """Raise PeerError where a contender's environment is missing, before minutes go into models."""
@@ -114,7 +118,7 @@ class Place:
             source = self.model(contender.made_of) if contender.made_of else self.checkpoint()
             python = python_of(self.environments, contender.environment)
             self.say(f"making {folder}")
-            peer.convert(python, contender.engine, source, folder, contender.precision, self.speech)
+            peer.convert(python, contender.engine, source, folder, contender.precision, self.task)
         return folder
 
     def start(self, name: str, threads: int) -> peer.Peer:
@@ -125,4 +129,4 @@ class Place:
             raise PeerError(f"{folder} is empty; delete it, and it is made again")
         self.say(f"loading {name}")
         log = self.work / f"{self.shape}-{name.lower().replace(', ', '-').replace(' ', '-')}.log"
-        return peer.Peer(name, python, contender.engine, folder, contender.precision, self.speech, threads, log)
+        return peer.Peer(name, python, contender.engine, folder, contender.precision, self.task, threads, log)

@@ -18,7 +18,7 @@ EXPORTED_WITH = "transformers==4.57.6"
 """The newest version from which optimum-onnx 0.1 and optimum-intel 2.2 export BART, Marian and Whisper."""
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "transformers": (TORCH, "transformers==5.23.0"),
-    "ctranslate2": (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5"),
+    "ctranslate2": (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5", "faster-whisper==1.2.1"),
     "optimum": (
         *(TORCH, EXPORTED_WITH, "optimum-onnx[onnxruntime]==0.1.0"),
         *("optimum==2.1.0", "onnx==1.23.2", "onnxruntime==1.32.0"),

@@ -29,18 +29,17 @@ class Peer:
         The engine's name in messages.
     python
         The interpreter of its environment.
-    engine, folder, precision, speech, threads
+    engine, folder, precision, task, threads
         What `worker` loads.
     log
         File of what the process writes to standard error.
     """
 
     def __init__(
-        self, name: str, python: Path, engine: str, folder: Path, precision: str, speech: bool, threads: int, log: Path
+        self, name: str, python: Path, engine: str, folder: Path, precision: str, task: str, threads: int, log: Path
     ) -> None:
         self.name = name
         self._log = log
-        task = "speech" if speech else "text"
         with log.open("w") as stream:
             self._process = subprocess.Popen(
                 [str(python), "-I", str(WORKER), "run", engine, str(folder), precision, task, str(threads)],
@@ -72,10 +71,9 @@ class Peer:
         return result
 
 
-def convert(python: Path, engine: str, checkpoint: Path, folder: Path, precision: str, speech: bool) -> None:
+def convert(python: Path, engine: str, checkpoint: Path, folder: Path, precision: str, task: str) -> None:
     """Make an engine's own model of a checkpoint, whole or not at all."""
     part = folder.with_name(f"{folder.name}-{os.getpid()}.part")
-    task = "speech" if speech else "text"
     command = [str(python), "-I", str(WORKER), "convert", engine, str(checkpoint), str(part), precision, task]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **OFFLINE})
     if done.returncode:

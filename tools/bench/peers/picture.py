@@ -13,6 +13,7 @@ TOP, HIGH, GAP = 58.0, 17, 30
 COLOURS = {
     "Tightbeam": "#1f7a54",
     "CTranslate2": "#b4501f",
+    "faster-whisper": "#b4501f",
     "OpenVINO": "#1f5fbf",
     "optimum-onnx": "#7a4fb0",
     "transformers": "#56657a",

@@ -42,7 +42,7 @@ class Record:
     Attributes
     ----------
     seconds, processor_seconds : list of float
-        Of the runs of `Job.lengths`, the whole job last.
+        Of the runs of `Job.lengths`: the features of a recording first, the whole job last.
     tokens : list of list of int
         Sequences of the whole job.
     peak_mb : float
@@ -73,6 +73,7 @@ class Figures:
     most_s: float
     samples: int
     tokens: int
+    features_ms: float | None
     encoder_s: float | None
     step_ms: float | None
     peak_mb: float
@@ -91,10 +92,18 @@ class Figures:
 
 
 class Results:
-    """The records of a file, which is made with the first."""
+    """The records of a file, which is made with the first.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Parameters
+    ----------
+    path
+        The file.
+    processor_time
+        Take the processor's seconds for the figures, not the clock's.
+    """
+
+    def __init__(self, path: Path, processor_time: bool = False) -> None:
+        self._path, self._processor_time = path, processor_time
         self._records: dict[Cell, list[Record]] = {}
         written = path.read_bytes() if path.exists() else b""
         self._whole = written.rfind(b"\n") + 1
@@ -156,13 +165,15 @@ class Results:
         ]
 
     def _figures(self, group: Group, name: str, records: list[Record]) -> Figures:
-        whole = [record.seconds[-1] for record in records]
+        seconds = [record.processor_seconds if self._processor_time else record.seconds for record in records]
+        whole = [each[-1] for each in seconds]
         job_s = statistics.median(whole)
-        encoder_s = step_ms = None
+        features_ms = encoder_s = step_ms = None
         if group.new_tokens:
-            short_s = statistics.median(record.seconds[0] for record in records)
+            *features_s, short_s = map(statistics.median, zip(*(each[:-1] for each in seconds), strict=True))
             step_s = (job_s - short_s) / (group.new_tokens - SHORT)
-            encoder_s, step_ms = short_s - SHORT * step_s, 1e3 * step_s
+            encoder_s, step_ms = short_s - sum(features_s) - SHORT * step_s, 1e3 * step_s
+            features_ms = 1e3 * features_s[0] if features_s else None
         tokens = records[0].tokens
         same, compared = self.equal(group, tokens)
         return Figures(
@@ -173,6 +184,7 @@ class Results:
             most_s=max(whole),
             samples=len(tokens) or group.batch,
             tokens=sum(map(len, tokens)),
+            features_ms=features_ms,
             encoder_s=encoder_s,
             step_ms=step_ms,
             peak_mb=max(record.peak_mb for record in records),

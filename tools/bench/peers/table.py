@@ -9,12 +9,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tools.bench.peers.contenders import CONTENDERS
+from tools.bench.peers.contenders import CONTENDERS, WHISPERER
 from tools.bench.peers.results import Figures, Group, Results
 
 __all__ = ["as_json", "as_markdown", "processor"]
 
 HEADINGS = ("batch", "engine", "encoder, s", "step, ms", "job, s (least, most)", "samples/s", "peak MB", "equal")
+OF_RECORDINGS = ("features, ms", f"x {WHISPERER.replace('_', '-')}")
+"""Further headings; the last is how many times as fast as it in the same precision."""
 
 
 def as_markdown(results: Results) -> str:
@@ -29,7 +31,9 @@ def as_markdown(results: Results) -> str:
 
 
 def _table(results: Results, groups: Sequence[Group]) -> str:
-    rows = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    recordings = any(each.features_ms is not None for group in groups for each in results.figures(group))
+    headings = (*HEADINGS, *OF_RECORDINGS) if recordings else HEADINGS
+    rows = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for group in groups:
         figures = results.figures(group)
         fastest = max((each.samples_per_second for each in figures if not each.is_floor), default=0)
@@ -48,18 +52,33 @@ def _row(group: Group, mine: Figures, figures: Sequence[Figures], fastest: float
         equal = f"{mine.equal} of {mine.compared}" if mine.equal is not None else ""
         rate = f"**{rate}**" if mine.samples_per_second == fastest else rate
     job = f"{mine.job_s:.2f}" + (f" ({mine.least_s:.2f}, {mine.most_s:.2f})" if mine.rounds > 1 else "")
-    return f"| {' | '.join([str(group.batch), mine.engine, encoder, step, job, rate, memory, equal])} |"
+    cells = [str(group.batch), mine.engine, encoder, step, job, rate, memory, equal]
+    if mine.features_ms is not None:
+        cells += ["" if mine.is_floor else f"{mine.features_ms:.0f}", _times_as_fast(mine, figures)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _times_as_fast(mine: Figures, figures: Sequence[Figures]) -> str:
+    """How many times as fast as faster-whisper in the same precision."""
+    pair = (WHISPERER, _precision(mine))
+    other = [each for each in figures if (CONTENDERS[each.engine].engine, CONTENDERS[each.engine].precision) == pair]
+    return f"{other[0].job_s / mine.job_s:.2f}" if other and not mine.is_floor else ""
 
 
 def _over_floor(mine: Figures, figures: Sequence[Figures], what: str, digits: str) -> str:
     value = getattr(mine, what)
     if value is None:
         return ""
-    precision = CONTENDERS[mine.engine].precision.partition("-")[0]  # of the products
+    precision = _precision(mine)
     floors = [each for each in figures if _is_floor_of(each, precision) and getattr(each, what) > 0]
     if mine.is_floor or not floors:
         return f"{value:{digits}}"
     return f"{value:{digits}} ({value / min(getattr(floor, what) for floor in floors):.2f})"
+
+
+def _precision(figures: Figures) -> str:
+    """The precision of the products."""
+    return CONTENDERS[figures.engine].precision.partition("-")[0]
 
 
 def _is_floor_of(figures: Figures, precision: str) -> bool:

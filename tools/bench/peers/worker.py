@@ -18,8 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-MELS, FRAMES = 80, 3000
-"""A window of Whisper's features."""
+FRAMES = 3000
+"""Columns of a window of Whisper's features."""
+RATE_HZ, WINDOW_SAMPLES = 16_000, 480_000
+SILENCE = 4_000
+"""Samples at the ends of a window, so that no frame sees those of the next one."""
 
 
 def new_tokens(row: list[int], prompt: list[int], eos: int) -> list[int]:
@@ -28,11 +31,29 @@ def new_tokens(row: list[int], prompt: list[int], eos: int) -> list[int]:
     return tokens[: tokens.index(eos)] if eos in tokens else tokens
 
 
-def features(samples: list[int]) -> Any:
+def features(samples: list[int], mels: int) -> Any:
     """Random features float32 [B, mels, frames], each made from the sample's number."""
     import numpy as np
 
-    return np.stack([np.random.default_rng(s).uniform(-1, 1, (MELS, FRAMES)).astype(np.float32) for s in samples])
+    return np.stack([np.random.default_rng(s).uniform(-1, 1, (mels, FRAMES)).astype(np.float32) for s in samples])
+
+
+def recording(samples: list[int]) -> Any:
+    """A recording float32 [480,000 B] of a window for each sample: noise that comes and goes, made from its number.
+
+    All windows have the same loudest tone, so that a spectrogram of one is cut off where that of all windows is.
+    """
+    import numpy as np
+
+    seconds = np.arange(WINDOW_SAMPLES) / RATE_HZ
+    tone = 0.5 * np.sin(2 * np.pi * 440 * seconds) * (np.abs(seconds - 1) < 0.5)
+    windows = np.empty((len(samples), WINDOW_SAMPLES), np.float32)
+    for window, sample in zip(windows, samples, strict=True):
+        random = np.random.default_rng(sample)
+        loudness = np.repeat(random.uniform(0, 0.05, 300), WINDOW_SAMPLES // 300)
+        window[:] = tone + loudness * random.standard_normal(WINDOW_SAMPLES)
+    windows[:, :SILENCE] = windows[:, -SILENCE:] = 0
+    return windows.reshape(-1)
 
 
 def memory_mb() -> dict[str, float]:
@@ -41,8 +62,24 @@ def memory_mb() -> dict[str, float]:
     return {name: int(status[field].split()[0]) / 1000 for name, field in (("now", "VmRSS"), ("peak", "VmHWM"))}
 
 
-def run(module: Any, folder: str, precision: str, speech: bool, threads: int) -> None:
-    """Load the engine, then run the jobs of standard input."""
+def load(module: Any, folder: str, precision: str, task: str, threads: int) -> tuple[Any, Any]:
+    """Load the engine; returns how to prepare the samples of a job, and how to generate for them."""
+    if task != "recording":
+        prepare, generate = module.load(folder, precision, task == "speech", threads)
+        return lambda samples, job: prepare(features(samples, job["mels"]) if job["mels"] else samples), generate
+    log_mel, transcribe = module.load_recordings(folder, precision, threads)
+
+    def generate_or_extract(samples: Any, job: dict[str, Any]) -> Any:
+        if job["settings"]["max_new_tokens"]:
+            return transcribe(samples, job)
+        log_mel(samples)
+        return []
+
+    return lambda samples, job: recording(samples), generate_or_extract
+
+
+def run(module: Any, folder: str, precision: str, task: str, threads: int) -> None:
+    """Load the engine, then run the jobs of standard input. A recording without new tokens is its features alone."""
     results = sys.stdout
     sys.stdout = sys.stderr  # what a library prints is no result
 
@@ -50,12 +87,12 @@ def run(module: Any, folder: str, precision: str, speech: bool, threads: int) ->
         print(json.dumps(result), file=results, flush=True)
 
     start = time.perf_counter()
-    prepare, generate = module.load(folder, precision, speech, threads)
+    prepare, generate = load(module, folder, precision, task, threads)
     versions = {package: version(package) for package in module.PACKAGES}
     send({"versions": versions, "seconds": time.perf_counter() - start, "memory_mb": memory_mb()})
     for line in sys.stdin:
         job = json.loads(line)
-        batches = [prepare(features(samples) if speech else samples) for samples in job["batches"]]
+        batches = [prepare(samples, job) for samples in job["batches"]]
         wall, processor = time.perf_counter(), time.process_time()
         found = [row for batch in batches for row in generate(batch, job)]
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
@@ -69,10 +106,10 @@ def main(action: str, engine: str, source: str, *rest: str) -> None:
     module = importlib.import_module(f"tools.bench.peers.engines.{engine}")
     if action == "convert":
         folder, precision, task = rest
-        module.convert(source, folder, precision, task == "speech")
+        module.convert(source, folder, precision, task != "text")
     else:
         precision, task, threads = rest
-        run(module, source, precision, task == "speech", int(threads))
+        run(module, source, precision, task, int(threads))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ from typing import Any
 
 PACKAGES = ("ctranslate2",)
 LOADERS = {"bart": "BartLoader", "marian": "MarianMTLoader", "whisper": "WhisperLoader"}
-WHISPER_TOKENS = {
-    "bos_token_id": "<|endoftext|>",
-    "decoder_start_token_id": "<|startoftranscript|>",
-    "no_timestamps_token_id": "<|notimestamps|>",
-}
+WHISPER_TOKENS = {"bos_token_id": "<|endoftext|>", "decoder_start_token_id": "<|startoftranscript|>"}
+LAST_WHISPER_TOKENS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+"""The last tokens before the timestamps."""
 UNKNOWN = 3
 """BART's token for what its vocabulary lacks; the format wants one."""
 
@@ -46,17 +44,35 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
     spec.optimize(quantization=None if precision == "fp32" else precision)
     Path(folder).mkdir(parents=True)
     spec.save(folder)
+    if speech:
+        _write_for_faster_whisper(checkpoint, folder, tokens)
 
 
 def _set_whisper(spec: Any, model: Any, tokens: list[str]) -> None:
     generation = model.generation_config
     for field, name in WHISPER_TOKENS.items():
         tokens[getattr(generation, field)] = name
+    tokens[generation.bos_token_id - 1] = ""  # by which CTranslate2 knows a multilingual model
+    for name, token in generation.lang_to_id.items():
+        tokens[token] = name
+    first = generation.no_timestamps_token_id + 1 - len(LAST_WHISPER_TOKENS)
+    for token, name in enumerate(LAST_WHISPER_TOKENS, first):
+        tokens[token] = f"<|{name}|>"
     spec.register_vocabulary(tokens)
     spec.config.suppress_ids, spec.config.suppress_ids_begin = [], []
     spec.config.lang_ids = sorted(generation.lang_to_id.values())
     layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
     spec.config.alignment_heads = list(itertools.product(range(layers // 2, layers), range(heads)))
+
+
+def _write_for_faster_whisper(checkpoint: str, folder: str, tokens: list[str]) -> None:
+    """Write a tokenizer that knows a word for each token, and copy the settings of the features."""
+    import tokenizers
+
+    words = {word: token for token, word in enumerate(tokens)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0")).save(str(Path(folder, "tokenizer.json")))
+    settings = Path(checkpoint, "preprocessor_config.json")
+    Path(folder, settings.name).write_bytes(settings.read_bytes())
 
 
 def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, Any]:

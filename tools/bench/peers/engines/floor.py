@@ -41,3 +41,17 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
         return []
 
     return prepare, generate
+
+
+def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any]:
+    from tools.bench.peers.worker import WINDOW_SAMPLES
+
+    prepare, generate = load(folder, precision, True, threads)
+
+    def features(samples: Any) -> None:
+        pass
+
+    def transcribe(samples: Any, job: dict[str, Any]) -> Any:
+        return generate(prepare(samples.reshape(-1, WINDOW_SAMPLES)), job)
+
+    return features, transcribe

@@ -28,3 +28,30 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
         return call(*batch, **job["settings"]).sequences.tolist()
 
     return prepare, generate
+
+
+def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any]:
+    from tightbeam.deploy import Runner
+    from tightbeam.deploy.audio.recording import Recording
+    from tightbeam.deploy.audio.transcribe import transcribe_files
+
+    runner = Runner.load(folder, threads=threads)
+    log_mel = runner.log_mel
+    assert log_mel is not None
+
+    def features(samples: Any) -> None:
+        recording = Recording(log_mel, [samples])
+        for first in range(0, recording.frames, log_mel.frames):
+            recording.window(first, log_mel.frames)
+
+    def transcribe(samples: Any, job: dict[str, Any]) -> Any:
+        windows = len(samples) // log_mel.samples
+        settings = {**job["settings"], "return_timestamps": False}
+        (found,) = transcribe_files(runner, [samples], batch_size=windows, **settings)
+        if found.failure is not None:
+            raise found.failure
+        (tokens,) = found.result.sequences
+        starts = [place for place, token in enumerate(tokens) if token == job["prompt"][0]]
+        return [tokens[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+    return features, transcribe

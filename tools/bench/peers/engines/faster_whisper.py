@@ -1,0 +1,48 @@
+"""faster-whisper on CTranslate2's models: recordings alone, or in windows of 30 s that run together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PACKAGES = ("faster-whisper", "ctranslate2")
+
+
+def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any]:
+    import faster_whisper
+
+    model = faster_whisper.WhisperModel(folder, device="cpu", cpu_threads=threads, num_workers=1)
+    together = faster_whisper.BatchedInferencePipeline(model)
+
+    def features(samples: Any) -> None:
+        model.feature_extractor(samples)
+
+    def transcribe(samples: Any, job: dict[str, Any]) -> Any:
+        settings = job["settings"]
+        own = {
+            "language": settings["language"],
+            "task": settings["task"],
+            "beam_size": settings["num_beams"],
+            "no_repeat_ngram_size": settings["no_repeat_ngram_size"],
+            "length_penalty": settings.get("length_penalty", 1),
+            "suppress_tokens": settings["suppress_tokens"],
+            "suppress_blank": False,
+            "temperature": 0.0,
+            "compression_ratio_threshold": None,
+            "log_prob_threshold": None,
+            "no_speech_threshold": None,
+            "condition_on_previous_text": False,
+            "without_timestamps": True,
+            "vad_filter": False,
+            # CTranslate2 generates half of the length at most, the prompt left out.
+            "max_new_tokens": 2 * settings["max_new_tokens"] - len(job["prompt"]),
+        }
+        seconds = model.feature_extractor.chunk_length
+        size = seconds * model.feature_extractor.sampling_rate
+        if len(samples) <= size:
+            segments, _ = model.transcribe(samples, **own)
+        else:
+            clips = [{"start": seconds * i, "end": seconds * (i + 1)} for i in range(len(samples) // size)]
+            segments, _ = together.transcribe(samples, clip_timestamps=clips, batch_size=len(clips), **own)
+        return [segment.tokens for segment in segments]
+
+    return features, transcribe
