@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.audio.recordings import Recordings
-from tightbeam.deploy.audio.waveform import Waveform
+from tightbeam.deploy.audio import filter_bank, waveform
+from tightbeam.deploy.audio.recordings import Extractor, Recordings
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.settings_file import read_settings
+from tightbeam.deploy.errors import BundleError
 
 __all__ = ["extractor_of", "recordings_of"]
 
@@ -22,6 +23,18 @@ def recordings_of(bundle: Bundle) -> Recordings:
     return Recordings(extractor_of(read_settings(path), path), bundle.manifest)
 
 
-def extractor_of(settings: Mapping[str, Any], path: Path) -> Waveform:
-    """The feature extractor by its settings in the file ``path``. Raises BundleError for others than it can have."""
-    return Waveform.of(settings, path)
+def extractor_of(settings: Mapping[str, Any], path: Path) -> Extractor:
+    """The feature extractor by its settings in the file ``path``.
+
+    Raises BundleError for those of another extractor, and for values that it cannot have.
+    """
+    default = filter_bank.EXTRACTOR if "num_mel_bins" in settings else waveform.EXTRACTOR  # old files have no name
+    kind = settings.get("feature_extractor_type", default)
+    if kind == waveform.EXTRACTOR:
+        return waveform.Waveform.of(settings, path)
+    if kind == filter_bank.EXTRACTOR:
+        return filter_bank.FilterBank.of(settings, path)
+    raise BundleError(
+        f"{path}: feature_extractor_type is {kind!r}, expected {waveform.EXTRACTOR} or {filter_bank.EXTRACTOR}; "
+        "restore the file"
+    )

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.audio.files import Source, audio_fault, sound_blocks
-from tightbeam.deploy.audio.waveform import Waveform
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.loaded_model import LoadedModel
@@ -25,10 +24,38 @@ from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 from tightbeam.deploy.text.token_ids import as_array
 
-__all__ = ["RecordingModel", "Recordings", "WholeRecordingReader", "run_recordings"]
+__all__ = ["Extractor", "RecordingModel", "Recordings", "WholeRecordingReader", "run_recordings"]
 
 FILES_AHEAD = 4
 """Recordings that are read and wait."""
+
+
+class Extractor(Protocol):
+    """A feature extractor of whole recordings."""
+
+    @property
+    def sampling_rate_hz(self) -> int: ...
+    @property
+    def input(self) -> str:
+        """The encoder's input."""
+        ...
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Numbers of each sample or frame."""
+        ...
+
+    def samples_of(self, length: int) -> int:
+        """Return the fewest samples that features of this length are made of."""
+        ...
+
+    def features(self, samples: Array) -> npt.NDArray[np.float32]:
+        """Compute the features [X, ...] of a recording [n]. Raises InputError for one that has none."""
+        ...
+
+    def mask(self, attention_mask: Ints, positions: int, manifest: Manifest) -> Ints:
+        """Return the mask int64 [B, N] over positions of a mask [B, X] over samples or frames."""
+        ...
 
 
 class Recordings:
@@ -36,7 +63,7 @@ class Recordings:
 
     Parameters
     ----------
-    extractor : Waveform
+    extractor : Extractor
         The feature extractor.
     manifest : Manifest
         The bundle's, for its convolutions and its longest source.
@@ -49,7 +76,7 @@ class Recordings:
         Samples of the shortest recording that has a position, and of the longest that is run whole.
     """
 
-    def __init__(self, extractor: Waveform, manifest: Manifest) -> None:
+    def __init__(self, extractor: Extractor, manifest: Manifest) -> None:
         self._extractor, self._manifest = extractor, manifest
         self.sampling_rate_hz = extractor.sampling_rate_hz
         least, most = manifest.shortest_source(1), manifest.longest_source(manifest.sizes.max_source)
@@ -67,6 +94,11 @@ class Recordings:
         -------
         float32 [X, ...]
             Samples or frames, as the encoder takes them.
+
+        Raises
+        ------
+        InputError
+            The recording has none: it is silent, where features are normalised.
         """
         return self._extractor.features(samples)
 
@@ -192,6 +224,7 @@ class WholeRecordingReader:
             samples = np.concatenate(list(blocks))
             try:
                 parts = recordings.parts(samples)
+                features = [recordings.features(part) for part in parts]
             except InputError as error:
                 raise InputError(f"{named}: {error}" if named else str(error)) from None
         except InputError as error:
@@ -203,10 +236,7 @@ class WholeRecordingReader:
             result.notes.append(
                 f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
             )
-        made = [
-            self._model.sample_of_recording(next(self._numbers), recordings.features(part), self._settings)
-            for part in parts
-        ]
+        made = [self._model.sample_of_recording(next(self._numbers), each, self._settings) for each in features]
         return OpenInput(result, made)
 
 

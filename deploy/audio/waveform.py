@@ -44,13 +44,7 @@ class Waveform:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> Waveform:
-        """Take a feature extractor's settings from the file ``path``.
-
-        Raises BundleError for those of another extractor, and for values that it cannot have.
-        """
-        kind = settings.get("feature_extractor_type", EXTRACTOR)
-        if kind != EXTRACTOR:
-            raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {EXTRACTOR!r}; restore the file")
+        """Take a feature extractor's settings from the file ``path``. Raises BundleError for impossible values."""
         rate, width = settings.get("sampling_rate", 16000), settings.get("feature_size", 1)
         if type(rate) is not int or rate < 1:
             raise BundleError(f"{path}: sampling_rate is {rate!r}, expected a whole number; restore the file")

@@ -13,7 +13,7 @@ import transformers
 
 from tightbeam.deploy.audio.extractors import extractor_of
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.waveform import Waveform
+from tightbeam.deploy.audio.recordings import Extractor
 from tightbeam.deploy.errors import BundleError
 from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
@@ -38,14 +38,22 @@ def check_speech(checkpoint: Checkpoint) -> None:
         _extractor(checkpoint)
 
 
-def _extractor(checkpoint: Checkpoint) -> Waveform:
+def _extractor(checkpoint: Checkpoint) -> Extractor:
     """The feature extractor of a model that takes whole recordings."""
     assert checkpoint.family.feature_config is not None
     path, settings = feature_settings(checkpoint.path, checkpoint.family.feature_config)
     try:
-        return extractor_of(settings, path)
+        extractor = extractor_of(settings, path)
     except BundleError as error:
         raise ExportError(str(error)) from None
+    expected = checkpoint.family.recording_rows(checkpoint.config)
+    if extractor.row_shape != expected:
+        found, wanted = (f"{shape[0]} mels" if shape else "samples" for shape in (extractor.row_shape, expected))
+        raise ExportError(
+            f"{path}: makes features of {found}, config.json expects {wanted}; give the file that belongs to these "
+            "weights"
+        )
+    return extractor
 
 
 def _window(checkpoint: Checkpoint) -> tuple[int, int]:

@@ -74,10 +74,12 @@ def _source_file(model_type: str) -> Path | None:
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return None
-    name = model_type.replace("-", "_").removesuffix("_text")  # the text part of a model of several kinds lies with it
-    models = Path(spec.submodule_search_locations[0]) / "models"
-    found = [models / name / f"configuration_{name}.py", *models.glob(f"*/configuration_{name}.py")]
-    return next((path for path in found if path.is_file()), None)
+    whole, models = model_type.replace("-", "_"), Path(spec.submodule_search_locations[0]) / "models"
+    for name in (whole, whole.removesuffix("_text")):  # the text part of a model of several kinds lies with it
+        for path in (models / name / f"configuration_{name}.py", *models.glob(f"*/configuration_{name}.py")):
+            if path.is_file():
+                return path
+    return None
 
 
 def _literals(config_class: ast.ClassDef) -> dict[str, Any]:

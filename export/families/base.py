@@ -100,6 +100,10 @@ class Family:
         have one length, or are tokens."""
         return ()
 
+    def recording_rows(self, config: Any) -> tuple[int, ...]:
+        """Shape of a sample or frame of a recording."""
+        return ()
+
     def weights(self, config: Any) -> WeightNumbers:
         """Numbers in the model's matrices, by its config."""
         raise NotImplementedError

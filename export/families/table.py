@@ -16,6 +16,7 @@ from tightbeam.export.families.m2m_100 import M2M_100
 from tightbeam.export.families.moonshine import MOONSHINE
 from tightbeam.export.families.opt import OPT
 from tightbeam.export.families.prophetnet import PROPHETNET
+from tightbeam.export.families.speech_to_text import SPEECH_TO_TEXT
 from tightbeam.export.families.t5 import MT5, T5, UMT5
 from tightbeam.export.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from tightbeam.export.families.whisper import WHISPER
@@ -114,6 +115,7 @@ FAMILIES: tuple[Family, ...] = (
     PROPHETNET,
     WHISPER,
     MOONSHINE,
+    SPEECH_TO_TEXT,
     VISION_ENCODER_DECODER,
     GPT2,
     GPT_BIGCODE,

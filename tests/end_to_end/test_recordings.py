@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from support.slow_cases import slow_unless
 from support.speech_checkpoints import RECORDING_FAMILIES
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
+from tightbeam.deploy.audio.extractors import extractor_of
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.requests import RequestParser
@@ -32,8 +34,7 @@ from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
 
-VARIANTS = tuple(preset for preset in PRESETS)
-QUICK = (("moonshine", "dedup"), ("moonshine", "slim"))
+QUICK = (("moonshine", "dedup"), ("moonshine", "slim"), ("speech_to_text", "el"))
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_beams": 1, "max_new_tokens": 30},
@@ -68,7 +69,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], settings: dict[str, An
 @pytest.mark.parametrize(
     ("family", "variant"),
     slow_unless(
-        itertools.product(RECORDING_FAMILIES, [preset for preset in PRESETS if preset != "xcache"]),
+        [each for each in itertools.product(RECORDING_FAMILIES, PRESETS) if each != ("moonshine", "xcache")],
         lambda family, variant: (family, variant) in QUICK,
     ),
 )
@@ -104,7 +105,7 @@ def test_each_recording_is_transcribed_as_alone(bundles: BundleCache, tmp_path: 
     """Files, arrays and other rates, in batches of three; the reference is transformers' extractor and model."""
     arguments = {"tokenizer": True}
     checkpoint = bundles.trace(family, **arguments)[0]
-    runner = Runner.load(bundles("dedup", family, **arguments), threads=1)
+    runner = Runner.load(bundles("dedup" if family == "moonshine" else "el", family, **arguments), threads=1)
     waves = [np.round(wave * 32768).clip(-32768, 32767).astype(np.int16) for wave in recordings(7)]
     settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
     sources: list[Any] = []
@@ -127,26 +128,39 @@ def test_each_recording_is_transcribed_as_alone(bundles: BundleCache, tmp_path: 
 
 @pytest.mark.parametrize("family", RECORDING_FAMILIES)
 def test_features_match_transformers(checkpoints: CheckpointCache, bundles: BundleCache, family: str) -> None:
-    """The numbers of transformers' extractor, bit for bit, also with normalised samples."""
-    from tightbeam.deploy.audio.extractors import extractor_of
-
+    """The numbers of transformers' extractor, bit for bit, normalised or not, at the published sizes too."""
     checkpoint = bundles.trace(family)[0]
     reference = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path)
     name = checkpoint.model.main_input_name
-    for normalize in (False, True):
-        reference.do_normalize = normalize
-        own = extractor_of(reference.to_dict(), Path("preprocessor_config.json"))
-        for wave in (*recordings(3), np.zeros(1000, np.float32)):
-            expected = reference(wave, sampling_rate=RATE_HZ, return_tensors="np")[name][0]
-            np.testing.assert_array_equal(own.features(wave), expected)
+    published = [transformers.Speech2TextFeatureExtractor()] if family == "speech_to_text" else []
+    for extractor, normalize in itertools.product([reference, *published], (False, True)):
+        extractor.do_normalize = extractor.do_ceptral_normalize = normalize
+        own = extractor_of(extractor.to_dict(), Path("preprocessor_config.json"))
+        for wave in (*recordings(3), chirp(11.0), np.zeros(0 if normalize else 1000, np.float32)):
+            if len(wave):
+                expected = extractor(wave, sampling_rate=RATE_HZ, return_tensors="np")[name][0]
+                np.testing.assert_array_equal(own.features(wave), expected)
+
+
+def test_a_silent_recording_has_no_normalised_features(bundles: BundleCache) -> None:
+    """transformers divides by the variance 0 there."""
+    runner = Runner.load(bundles("el", "speech_to_text", tokenizer=True), threads=1)
+    with pytest.raises(InputError, match="the recording is silent, or too short to be normalised"):
+        runner.transcribe([np.zeros(3000, np.float32)])
+    with pytest.raises(InputError, match="the recording has 399 samples, expected 400 at least, 25 ms"):
+        runner.transcribe([np.zeros(399, np.float32)])
+    with pytest.raises(InputError, match=r"input_features is \[1, 9, 12\], expected \[B, X, 13\]"):
+        runner.generate_from_features(np.zeros((1, 9, 12), np.float32))
 
 
 def test_the_command_writes_a_line_for_each_file(
     bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that is too short fails alone; one that is too long is cut into parts of one length."""
-    run, folder = caller(monkeypatch, capsys), bundles("dedup", "moonshine", tokenizer=True)
+    folder = bundles("dedup", "moonshine", tokenizer=True)
     runner = Runner.load(folder, threads=1)
+    capsys.readouterr()  # of making the checkpoint
+    run = caller(monkeypatch, capsys)
     wave = recordings(5)[1]
     for name, samples in (("a", wave), ("short", wave[:894]), ("shortest", wave[:895])):
         soundfile.write(tmp_path / f"{name}.wav", samples, RATE_HZ, subtype="FLOAT")
@@ -221,7 +235,7 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
     folder = checkpoints.copy(tmp_path / "c", "moonshine")
     before = (folder / "preprocessor_config.json").read_text()
     for name, value, expected in (
-        ("feature_extractor_type", "Nope", "feature_extractor_type is 'Nope', expected 'Wav2Vec2FeatureExtractor'"),
+        ("feature_extractor_type", "Nope", "feature_extractor_type is 'Nope', expected Wav2Vec2Feat"),
         ("sampling_rate", "fast", "sampling_rate is 'fast', expected a whole number"),
         ("feature_size", 2, "feature_size is 2, expected 1"),
         ("do_normalize", "yes", "do_normalize is 'yes', expected true or false"),
@@ -231,9 +245,21 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         with pytest.raises(ExportError, match=expected):
             export_model(folder, tmp_path / "out", check=False)
         (folder / "preprocessor_config.json").write_text(before)
+    other = {"feature_extractor_type": "Speech2TextFeatureExtractor", "feature_size": 80}
+    edit_json(folder / "preprocessor_config.json", **other)
+    with pytest.raises(ExportError, match=r"makes features of 80 mels, config\.json expects samples"):
+        export_model(folder, tmp_path / "out", check=False)
     edit_json(folder / "config.json", encoder_num_attention_heads=2)
     assert "encoder_num_attention_heads is 2, decoder_num_attention_heads is 3" in refusal(folder)
     edit_json(folder / "config.json", encoder_num_attention_heads=3, decoder_num_key_value_heads=1)
     assert "decoder_num_key_value_heads is 1, decoder_num_attention_heads is 3" in refusal(folder)
+    for config, expected in (
+        ({"conv_kernel_sizes": [5, 4]}, r"conv_kernel_sizes is \[5, 4\]; expected 2 odd numbers"),
+        ({"conv_channels": 21}, "conv_channels is 21; expected an even number"),
+        ({"pad_token_id": 48}, "pad_token_id is 48; expected 0 to 47"),
+    ):
+        wrong = checkpoints.copy(tmp_path / next(iter(config)), "speech_to_text")
+        edit_json(wrong / "config.json", **config)
+        assert re.search(expected, refusal(wrong))
     with pytest.raises(ExportError, match=r"the keys of layer 0 go through rotary positions|xcache"):
         export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)

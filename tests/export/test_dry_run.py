@@ -76,7 +76,7 @@ WITH_DEFAULTS = tuple(family for family in FAMILIES if not family.reads_images) 
 
 @pytest.mark.parametrize("family", WITH_DEFAULTS, ids=lambda family: family.model_type)
 def test_weights_are_those_of_a_model_of_real_size(family: Family) -> None:
-    """All matrices are counted, and what is left out, biases and norms, is 0.2 % at most."""
+    """All matrices are counted, and what is left out, biases and norms, is 0.4 % at most."""
     model_class = getattr(transformers, family.architecture)
     with torch.device("meta"):
         model = model_class(model_class.config_class())
@@ -85,7 +85,7 @@ def test_weights_are_those_of_a_model_of_real_size(family: Family) -> None:
     assert not list(family.sizes_errors(declared))
     assert family.sizes(declared) == family.sizes(model.config)
     assert total == sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
-    assert total > 0.998 * sum(parameter.numel() for parameter in model.parameters())
+    assert total > 0.996 * sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MoonshineConfig, MoonshineForConditionalGeneration, PreTrainedModel, Wav2Vec2FeatureExtractor
+from transformers import (
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    PreTrainedModel,
+    Speech2TextConfig,
+    Speech2TextFeatureExtractor,
+    Speech2TextForConditionalGeneration,
+    Wav2Vec2FeatureExtractor,
+)
 
 __all__ = ["RECORDING_FAMILIES", "save_extractor", "speech_model"]
 
-RECORDING_FAMILIES = ("moonshine",)
+RECORDING_FAMILIES = ("moonshine", "speech_to_text")
 MOONSHINE: dict[str, Any] = {
     **{"vocab_size": 101, "hidden_size": 36, "intermediate_size": 50, "max_position_embeddings": 48},
     **{"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 3},
     **{"decoder_num_attention_heads": 3, "pad_token_id": 0, "partial_rotary_factor": 0.7},
     "pad_head_dim_to_multiple_of": 8,  # as the published ones
 }
+SPEECH_TO_TEXT: dict[str, Any] = {
+    **{"vocab_size": 99, "d_model": 36, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2},
+    **{"decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 44, "max_source_positions": 70},
+    **{"max_target_positions": 48, "conv_kernel_sizes": (5, 3), "conv_channels": 22, "input_feat_per_channel": 13},
+}
 
 
 def speech_model(family: str, seed: int, **config: Any) -> PreTrainedModel:
     """A model of odd sizes whose weights are yet to be spread."""
     torch.manual_seed(seed + zlib.crc32(family.encode()))
+    if family == "speech_to_text":
+        return Speech2TextForConditionalGeneration(Speech2TextConfig(**{**SPEECH_TO_TEXT, **config}))
     return MoonshineForConditionalGeneration(MoonshineConfig(**{**MOONSHINE, **config}))
 
 
 def save_extractor(folder: Path, family: str) -> None:
     """Write preprocessor_config.json."""
+    if family == "speech_to_text":
+        mels = SPEECH_TO_TEXT["input_feat_per_channel"]
+        Speech2TextFeatureExtractor(feature_size=mels, num_mel_bins=mels).save_pretrained(folder)
+        return
     Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(folder)
