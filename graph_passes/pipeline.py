@@ -10,8 +10,8 @@
     skip_small_weights  where asked for: not exact
     to_precision        lower_precision for half precision; encoder_attention, quantize, flat_rows for int8: not exact
     quantize_source     where asked for: not exact
-    tensorrt_form       drop_logits, decompose_attention, fixed_capacity, lower_precision; then, on the written
-                        messages, to_plugin_nodes
+    tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
+                        to_plugin_nodes
 
 Every pass has the signature ``pass_(graphs, ...) -> PassResult``.
 """
@@ -34,8 +34,6 @@ from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResul
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
-from tightbeam.graph_passes.tensorrt.drop_logits import drop_logits
-from tightbeam.graph_passes.tensorrt.drop_trie import drop_trie
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
 __all__ = ["passes_of", "rewrite", "tensorrt_form", "to_precision"]
@@ -146,7 +144,7 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
     PassError
         For a graph that a pass cannot rewrite, and for a weight beyond the range of the precision.
     """
-    first: list[Pass] = [drop_logits, drop_trie, decompose_attention, partial(fixed_capacity, capacity=capacity)]
+    first: list[Pass] = [decompose_attention, partial(fixed_capacity, capacity=capacity)]
     return _run([*first, *_precision_passes(precision)], graphs)
 
 

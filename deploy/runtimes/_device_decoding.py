@@ -6,15 +6,21 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import DeviceError
 from tightbeam.deploy.runtimes._cuda import CudaGraph, StagedArrays
 from tightbeam.deploy.runtimes._device_graphs import BYTES, DeviceGraphs, DeviceTensor, bind
+from tightbeam.deploy.runtimes._device_logits import DeviceLogits
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._step_uploads import StepUploads
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
+    LOGIT_TYPES,
+    LOGITS,
     SMALL_INPUTS,
+    TRIE_ARRAYS,
     StepOutputs,
     banned_capacity,
     by_group,
@@ -28,6 +34,8 @@ __all__ = ["DeviceDecoding"]
 
 CAPTURES = 3
 """Attempts to capture a step."""
+NO_TRIE = Trie(np.zeros(3, np.int32), np.zeros(0, np.int32), vocabulary=0, entries=0, longest=0)
+"""In the place of a trie where no row is at a node."""
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +81,8 @@ class DeviceDecoding:
             self._inputs[name] = memory.host_array(name, array.shape, array.dtype)
             self._inputs[name][...] = array
         self._inputs["candidates"][...] = candidates
-        sent = [name for name in SMALL_INPUTS if name in runtime.inputs and name not in self._on_host]
+        kept = {*self._on_host, *TRIE_ARRAYS}
+        sent = [name for name in SMALL_INPUTS if name in runtime.inputs and name not in kept]
         self._uploads = StepUploads(self._device, self._inputs, sent, memory.pair)
         self._columns: dict[str, int] | None = None
         """Columns of the histories that a step uploads; None for the first, which uploads all."""
@@ -82,6 +91,10 @@ class DeviceDecoding:
         }
         self._results = StagedArrays(self._device, results, lambda nbytes: memory.pair("results", nbytes))
         self._candidates = dict(self._results.arrays)
+        self._logits = self._rows_of_logits()
+        self._trie: dict[str, DeviceTensor] = {}
+        if "trie_nodes" in runtime.inputs:
+            self.use_trie(NO_TRIE)
         self._binding: object = None
         self._taken: tuple[bytes, ...] = ()
         self._made_for = sizes["B"]
@@ -116,11 +129,20 @@ class DeviceDecoding:
         return scores, beams, tokens
 
     def fetch_logits(self) -> None:
-        """Nothing: the runtime gives none."""
+        """Nothing: every step leaves its logits on the GPU, whose rows are copied where they are looked at."""
 
     @property
-    def logits(self) -> None:
-        return None
+    def logits(self) -> DeviceLogits | None:
+        return self._logits
+
+    def _rows_of_logits(self) -> DeviceLogits | None:
+        """The decoder's output `LOGITS` in the batch's memory; None where it has none."""
+        entry, memory = self._runtime.logits, self._memory
+        if entry is None:
+            return None
+        tensor = DeviceTensor(memory.on_device[LOGITS], resolve(entry.shape, self._sizes), BYTES[entry.dtype])
+        row = memory.host_array("a row of logits", tensor.shape[1:], LOGIT_TYPES[entry.dtype])
+        return DeviceLogits(self._device, tensor, row, np.arange(self._sizes["R"]))
 
     def _enqueue(self) -> None:
         self._uploads.enqueue(self._columns)
@@ -152,13 +174,15 @@ class DeviceDecoding:
             graph.set_input(name, by_group(name, self._inputs[name], self._sizes["groups"]).shape, address)
         for name in self._on_host:
             graph.set_input(name, self._inputs[name].shape, self._inputs[name].ctypes.data)
-        for name, tensor in (*self._source.items(), *self._in_place.items()):
+        for name, tensor in (*self._source.items(), *self._in_place.items(), *self._trie.items()):
             bind(graph.set_input, name, tensor)
         for name, tensor in self._in_place.items():
             bind(graph.set_output, self._outputs[name], tensor)
         for name, array in self._candidates.items():
             shape = by_group(name, array, self._sizes["groups"]).shape
             graph.set_output(name, shape, self._results.address(name))
+        if self._logits is not None:
+            bind(graph.set_output, LOGITS, self._logits.tensor)
         self._binding = binding  # last: a binding that failed halfway is repeated
 
     def _bind_grown(self) -> None:
@@ -188,6 +212,7 @@ class DeviceDecoding:
                 rows = M if self._runtime.inputs[name].shape[0] == "R" else 1
                 tensors[name] = tensor.compact(self._device, compaction, rows)
         self._sizes |= {"B": compaction.remaining, "R": compaction.remaining * M}
+        self._logits = self._rows_of_logits()
         if self._captured is None or 2 * compaction.remaining <= self._made_for:
             self._binding = None
 
@@ -199,7 +224,8 @@ class DeviceDecoding:
             self._binding = None
 
     def use_trie(self, trie: Trie) -> None:
-        raise RuntimeError(f"{trie!r} is for a runtime that takes tries")  # Runner has refused it before
+        self._trie = self._runtime.trie_arrays(trie)
+        self._binding = None
 
     def close(self) -> None:
         self._memory.put_back()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, Memory
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory, MemoryPool
-from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, resolve
+from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, LOGITS, TRIE_ARRAYS, logits_entry, resolve
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["BYTES", "DeviceGraphs", "DeviceTensor", "Graph", "Interface", "bind"]
 
@@ -131,6 +133,7 @@ class DeviceGraphs:
         self.device = device  # last, so that its stream is destroyed after the graphs that use it
         self.states = tuple(states)
         self.inputs = {tensor.name: tensor for tensor in self.decoder_interface.inputs}
+        self.logits = logits_entry(self.decoder_interface.outputs)
         self.makes_cuda_graphs = not any(state.kind == "append" for state in self.states)
         """True while steps are captured as CUDA graphs. A cache that grows changes the shapes of every step."""
         self.bound: object = None
@@ -143,6 +146,7 @@ class DeviceGraphs:
         self.encoded_on_device = MemoryPool(partial(_allocate, device, frozenset()))
         """Memory of samples that were encoded and wait for a slot."""
         self.encoded_on_host = MemoryPool(lambda name, nbytes: device.allocate_host(nbytes))
+        self._tries: WeakKeyDictionary[Trie, dict[str, DeviceTensor]] = WeakKeyDictionary()
 
     def check_limits(self, B: int, M: int, N: int, positions: int, candidates: int) -> None:
         """Raise BundleError for a batch larger than the graphs were built for."""
@@ -178,6 +182,21 @@ class DeviceGraphs:
             for tensor in self.encoder_interface.outputs
         }
 
+    def trie_arrays(self, trie: Trie) -> dict[str, DeviceTensor]:
+        """Return the arrays of a trie by name. They are uploaded once, and freed with the trie and the last batch that
+        reads them."""
+        if trie not in self._tries:
+            tensors, staged = {}, []
+            for name, array in zip(TRIE_ARRAYS, (trie.offsets, trie.tokens), strict=True):
+                host, memory = self.device.allocate_host(array.nbytes), self.device.allocate(array.nbytes)
+                host.array(array.shape, array.dtype)[...] = array
+                self.device.upload(memory.address, host.address, array.nbytes)
+                tensors[name] = DeviceTensor(memory, array.shape, array.itemsize)
+                staged.append(host)  # held until the copies are done
+            self.device.synchronize()
+            self._tries[trie] = tensors
+        return self._tries[trie]
+
     def bytes_of_states(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Bytes of the states' blocks, by name. One that is updated in place has one block, one that grows has two,
         used alternately."""
@@ -187,6 +206,11 @@ class DeviceGraphs:
             for state in self.states
             for name in self.blocks_of(state)
         }
+
+    def bytes_of_logits(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of the logits, by their name; nothing where the decoder gives none."""
+        entry = self.logits
+        return {} if entry is None else {LOGITS: math.prod(resolve(entry.shape, sizes)) * BYTES[entry.dtype]}
 
     @staticmethod
     def blocks_of(state: CacheStateEntry) -> tuple[str, ...]:

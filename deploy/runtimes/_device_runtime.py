@@ -11,7 +11,7 @@ from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
 from tightbeam.deploy.runtimes._device_graphs import DeviceGraphs
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._slots import SlotRuntime
-from tightbeam.deploy.runtimes.base import obstacle_to_groups, sizes_of
+from tightbeam.deploy.runtimes.base import LOGITS, obstacle_to_groups, sizes_of
 
 __all__ = ["DeviceRuntime"]
 
@@ -19,9 +19,13 @@ __all__ = ["DeviceRuntime"]
 class DeviceRuntime(DeviceGraphs):
     """Runtime over two graphs on a GPU."""
 
+    def renewal(self, tensor: str) -> str:
+        """The fix for a decoder that was made before it had an input or output."""
+        return "export the model again"
+
     @property
     def logits_obstacle(self) -> str:
-        return "engines on a GPU do not give;"
+        return "" if self.logits is not None else f"this decoder does not give; {self.renewal(LOGITS)}, or"
 
     def begin(
         self,
@@ -38,12 +42,15 @@ class DeviceRuntime(DeviceGraphs):
         sizes = sizes_of(B, N, num_beams, positions, prompt_length, groups)
         given = self.given(source, attention_mask, num_beams)
         wanted = self.bytes_sent(given) | self.bytes_encoded(sizes) | self.bytes_of_states(sizes)
+        wanted |= self.bytes_of_logits(sizes)
         memory = BatchMemory(self.on_device, self.on_host, wanted)
         return DeviceDecoding(self, self.encode_batch(given, sizes, memory), memory, sizes, candidates)
 
     @property
     def trie_obstacle(self) -> str:
-        return "tries are for ONNX Runtime on the CPU; leave trie out, or run the bundle with device='cpu'"
+        if "trie_nodes" in self.inputs:
+            return ""
+        return f"this decoder was made before its search head could take a trie; {self.renewal('trie_nodes')}"
 
     @property
     def groups_obstacle(self) -> str:

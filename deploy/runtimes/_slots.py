@@ -18,6 +18,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
 from tightbeam.deploy.runtimes._device_graphs import BYTES, DeviceGraphs, DeviceTensor
+from tightbeam.deploy.runtimes._device_logits import DeviceLogits
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._places import Places
 from tightbeam.deploy.runtimes.base import SMALL_INPUTS, Encoded, StepOutputs, resolve, sizes_of
@@ -94,6 +95,7 @@ class SlotDecoding:
         self._free = list(range(places))  # a heap
         self._places = Places(self._sizes)
         self._decoding: DeviceDecoding  # made by the first `reserve`
+        self._trie: Trie | None = None
         self._source: dict[str, DeviceTensor] = {}
         self._states: dict[str, DeviceTensor] = {}
 
@@ -148,18 +150,21 @@ class SlotDecoding:
         self._places.compact(compaction)
 
     def fetch_logits(self) -> None:
-        """Nothing: the runtime gives none."""
+        """Nothing: every step leaves its logits on the GPU."""
 
     @property
-    def logits(self) -> None:
-        return None
+    def logits(self) -> DeviceLogits | None:
+        found, M = self._decoding.logits, self._sizes["M"]
+        return None if found is None else found.of_rows((self._slots[:, None] * M + np.arange(M)).reshape(-1))
 
     def reserve_banned(self, count: int) -> None:
         self._places.reserve_banned(count)
         self._decoding.reserve_banned(count)
 
     def use_trie(self, trie: Trie) -> None:
-        raise RuntimeError(f"{trie!r} is for a runtime that takes tries")  # Runner has refused it before
+        self._trie = trie
+        if self._source:
+            self._decoding.use_trie(trie)
 
     def close(self) -> None:
         self._decoding.close()
@@ -171,7 +176,7 @@ class SlotDecoding:
     def _take_buffers(self) -> None:
         """Take buffers of the present sizes, with empty slots."""
         graphs, sizes, device = self._graphs, self._sizes, self._device
-        wanted = graphs.bytes_encoded(sizes) | graphs.bytes_of_states(sizes)
+        wanted = graphs.bytes_encoded(sizes) | graphs.bytes_of_states(sizes) | graphs.bytes_of_logits(sizes)
         source = {tensor.name: tensor.dtype for tensor in graphs.encoder_interface.outputs}
         if MASK in graphs.inputs:
             source[MASK] = graphs.inputs[MASK].dtype
@@ -190,6 +195,8 @@ class SlotDecoding:
             for state in graphs.states
         }
         self._decoding = DeviceDecoding(graphs, dict(self._source), memory, sizes, self._candidates)
+        if self._trie is not None:
+            self._decoding.use_trie(self._trie)
         if MASK in source:
             self._row_bytes = sizes["N"] * BYTES[source[MASK]]
             self._one_position = memory.host_array("one position", (sizes["N"],), source[MASK])
@@ -221,8 +228,7 @@ class SlotDecoding:
             self._decoding.reserve_banned(used["banned"])
         for name, (_, shape) in SMALL_INPUTS.items():
             if not shape or shape[0] not in ("B", "R"):
-                if not name.startswith("trie_"):
-                    target[name][...] = given[name]
+                target[name][...] = given[name]
                 continue
             own, places = _by_sample(given[name], len(slots)), _by_sample(target[name], B)
             if name == "banned":

@@ -13,6 +13,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Floats, Ints
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.rows import LogitRows
 from tightbeam.deploy.tries.trie import Trie
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "ENCODER_INPUTS",
     "FEATURE_INPUTS",
     "LOGITS",
+    "LOGIT_TYPES",
     "SMALL_INPUTS",
+    "TRIE_ARRAYS",
     "Decoding",
     "Encoded",
     "GraphTensors",
@@ -32,6 +35,7 @@ __all__ = [
     "by_group",
     "lay_out",
     "letters_of",
+    "logits_entry",
     "obstacle_to_groups",
     "resolve",
     "sizes_of",
@@ -69,12 +73,17 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
 last one of a prompt, 0 without a prompt. ``trie_nodes`` are 0 where any token may follow; without a trie Y is 0.
 """
 
+TRIE_ARRAYS = ("trie_offsets", "trie_tokens")
+"""The small inputs that are constant for a trie, and as large as it is."""
+
 CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
     "candidate_scores": np.float32,
     "candidate_beams": np.int64,
     "candidate_tokens": np.int64,
 }
 """Decoder outputs that the host reads, each [B, C]."""
+LOGIT_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+"""The numpy type of a logit on the host by its tensor's type; numpy has no bfloat16, so its bits are read."""
 LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
 GROUPED = "B groups"
@@ -117,9 +126,8 @@ class Decoding(Protocol):
         ...
 
     @property
-    def logits(self) -> Array | None:
-        """All logits [R, vocabulary] of the latest step, which the next one overwrites; None where they are not
-        fetched."""
+    def logits(self) -> LogitRows | None:
+        """All logits of the latest step, which the next one overwrites; None where they are not fetched."""
         ...
 
     def compact(self, compaction: Compaction) -> None:
@@ -338,6 +346,14 @@ def obstacle_to_groups(inputs: Iterable[TensorEntry]) -> str:
     if GROUPED in shapes.get("beam_scores", ()):
         return ""
     return "this decoder was made before its search head could take groups; export the model again"
+
+
+def logits_entry(outputs: Iterable[TensorEntry]) -> TensorEntry | None:
+    """Return the output `LOGITS` [R, vocabulary] of a decoder; None where there is none of this form."""
+    for entry in outputs:
+        if entry.name == LOGITS and entry.dtype in LOGIT_TYPES and entry.shape[0] == "R":
+            return entry if len(entry.shape) == 2 and isinstance(entry.shape[1], int) else None
+    return None
 
 
 def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:

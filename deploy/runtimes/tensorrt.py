@@ -21,7 +21,14 @@ from tightbeam.deploy.errors import EngineFileError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_graphs import BYTES, Graph, Interface
 from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime
-from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, SMALL_INPUTS, letters_of, unexpected_names
+from tightbeam.deploy.runtimes.base import (
+    CANDIDATE_OUTPUTS,
+    LOGITS,
+    SMALL_INPUTS,
+    letters_of,
+    logits_entry,
+    unexpected_names,
+)
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 __all__ = ["LoadedGraph", "TensorRTRuntime", "load_tensorrt_runtime"]
@@ -136,6 +143,12 @@ class TensorRTRuntime(DeviceRuntime):
             f"out, else {build_command(self.bundle, self.entry, replaces=self.built.name)}"
         )
 
+    def renewal(self, tensor: str) -> str:
+        decoder = self.bundle.manifest.decoder
+        if tensor in {entry.name for entry in (*decoder.inputs, *decoder.outputs)}:
+            return build_command(self.bundle, self.entry, replaces=self.built.name)
+        return f"{super().renewal(tensor)}, then build the engine again"
+
     def _load(self, load: Callable[[Path], LoadedGraph], graph: EngineGraph) -> LoadedGraph:
         path = self.built.file(graph)
         again = build_command(self.bundle, self.entry, replaces=self.built.name)
@@ -203,6 +216,8 @@ def _check_names(bundle: Bundle, built: BuiltEngine) -> None:
     for name, dtype in CANDIDATE_OUTPUTS.items():
         if name in outputs and outputs[name].dtype != np.dtype(dtype).name:
             names.add(name)
+    if LOGITS in outputs and logits_entry(entry.decoder.outputs) is None:
+        names.add(LOGITS)
     if names:
         shown = ", ".join(sorted(map(repr, names)))
         again = build_command(bundle, entry, replaces=built.name)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.tries.trie import FREE, Trie
 
-__all__ = ["Rows", "largest"]
+__all__ = ["LogitRows", "Rows", "largest"]
 
 BLOCK = 64
 """Scores whose largest one is taken together: those a fixed distance apart, which is what numpy is fast at."""
+
+
+class LogitRows(Protocol):
+    """The logits of a step by row: an array [R, vocabulary], or what reads its rows from a device."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int, /) -> Array:
+        """Return the logits [vocabulary] of a row, which the caller may overwrite."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Rows:
 
     Attributes
     ----------
-    logits : floats [R, vocabulary]
+    logits : LogitRows
     history : int64 [R, T_history]
         Tokens of each row, left-aligned.
     lengths : int32 [B]
@@ -39,7 +49,7 @@ class Rows:
         The node of each row in the trie; `FREE` where any token may follow.
     """
 
-    logits: Array
+    logits: LogitRows
     history: Ints
     lengths: Array
     banned: Ints

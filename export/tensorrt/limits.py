@@ -18,6 +18,9 @@ CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
 """Candidates of a beam in a step: the default limit, and the fewest. A step has one more than there are end-of-sequence
 tokens; at least two."""
 
+MOST_EDGES = 2**31 - 4
+"""Edges of a trie: all that its int32 numbers of nodes allow."""
+
 DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
 """Generation defaults that limits are made of."""
 
@@ -110,6 +113,8 @@ def _sizes(manifest: Manifest, limits: EngineLimits) -> dict[str, tuple[int, int
         "B groups": (1, B, B * M),
         "M / groups": (1, usual, M),
         "P": (0, 0, banned_capacity(manifest.sizes.vocabulary, 0)),
+        "Y": (0, 0, MOST_EDGES),
+        "Y + 3": (3, 3, MOST_EDGES + 3),
     }
 
 

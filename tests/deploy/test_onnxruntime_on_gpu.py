@@ -15,7 +15,7 @@ from support.checkpoints import WHISPER_GENERATION
 from support.cuda_device import provider_library
 from support.ending_models import ENDING, LENGTHS, often_ended
 from support.generate_runs import SETTINGS, batch
-from support.runtime_comparison import runs_of
+from support.runtime_comparison import expect_close, rows_and_tries, runs_of
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError
@@ -115,6 +115,14 @@ def test_compaction(bundles: BundleCache, variant: str) -> None:
     for own in ENDING:
         settings = {"max_new_tokens": 24, "eos_token_id": ends, **own}
         expect_same(found.generate(ids, mask, **settings), expected.generate(ids, mask, **settings), settings)
+
+
+def test_rows_of_logits_and_tries(bundles: BundleCache) -> None:
+    path = bundles("dedup", "bart")
+    expected, found = Runner.load(path, threads=2), Runner.load(path, device="cuda")
+    for seed, settings in enumerate(rows_and_tries()):
+        ids, mask = batch(expected.manifest.sizes.source_vocabulary, seed)
+        expect_close(*(runner.generate(ids, mask, **settings) for runner in (found, expected)))
 
 
 @pytest.mark.parametrize("variant", PRESETS)

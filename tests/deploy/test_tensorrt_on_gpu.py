@@ -11,6 +11,7 @@ import pytest
 
 from support.bundles import BundleCache
 from support.generate_runs import SETTINGS, batch
+from support.runtime_comparison import expect_close, rows_and_tries
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.compare import compare_runtimes, sources_of
@@ -58,6 +59,14 @@ def test_float32_tokens_are_those_of_onnx_runtime(
         np.testing.assert_array_equal(given.sequences, wanted.sequences, err_msg=str(settings))
         if wanted.scores is not None:
             assert_runs_close([(given.scores, wanted.scores, wanted.scores * (1 + 1e-5))])
+
+
+def test_rows_of_logits_and_tries(bundles: BundleCache, tmp_path: Path) -> None:
+    folder = built(bundles, "dedup", "bart", tmp_path)
+    expected, found = Runner.load(folder, threads=2), Runner.load(folder, engine="tensorrt")
+    for seed, settings in enumerate(rows_and_tries()):
+        ids, mask = batch(expected.manifest.sizes.source_vocabulary, seed)
+        expect_close(*(runner.generate(ids, mask, **settings) for runner in (found, expected)))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

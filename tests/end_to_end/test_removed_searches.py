@@ -40,14 +40,8 @@ def runner(device: str, bundle: Path) -> Iterator[Runner]:
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))
-def test_equal_to_the_last_release(runner: Runner, device: str, index: int) -> None:
+def test_equal_to_the_last_release(runner: Runner, index: int) -> None:
     case = CASES[index]
-    if "force_words_ids" in case["settings"] and device != "cpu":
-        with pytest.raises(
-            GenerationError, match="force_words_ids needs all scores of a step, which engines on a GPU do"
-        ):
-            runner.generate(case["rows"], **case["settings"])
-        return
     found = runner.generate(case["rows"], **case["settings"])
     assert found.sequences.tolist() == case["sequences"]
     assert found.scores is not None
@@ -63,11 +57,10 @@ def test_groups_over_a_trie_with_a_beginning(bundle: Path) -> None:
         np.testing.assert_allclose(found.scores, case["scores"], rtol=1e-5, atol=1e-5)
 
 
-def test_scheduled_samples_join_batches_of_their_groups(runner: Runner, device: str) -> None:
+def test_scheduled_samples_join_batches_of_their_groups(runner: Runner) -> None:
     """Samples of several groups, and of none, at different lengths: each gets what it gets alone."""
     draw = np.random.default_rng(0)
-    words: dict[str, Any] = {"num_beams": 4} if device != "cpu" else CASES[5]["settings"]
-    kinds = [CASES[1]["settings"], CASES[3]["settings"], words]
+    kinds = [CASES[index]["settings"] for index in (1, 3, 5)]
     asked = [
         (draw.integers(4, 900, draw.integers(2, 12)).tolist(), {**kinds[index % 3], "max_new_tokens": 4 + index})
         for index in range(9)

@@ -122,10 +122,10 @@ def test_impossible_settings_are_refused(
 
 def test_a_runtime_without_logits_refuses_timestamps(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = with_timestamps(bundles, "el")[1]
-    monkeypatch.setattr(OnnxRuntimeCpu, "logits_obstacle", "engines on a GPU do not give;")
+    monkeypatch.setattr(OnnxRuntimeCpu, "logits_obstacle", "this decoder does not give;")
     with pytest.raises(
         GenerationError,
-        match="return_timestamps=True needs all scores of a step, which engines on a GPU do not give; pass "
+        match="return_timestamps=True needs all scores of a step, which this decoder does not give; pass "
         "return_timestamps=False",
     ):
         runner.options(return_timestamps=True)

@@ -89,6 +89,20 @@ def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
     assert_exact(run_top_k(case, dtype), case)
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_beam_top_k_over_a_trie_breaks_ties_by_beam_and_token(dtype: str, penalty: float) -> None:
+    """Children with equal scores, and the lowest tokens where a sample has fewer than C children."""
+    sizes = {"B": 3, "M": 2, "vocabulary": 9001, "C": 40, "T": 50, "P": 3, "n": 1, "levels": 2}
+    case = beam_top_k.random_case(1, **sizes, normalize=False, penalty=penalty, nodes=[1, 9, 10, 10, 0, 8])
+    few = case.inputs["trie_offsets"][9:11]
+    few[1] = few[0] + 5  # node 9 has five children
+    case.inputs["trie_tokens"][few[0] : few[1]] = [2, 3, 31, 4096, 9000]
+    case = rounded(case, dtype)
+    for order in ORDERS:
+        assert_exact(run_top_k(case, dtype, order), case)
+
+
 @pytest.mark.parametrize("bad", [-1, 12, 2**31, HUGE, -HUGE])
 @pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
 @pytest.mark.parametrize("n", [0, 1, 2])
@@ -127,6 +141,35 @@ INVALID: dict[str, tuple[str, Any, Any]] = {
     "beam score of inf": ("beam_scores", (1, 0), np.inf),
 }
 """Input, index in it, and the value that makes the second of three samples invalid."""
+
+
+NO_TRIES: dict[str, tuple[str, int, int]] = {
+    "negative node": ("trie_nodes", 2, -1),
+    "node beyond the trie": ("trie_nodes", 3, 10**6),
+    "largest node": ("trie_nodes", 3, 2**31 - 1),
+    "negative offset": ("trie_offsets", 9, -5),
+    "offsets that descend": ("trie_offsets", 10, 5),
+    "offset beyond the edges": ("trie_offsets", 10, 10**9),
+    "negative token": ("trie_tokens", -8, -1),
+    "huge token": ("trie_tokens", -1, 10**9),
+    "tokens that descend": ("trie_tokens", -4, 18),
+}
+"""The same for its rows' nodes, which are 9, and for the edges of that node."""
+
+
+@pytest.mark.parametrize("fault", NO_TRIES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_beam_top_k_isolates_a_sample_whose_node_is_wrong(dtype: str, fault: str) -> None:
+    sizes = {"B": 3, "M": 2, "vocabulary": 70, "C": 4, "T": 6, "P": 2, "penalty": 1.2}
+    good, bad = (beam_top_k.random_case(7, **sizes, nodes=[1, 2, 9, 9, 0, 3]) for _ in range(2))
+    name, index, value = NO_TRIES[fault]
+    assert bad.inputs[name][index] != value
+    bad.inputs[name][index] = value
+    expected, found = (run_top_k(rounded(case, dtype), dtype) for case in (good, bad))
+    assert not np.isnan(expected["scores"]).any() and np.isnan(found["scores"][1]).all()
+    assert (found["tokens"][1] == -1).all()
+    for output, result in found.items():
+        np.testing.assert_array_equal(result[[0, 2]], expected[output][[0, 2]], err_msg=output)
 
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "log"])

@@ -24,12 +24,6 @@ SIZES = st.integers(1, 9)
 
 
 @pytest.mark.parametrize("library", WAYS)
-@pytest.mark.parametrize("case", trie_cases(), ids=lambda case: case.name)
-def test_definition_and_kernel_over_a_trie(case: Case, library: Path | None) -> None:
-    check("BeamTopK", case, run("BeamTopK", case, library))
-
-
-@pytest.mark.parametrize("library", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(
     B=st.integers(1, 3),

@@ -140,6 +140,7 @@ def _beam_top_k(generator: random.Random, most: int) -> dict[str, Any]:
         "penalty": generator.choice([1.0, 0.7, 1.3]),
         "normalize": generator.random() < 0.7,
         "spread": generator.choice([1.0, 10.0]),
+        "nodes": [generator.randint(0, 10) for _ in range(generator.choice([0, 0, 7]))],
     }
 
 

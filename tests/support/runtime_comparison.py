@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from support.generate_runs import batch
 from tightbeam.deploy import Runner
+from tightbeam.deploy.tries.build import build_trie
+from tightbeam.deploy.tries.trie import Trie
 
 Array = Any
 Run = tuple[Array, Array, dict[str, Any]]
@@ -43,3 +45,45 @@ def runs_of(vocabulary: int) -> list[Run]:
         (*batch(vocabulary, index, lengths), own)
         for index, (lengths, own) in enumerate(zip(SOURCES, SETTINGS, strict=True))
     ]
+
+
+SAMPLED = {"do_sample": True, "seed": 3}
+ROWS: dict[str, dict[str, Any]] = {
+    "words": {"num_beams": 4, "force_words_ids": [[7, 9], [[30], [12, 41]]], "no_repeat_ngram_size": 2},
+    "rows": {**SAMPLED, "top_k": 0, "num_return_sequences": 3, "repetition_penalty": 1.3},
+    "ties": {**SAMPLED, "top_k": 4, "top_p": 0.9},
+    "greedy scores": {"num_beams": 1, "return_token_scores": True, "return_alternatives": 4},
+    "beam scores": {"num_beams": 3, "return_token_scores": True, "num_return_sequences": 2},
+    "beam draws": {**SAMPLED, "num_beams": 3, "top_k": 0, "num_return_sequences": 2},
+}
+"""Searches that look at rows of logits."""
+TRIES: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 4, "num_return_sequences": 4, "no_repeat_ngram_size": 3},
+    "greedy": {"num_beams": 1, "repetition_penalty": 1.4},
+    "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    "draws": {**SAMPLED, "top_k": 0, "num_return_sequences": 2},
+}
+"""Searches over a trie."""
+
+
+def rows_and_tries() -> Iterator[dict[str, Any]]:
+    """Return the settings of searches that look at rows, and of those over a trie, which all have one."""
+    trie = some_trie(0)
+    for own in (*ROWS.values(), *({**own, "trie": trie} for own in TRIES.values())):
+        yield {"max_new_tokens": 9, "eos_token_id": [2, 17], **own}
+
+
+def some_trie(seed: int) -> Trie:
+    generator = np.random.default_rng(seed)
+    return build_trie([[*generator.integers(3, 90, generator.integers(1, 7)).tolist(), 2] for _ in range(60)])
+
+
+def expect_close(found: Any, expected: Any) -> None:
+    """Expect equal tokens, and scores that only the order of sums tells apart."""
+    np.testing.assert_array_equal(found.sequences, expected.sequences)
+    assert (found.scores is None) == (expected.scores is None)
+    for name in ("scores", "token_scores"):
+        if getattr(expected, name) is not None:
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
+    if expected.alternatives is not None:
+        np.testing.assert_array_equal(found.alternatives.tokens, expected.alternatives.tokens)

@@ -25,7 +25,6 @@ from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
 from tightbeam.deploy.text.tokenizer import load_codec
-from tightbeam.graph_passes.cleanup.search_head import LOGITS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 LIMITS = {
@@ -52,7 +51,6 @@ def engine_entry(bundle: Bundle, distribution: str = "tensorrt_rtx", **limits: i
 
     def graph(entry: GraphEntry, name: str) -> EngineGraph:
         inputs, outputs = (tuple(map(fixed, tensors)) for tensors in (entry.inputs, entry.outputs))
-        outputs = tuple(tensor for tensor in outputs if tensor.name != LOGITS)  # as drop_logits
         on_host = tuple(tensor.name for tensor in inputs if tensor.name in READ_ON_HOST)
         return EngineGraph(
             file=f"{name}.engine", bytes=0, sha256="", inputs=inputs, outputs=outputs, on_host=on_host, plugins={}

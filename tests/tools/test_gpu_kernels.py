@@ -139,7 +139,7 @@ def test_a_failure_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest.Mon
     rows = found["tables"]["SourceAttention"]["rows"]
     assert [row[3] == "failed" for row in rows] == ["SDPA" in row[2] for row in rows]
     assert found["figures"]["wrong"] == [] and len(found["figures"]["failed"]) == 2
-    assert len(found["tables"]["BeamTopK"]["rows"]) == 3
+    assert len(found["tables"]["BeamTopK"]["rows"]) == 6
 
 
 def test_compare() -> None:
@@ -177,7 +177,7 @@ def test_floors_at_the_sizes_of_bart_large() -> None:
     assert latent[0].flops({}) == 8_589_934_592
     assert latent[0].bytes_moved({}) == 67_108_864 + 32_768 + 2 * 4_194_304
     assert [(work.B, work.T) for work in full if work.operator == "NGramBlock"] == [(1280, 142), (32, 4000)]
-    assert [work.B * work.M for work in full if work.operator == "BeamTopK"] == [128, 512, 1280]
+    assert [work.B * work.M for work in full if work.operator == "BeamTopK"] == [128, 512, 1280, 128]
     measured = rates.Rates(bytes_per_s=4e12, flops_per_s=8e14)
     assert measured.floor_s(4e9, 8e9) == 1e-3
     assert measured.floor_s(4e6, 8e12) == 1e-2
@@ -191,7 +191,7 @@ def test_the_definition_checks_the_kernels_that_are_timed() -> None:
         return {(folder, name) for folder, name in launcher.kernels if "combine_splits" not in name}
 
     works = list(kernels.works(object.__new__(_graph_times.OnGpu)))
-    assert len(works) == 29
+    assert len(works) == 30
     for full, small in works:
         assert kernels_of(full) == kernels_of(small) != set(), full.operator
 

@@ -34,7 +34,8 @@ COLD: dict[str, Callable[[Mapping[str, float]], bool]] = {
     r"dot \* key_scale\(": lambda names: not names.get("key_scales_given"),
     r"a_\.distance_bias\[bias_": lambda names: not names.get("distance_bias_given"),
     r"tiles\.join\(\)": lambda names: names.get("parts") == 1,
-    # Many equal logits; forbidden or penalised tokens; what one warp of a block does.
+    # A row at a node of a trie; many equal logits; forbidden or penalised tokens; what one warp of a block does.
+    r"forbid_all_but_children\(a, node|slice\.begin < a\.C|lowest": lambda names: True,
     r"find_bound\(C, memory\.capacity|keep_from\(bound, ~Key": lambda names: True,
     r"taken & ~forbids\) >> i": lambda names: True,
     r"fmaxf\(row_max, maxima\[i\]\)|row_sum \+= sums\[i\] \* quick_exp": lambda names: True,

@@ -181,7 +181,7 @@ def beam_latent(model: Model, B: int) -> OpCall:
 
 
 def top_k(model: Model, B: int) -> OpCall:
-    """BeamTopK of 2 M candidates with nothing banned, as TensorRT calls it: its settings are on the device."""
+    """BeamTopK of 2 M candidates, nothing banned and no trie, as TensorRT calls it: its settings are on the device."""
     M, T, R, C = model.M, model.T, B * model.M, 2 * model.M
     inputs: dict[str, Shape] = {
         "logits": (R, model.vocabulary),
@@ -192,10 +192,13 @@ def top_k(model: Model, B: int) -> OpCall:
         "normalize": (),
         "repetition_penalty": (),
         "no_repeat_ngram_size": (),
+        "trie_offsets": (3,),
+        "trie_tokens": (0,),
+        "trie_nodes": (R,),
     }
     outputs: dict[str, Shape] = {"scores": (B, C), "beams": (B, C), "tokens": (B, C)}
     nbytes = R * (model.vocabulary * FLOAT + 2 * 20)
-    sizes = {"B": B, "M": M, "T": T, "C": C, "P": 0, "vocabulary": model.vocabulary}
+    sizes = {"B": B, "M": M, "T": T, "C": C, "P": 0, "Y": 0, "vocabulary": model.vocabulary}
     return OpCall("BeamTopK", "settings on the device", inputs, outputs, {}, sizes, nbytes)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tools.gpu._kernel_work import Peer, Tensors, Work
 
-__all__ = ["NGramWork", "TopKWork"]
+__all__ = ["NGramWork", "TopKWork", "TrieTopKWork"]
 
 SECTOR_BYTES = 32
 """The least that a write of one number moves."""
@@ -128,20 +128,19 @@ class TopKWork(Work):
         which = torch.where(exists, beams * self.vocabulary + tokens, -1)
         ordered = which.sort(dim=1).values
         twice = (ordered[:, 1:] == ordered[:, :-1]).any(1, keepdim=True)
-        worth = self._total(inputs["logits"].double(), inputs["beam_scores"].double()).gather(1, which.clamp(min=0))
+        worth = self._total(inputs, torch.float64).gather(1, which.clamp(min=0))
         return torch.stack([outputs["scores"].double(), worth.masked_fill(~exists | twice, math.nan)])
 
-    def _total(self, logits: torch.Tensor, beam_scores: torch.Tensor) -> torch.Tensor:
+    def _total(self, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
         """Scores of every continuation, [B, M vocabulary]."""
-        scores = logits.log_softmax(-1).view(self.B, self.M, self.vocabulary)
-        return (scores + beam_scores[..., None]).flatten(1)
+        scores = inputs["logits"].to(dtype).log_softmax(-1).view(self.B, self.M, self.vocabulary)
+        return (scores + inputs["beam_scores"].to(dtype)[..., None]).flatten(1)
 
     def peers(self) -> dict[str, Peer]:
         return {"PyTorch, log_softmax and topk": self._topk}
 
     def _topk(self, inputs: Tensors) -> Tensors:
-        beam_scores = inputs["beam_scores"]
-        total = self._total(inputs["logits"].to(beam_scores.dtype), beam_scores)  # float32, as transformers has it
+        total = self._total(inputs, inputs["beam_scores"].dtype)  # float32, as transformers has it
         scores, which = total.topk(2 * self.M, dim=1)
         return {"scores": scores, "beams": which // self.vocabulary, "tokens": which % self.vocabulary}
 
@@ -150,3 +149,39 @@ class TopKWork(Work):
 
     def flops(self, inputs: Tensors) -> int:
         return 0
+
+
+@dataclass(frozen=True)
+class TrieTopKWork(TopKWork):
+    """`TopKWork` where each row is at a node of a trie that has ``children``, at least two.
+
+    Bytes: those too, of 4 bytes each.
+    """
+
+    children: int
+
+    @property
+    def label(self) -> str:
+        return f"{super().label}, {self.children:,} children of a trie's node"
+
+    def inputs(self, seed: int, *, odd: bool = False) -> Tensors:
+        """Row r is at node r + 1, whose children are random tokens; the nodes behind have none."""
+        R = self.B * self.M
+        order = torch.rand(R, self.vocabulary, generator=self.generator(seed + 1), device=self.device).argsort(1)
+        tokens = order[:, : self.children].sort(1).values.int().flatten()
+        node = torch.arange(len(tokens) + 3, device=self.device)
+        return {
+            **super().inputs(seed, odd=odd),
+            "trie_offsets": ((node - 1) * self.children).clamp(0, len(tokens)).int(),
+            "trie_tokens": tokens,
+            "trie_nodes": node[1 : R + 1].int(),
+        }
+
+    def _total(self, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
+        R, tokens = self.B * self.M, inputs["trie_tokens"].long()
+        out = torch.full((R, self.vocabulary), -math.inf, dtype=dtype, device=self.device)
+        out.scatter_(1, tokens.view(R, self.children), 0)
+        return super()._total(inputs, dtype) + out.view(self.B, -1)
+
+    def bytes_moved(self, inputs: Tensors) -> int:
+        return super().bytes_moved(inputs) + 4 * self.B * self.M * self.children

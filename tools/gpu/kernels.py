@@ -41,7 +41,7 @@ from tools.gpu._attention_work import BeamLatentWork, BeamWork, LatentWork, Sour
 from tools.gpu._graph_times import OnGpu, Place, Times, begin
 from tools.gpu._kernel_work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
 from tools.gpu._results import Results
-from tools.gpu._search_work import NGramWork, TopKWork
+from tools.gpu._search_work import NGramWork, TopKWork, TrieTopKWork
 from tools.gpu.rates import Rates, measure_rates
 
 __all__ = ["Found", "RecordingLauncher", "compare", "run", "works"]
@@ -107,6 +107,11 @@ def works(place: Place) -> Iterator[tuple[Work, Work]]:
             TopKWork(B, fp16, at, (40, 75), M=heads["M"], T=T, vocabulary=vocabulary),
             TopKWork(5, fp16, at, no_share, M=3, T=20, vocabulary=300),
         )
+    B = batches[0]
+    yield (
+        TrieTopKWork(B, fp16, at, (40, 75), M=heads["M"], T=T, vocabulary=vocabulary, children=min(64, vocabulary)),
+        TrieTopKWork(5, fp16, at, no_share, M=3, T=20, vocabulary=300, children=4),
+    )
     for rows, tokens, share in ((1280, 142, (5, 25)), (32, 4000, (1, 10))) if gpu else ((6, 30, no_share),):
         yield (
             NGramWork(rows, fp16, at, share, T=tokens, vocabulary=vocabulary, n=3),

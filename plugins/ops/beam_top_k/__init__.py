@@ -6,7 +6,7 @@ bans commute, since each of them is a minimum with -inf.
 A trie of allowed sequences (``deploy/tries/``) is three inputs, all or none of them. Its nodes are numbers: 0 is none,
 1 the root, and edge e leads to node e + 2. The edges of node n are ``trie_offsets[n]`` to ``trie_offsets[n + 1]``, with
 ascending tokens. A row at a node scores -inf for every token that no edge of it has; one at node 0 may go on with any
-token. On GPUs these inputs are not read.
+token.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ struct BeamTopKArguments {
   const int* lengths;        // [B]: tokens of the sample so far
   const long long* banned;   // [R, P], -1 where there is none
 
-  // A trie, read on CPUs alone; or null.
+  // A trie, or null.
   const int* trie_offsets;  // [Y + 3]: first edge of each node; node 0 is none, 1 is the root
   const int* trie_tokens;   // [Y]: the token of each edge, ascending within a node; edge e leads to node e + 2
   const int* trie_nodes;    // [R]: the row's node, 0 where any token may follow

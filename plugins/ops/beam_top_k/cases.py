@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,10 @@ def random_case(
     spread: float = 1.0,
     ids: int | None = None,
     levels: int | None = None,
+    nodes: Sequence[int] = (),
 ) -> Case:
-    """``levels``: round the logits to so many values, which makes ties. ``ids``: tokens of the history."""
+    """``levels``: round the logits to so many values, which makes ties. ``ids``: tokens of the history. ``nodes``: of
+    `with_trie`, where there are any."""
     generator = np.random.default_rng(seed)
     R = B * M
     logits = generator.standard_normal((R, vocabulary)).astype(np.float32) * np.float32(spread)
@@ -50,7 +53,8 @@ def random_case(
         "candidates": np.array([C], dtype=np.int64),
     }
     name = f"B{B}-M{M}-voc{vocabulary}-C{C}-T{T}-P{P}-n{n}-penalty{penalty}-{'log' if normalize else 'raw'}-seed{seed}"
-    return Case(name, inputs, floats=("logits",))
+    found = Case(name, inputs, floats=("logits",))
+    return with_trie(found, nodes) if nodes else found
 
 
 def cases() -> list[Case]:
@@ -81,10 +85,11 @@ def cases() -> list[Case]:
         masked,
         far,
         far_and_wide,
+        *trie_cases(),
     ]
 
 
-def with_trie(case: Case, nodes: list[int]) -> Case:
+def with_trie(case: Case, nodes: Sequence[int]) -> Case:
     """The case with a trie in which node n, from the root 1 on, has all tokens of a vocabulary that n divides, and with
     rows at ``nodes``, in turn; a node beyond the first 9 has none."""
     vocabulary, R = case.inputs["logits"].shape[1], len(case.inputs["history"])
@@ -98,8 +103,8 @@ def with_trie(case: Case, nodes: list[int]) -> Case:
 
 
 def trie_cases() -> list[Case]:
-    """Cases with a trie, which CPUs alone read: rows that are free, that have many, few and no children, and whose
-    children are blocked, banned, penalised or -inf; and no trie at all."""
+    """Cases with a trie: rows that are free, that have many, few and no children, and whose children are blocked,
+    banned, penalised or -inf; in one and in several slices of a row; and no trie at all."""
     nodes = [1, 9, 2, 0, 10, 7, 3]
     masked = random_case(40, B=1, M=3, vocabulary=40, C=6, T=3)
     masked.inputs["logits"][:, 3:] = -np.inf
@@ -113,6 +118,10 @@ def trie_cases() -> list[Case]:
         with_trie(random_case(33, B=1, M=1, vocabulary=12, C=2, T=3, normalize=False, P=2), [8]),
         with_trie(random_case(34, B=1, M=2, vocabulary=12, C=12, T=3), [10]),
         with_trie(random_case(35, B=1, M=60, vocabulary=700, C=120, T=5, penalty=0.8), nodes),
+        with_trie(
+            random_case(36, B=2, M=4, vocabulary=20011, C=8, T=9, P=3, n=1, penalty=1.2, ids=8), [1, 9, 10, 0, 7]
+        ),
+        with_trie(random_case(37, B=1, M=3, vocabulary=9001, C=300, T=3, penalty=0.7, levels=6), [10, 8, 9]),
         with_trie(masked, [1, 9, 0]),
     ]
     return [*found, Case(f"{none.name}-no-trie", none.inputs, floats=none.floats)]

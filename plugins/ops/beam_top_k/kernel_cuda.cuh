@@ -150,6 +150,32 @@ __device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings
   return valid;
 }
 
+// The node of a row in the trie; 0 where any token may follow.
+template <class Float>
+__device__ __forceinline__ int node_of(const BeamTopKArguments<Float>& a, long long row) {
+  return a.trie_nodes ? a.trie_nodes[row] : 0;
+}
+
+// Forbids the tokens of the slice that are no children of a node. Returns true where its children are ascending tokens
+// of the vocabulary. By a whole block, with `forbidden` all zero; ends with a barrier.
+template <class Float>
+__device__ bool forbid_all_but_children(const BeamTopKArguments<Float>& a, int node, const Slice<Float>& slice,
+                                        unsigned* forbidden) {
+  const int thread = static_cast<int>(threadIdx.x);
+  bool valid = node > 0 && node - 1 <= a.Y;
+  const int begin = valid ? a.trie_offsets[node] : 0, end = valid ? a.trie_offsets[node + 1] : 0;
+  valid = valid && begin >= 0 && begin <= end && end <= a.Y;
+  for (int edge = begin + thread; valid && edge < end; edge += static_cast<int>(blockDim.x)) {
+    const int token = a.trie_tokens[edge], before = edge == begin ? -1 : a.trie_tokens[edge - 1];
+    valid = token > before && token < a.vocabulary;
+    slice.mark(forbidden, token);
+  }
+  __syncthreads();
+  forbidden[thread] = ~forbidden[thread];
+  __syncthreads();
+  return valid;
+}
+
 // Memory of a block that selects tokens.
 struct Selection {
   float* scratch;    // [32]
@@ -243,13 +269,15 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
                 (Pack<Float>::size - unaligned_numbers(logits)) % Pack<Float>::size;
   slice.end = min(slice.begin + w.tokens, a.vocabulary);
   float values[TOP_K_THREAD_TOKENS];
-  const unsigned exist = slice.load(logits, values);
+  unsigned exist = slice.load(logits, values);
 
   // Meanwhile the logits are on their way.
   penalised[thread] = forbidden[thread] = 0;
   __syncthreads();
   const Settings settings(a);
-  bool valid = mark_processed(a, settings, row, slice, penalised, forbidden);
+  const int node = node_of(a, row);
+  bool valid = node == 0 || forbid_all_but_children(a, node, slice, forbidden);
+  valid = mark_processed(a, settings, row, slice, penalised, forbidden) && valid;
 
   // Sums of exponentials, each warp's below its own maximum.
   float best = -infinity(), sum = 0.0f;
@@ -273,6 +301,13 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   if (!valid) return;
 
   const unsigned forbids = forbidden[thread];
+  if (node != 0) {  // the others are -inf, of which the lowest C tokens are enough
+    unsigned lowest = 0;
+#pragma unroll 1
+    for (int i = 0; slice.begin < a.C && i < TOP_K_THREAD_TOKENS; ++i)
+      lowest |= static_cast<unsigned>(slice.token(thread, i) < a.C) << i;
+    exist &= ~forbids | lowest;
+  }
   const auto key_of = [&](int owner, int i) {
     const int token = slice.token(owner, i);
     return make_key(forbidden[owner] >> i & 1 ? -infinity() : to_float(logits[token]), token);
@@ -285,7 +320,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
       for (int i = thread; i < w.listed; i += TOP_K_THREADS) candidates[i] = 0;
       return;
     }
-    const unsigned taken = list == 0 ? exist & ~penalised[thread] : penalised[thread];
+    const unsigned taken = exist & (list == 0 ? ~penalised[thread] : penalised[thread]);
     if (taken != exist || forbids) {
       best = -infinity();
 #pragma unroll
