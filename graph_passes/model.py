@@ -105,6 +105,8 @@ class ModelGraphs:
     rotations: tuple[tuple[Array, Array], ...] = ()
     """for each layer, cosines and sines [positions, X] that rotate the first 2 X numbers of queries and keys, in two
     halves; layers of one kind share their tables; empty where no layer has any"""
+    key_bias: Array | None = None
+    """float32 [H, positions]: added to the scores of the decoder-only model by the position of the key (ALiBi)"""
     buckets: Array | None = None
     """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
 

@@ -29,7 +29,12 @@ class Causal(Family):
     heads: str = "num_attention_heads"
     positions: str = "max_position_embeddings"
     activation: str = "hidden_act"
+    """empty where the family has one alone"""
     rotary: bool = True
+    alibi: bool = False
+    """positions are biases of the scores by the position of the key (ALiBi)"""
+    longest: int | None = None
+    """positions where the config has no number of them"""
     key_norm: bool = False
     inner: str = "intermediate_size"
     """the config's field of the width of the feed-forward part; 4 D where it is none"""
@@ -39,7 +44,8 @@ class Causal(Family):
     """the config's fields of what no cache supports"""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
-        names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
+        limited = self.longest is None or getattr(config, self.positions, None) is not None
+        names = (self.width, self.layers, self.heads, *((self.positions,) if limited else ()), "vocab_size")
         errors = list(size_errors(config, names))
         yield from errors
         if errors:
@@ -49,7 +55,7 @@ class Causal(Family):
             yield from head_errors(config, self.width, self.heads)
         if not isinstance(G, int) or G < 1 or H % G:
             yield f"{self.heads} {H} is not divisible by the {G!r} key heads; correct one of them"
-        if (count := getattr(config, self.positions)) < 3:
+        if (count := self.length(config)) < 3:
             yield f"{self.positions} is {count}; expected 3 at least, for prompts and new tokens"
 
     def config_errors(self, config: Any) -> Iterator[str]:
@@ -60,7 +66,8 @@ class Causal(Family):
         window = getattr(config, "sliding_window", None)
         if window is not None and (not isinstance(window, int) or window < 2):  # of 1, transformers' own cache fails
             yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
-        yield from activation_errors(config, self.activation)
+        if self.activation:
+            yield from activation_errors(config, self.activation)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         if self.rotary:
@@ -74,6 +81,15 @@ class Causal(Family):
         """What the config says of rotary positions: one dict for each kind of layer."""
         return (getattr(config, "rope_parameters", None) or {},)
 
+    def length(self, config: Any) -> int:
+        """Positions that a sequence has at most."""
+        count = getattr(config, self.positions, None)
+        return int(count or self.longest or 0)
+
+    def key_bias(self, sizes: Sizes) -> Any:
+        """Biases by the position of the key, float32 [H, sizes.max_target], in torch; None where there are none."""
+        return None
+
     def key_heads(self, config: Any) -> Any:
         """The number of key heads G, unchecked."""
         return getattr(config, "num_key_value_heads", None) or getattr(config, self.heads)
@@ -81,7 +97,7 @@ class Causal(Family):
     def sizes(self, config: Any) -> Sizes:
         D, H = int(getattr(config, self.width)), int(getattr(config, self.heads))
         K = int(getattr(config, "head_dim", None) or D // H)
-        positions = int(getattr(config, self.positions))
+        positions = self.length(config)
         return Sizes(
             D=D,
             H=H,
@@ -107,14 +123,14 @@ class Causal(Family):
         total = sizes.L * layer + head
         if not getattr(config, "tie_word_embeddings", True):
             total += head
-        if not self.rotary:
+        if not self.rotary and not self.alibi:
             total += D * sizes.max_target
         return WeightNumbers(total, WeightCounts(sizes.L * layer, sizes.L * layer + head))
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.decoder_only import trace_causal
 
-        return trace_causal(model, sizes)
+        return trace_causal(model, sizes, self.key_bias(sizes))
 
 
 def rope_errors(parameters: dict[str, Any]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """Falcon (Almazrouei et al. 2023): rotary positions; attention beside the feed-forward part, with one key head for all
-query heads (7B) or one for a group of them (40B).
+query heads (7B) or one for a group of them (40B). Falcon-RW: biases in place of positions (ALiBi), and a key head each.
 
 transformers gives it an attention outside the attention interface, with one product for queries, keys and values, group
 by group. ``export/tracing/falcon.py`` replaces that by an attention through the interface, with three products.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from tightbeam.export.families.base import head_errors
@@ -17,8 +18,7 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 
 
 class FalconLike(Causal):
-    """Falcon with RoPE. ALiBi is refused: transformers rounds its bias to bfloat16 by the position of the key, so that
-    it is no function of the distance."""
+    """Falcon with RoPE or ALiBi, whose biases transformers rounds to bfloat16 by the position of the key."""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         yield from super().sizes_errors(config)
@@ -27,8 +27,6 @@ class FalconLike(Causal):
     def config_errors(self, config: Any) -> Iterator[str]:
         yield from super().config_errors(config)
         H, G, norms = config.num_attention_heads, config.num_kv_heads, config.num_ln_in_parallel_attn
-        if config.alibi:
-            yield "alibi is true; expected a model with rotary positions (alibi false)"
         if config.new_decoder_architecture:
             if not config.parallel_attn:
                 yield "parallel_attn is false; expected true with new_decoder_architecture"
@@ -43,6 +41,14 @@ class FalconLike(Causal):
         if config.multi_query and not config.new_decoder_architecture:
             return 1
         return config.num_attention_heads if config.num_kv_heads is None else config.num_kv_heads
+
+    def sizes(self, config: Any) -> Sizes:
+        return replace(super().sizes(config), rotary=not config.alibi)
+
+    def key_bias(self, sizes: Sizes) -> Any:
+        from tightbeam.export.tracing.falcon import key_bias
+
+        return None if sizes.rotary else key_bias(sizes.H, sizes.max_target, sizes.D // sizes.H)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         with self.attention_interface(model):
@@ -64,6 +70,8 @@ FALCON = FalconLike(
         "falcon-7b": "tiiuae/falcon-7b",
         "falcon-7b-instruct": "tiiuae/falcon-7b-instruct",
         "falcon-11B": "tiiuae/falcon-11B",
+        "falcon-rw-1b": "tiiuae/falcon-rw-1b",
+        "falcon-rw-7b": "tiiuae/falcon-rw-7b",
         "falcon-40b": "tiiuae/falcon-40b",
         "falcon-40b-instruct": "tiiuae/falcon-40b-instruct",
     },

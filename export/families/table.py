@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
 from tightbeam.export.families.base import Family
+from tightbeam.export.families.bloom import BLOOM
 from tightbeam.export.families.causal import Causal
 from tightbeam.export.families.falcon import FALCON
 from tightbeam.export.families.fsmt import FSMT
@@ -122,6 +123,7 @@ FAMILIES: tuple[Family, ...] = (
     FALCON,
     GPT_NEOX,
     OPT,
+    BLOOM,
     # Llama (Touvron et al. 2023, Dubey et al. 2024): rotary positions, key heads shared by query heads.
     Causal(model_type="llama", architecture="LlamaForCausalLM"),
     # Mistral (Jiang et al. 2023): Llama with a window over the newest positions.

@@ -11,7 +11,8 @@ The canonical graphs:
 
 Attention is the standard ``Attention`` operator of opset 23, with G key heads for H query heads, and keys are rotated
 by the standard ``RotaryEmbedding``. A layer's window is part of the prompt graph's mask; the decoder graph has no mask,
-since its past may end anywhere, and ``ModelGraphs.windows`` has the window for the passes.
+since its past may end anywhere, and ``ModelGraphs.windows`` has the window for the passes. So it is with a bias by the
+position of the key (ALiBi), and ``ModelGraphs.key_bias``.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class TokenStep(nn.Module):
         return (logits, *keys_and_values(cache))
 
 
-def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
+def trace_causal(model: Any, sizes: Sizes, key_bias: Tensor | None = None) -> ModelGraphs:
     """Trace a decoder-only model whose attention goes through transformers' attention interface.
 
     Parameters
@@ -85,6 +86,8 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
         transformers' model, in eval mode.
     sizes
         The model's sizes.
+    key_bias
+        float32 [H, sizes.max_target]: added to the scores by the position of the key (ALiBi).
 
     Returns
     -------
@@ -98,12 +101,13 @@ def trace_causal(model: Any, sizes: Sizes) -> ModelGraphs:
     PassError
         The trace has another number of attentions than layers.
     """
-    with _traceable(model) as windows:
+    with _traceable(model, key_bias) as windows:
         prompt = _trace_prompt(model, sizes)
         decoder = _trace_decoder(model, sizes)
     seen = tuple(windows.get(layer, 0) for layer in range(sizes.L))
     rotations = _rotations(model, sizes) if sizes.rotary else ()
     graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotations=rotations)
+    graphs.key_bias = None if key_bias is None else key_bias.numpy()
     canonicalise_decoder_only(graphs)
     return graphs
 
@@ -160,7 +164,7 @@ def _trace_decoder(model: Any, sizes: Sizes) -> gs.Graph:
 
 
 @contextmanager
-def _traceable(model: Any) -> Iterator[dict[int, int]]:
+def _traceable(model: Any, key_bias: Tensor | None) -> Iterator[dict[int, int]]:
     """Context in which the model's attention and rotation are traced as one standard operator each, its Conv1D as a
     product. Yields a dict that fills with each traced layer's window."""
     windows: dict[int, int] = {}
@@ -180,10 +184,15 @@ def _traceable(model: Any) -> Iterator[dict[int, int]]:
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         mask = None
         prompt = query.shape[2] != 1
-        if prompt and sliding_window:
-            places = torch.arange(query.shape[2])
+        if prompt and (sliding_window or key_bias is not None):
+            N = query.shape[2]
+            places = torch.arange(N)
             ages = places[:, None] - places
-            mask = ((ages >= 0) & (ages < sliding_window))[None, None].expand(query.shape[0], 1, -1, -1)
+            seen = (ages >= 0) & (ages < sliding_window) if sliding_window else ages >= 0
+            if key_bias is None:
+                mask = seen[None, None].expand(query.shape[0], 1, -1, -1)
+            else:
+                mask = torch.where(seen, key_bias[:, None, :N], -torch.inf)[None]  # [1, H, N, N]
         causal = prompt and mask is None
         attended = torch.onnx.ops.attention(
             query, key, value, mask, is_causal=causal, scale=scale, softcap=softcap or 0.0

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, nn
 from transformers.models.falcon import modeling_falcon
-from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear, build_alibi_tensor
 
 from tightbeam.export.tracing.fused_heads import attend_by_heads, three_products
 
-__all__ = ["attention_interface"]
+__all__ = ["attention_interface", "key_bias"]
+
+
+def key_bias(heads: int, positions: int, K: int) -> Tensor:
+    """ALiBi's biases by the position of the key, float32 [H, positions]; a head is K wide."""
+    alone = torch.ones((1, positions), dtype=torch.long)
+    return build_alibi_tensor(alone, heads, torch.float32).reshape(heads, positions) / math.sqrt(K)
 
 
 @contextmanager
@@ -32,7 +40,7 @@ def attention_interface(model: Any, key_heads: int) -> Iterator[None]:
 def _attend(
     self: Any,
     hidden_states: Tensor,
-    alibi: None,
+    alibi: Tensor | None,
     attention_mask: Tensor | None,
     position_ids: Tensor | None = None,
     layer_past: Any = None,
@@ -40,9 +48,11 @@ def _attend(
     position_embeddings: tuple[Tensor, Tensor],
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """`FalconAttention.forward`, [B, T, D] to [B, T, D]."""
+    """`FalconAttention.forward`, [B, T, D] to [B, T, D]. ALiBi's biases are in the mask."""
 
     def rotate(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        if alibi is not None:
+            return queries, keys
         rotated: tuple[Tensor, Tensor] = modeling_falcon.apply_rotary_pos_emb(queries, keys, *position_embeddings)
         return rotated
 

@@ -47,6 +47,7 @@ def attend_by_heads(
     mask: Tensor | None,
     K: int,
     scaling: float,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Self-attention [B, T, D] to [B, T, D] by three products, through transformers' attention interface.
 
@@ -66,6 +67,8 @@ def attend_by_heads(
         Width of one head.
     scaling
         Factor of the scores.
+    options
+        More that the attention interface takes.
     """
 
     def heads(projection: nn.Module) -> Tensor:
@@ -77,7 +80,7 @@ def attend_by_heads(
     if past is not None:
         keys, values = past.update(keys, values, attention.layer_idx)
     attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
-    attended, _weights = attend(attention, queries, keys, values, mask, scaling=scaling)
+    attended, _weights = attend(attention, queries, keys, values, mask, scaling=scaling, **options)
     return attention.dense(attended.flatten(2)), None
 
 

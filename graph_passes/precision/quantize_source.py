@@ -20,6 +20,8 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult, RunSize
+from tightbeam.plugins.ops import OPERATORS as TABLES
+from tightbeam.plugins.ops._softmax import KEY_BIAS
 
 __all__ = ["QUANTIZED_KINDS", "quantize_source"]
 
@@ -45,7 +47,10 @@ def quantize_source(graphs: ModelGraphs) -> PassResult:
     shapes = []
     for node in readers:
         operator, count = OPERATORS[node.op]
-        if len(node.inputs) > 2 + count:
+        table = zip(TABLES[node.op].input_names, node.inputs, strict=False)
+        read = {name: tensor for name, tensor in table if not tensor.is_empty()}
+        bias = [read.pop(KEY_BIAS.name)] if KEY_BIAS.name in read else []
+        if len(read) > 2 + count:
             raise PassError(
                 f"{NAME}: {node.name} rotates or scales the keys that it reads, which has no operator over int8; "
                 "choose source cache kv"
@@ -58,7 +63,7 @@ def quantize_source(graphs: ModelGraphs) -> PassResult:
                 shapes.append(list(tensor.shape))
                 scales[tensor.name] = _quantize(graphs, build, tensor)
             inputs += [tensor, scales[tensor.name]]
-        node.inputs = [*inputs, *node.inputs[1 + count :]]
+        node.inputs = [*inputs, node.inputs[1 + count], *bias]
         node.op = operator
     if left := sorted(caches - scales.keys()):
         raise PassError(

@@ -25,6 +25,8 @@ WITHOUT_LIBRARY = [
     ("mistral", "dedup"),
     ("gemma", "dedup"),
     ("gemma2", "kcache"),
+    ("bloom", "dedup"),
+    ("bloom", "slim"),
     ("olmo", "kcache"),
 ]
 

@@ -26,6 +26,7 @@ SHAPES: tuple[Shape, ...] = (
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
+    ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),  # as RW
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
 )
 LLAMA_3 = {
@@ -55,7 +56,8 @@ REPEATED: tuple[Shape, ...] = (
 @pytest.mark.parametrize(("family", "shape"), slow_unless((*SHAPES, *REPEATED), lambda *case: case in SHAPES))
 def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
     model = bundles.trace(family, seed=9, **shape)[0].model
-    for variant in ("el", "kcache") if family == "gpt2" else ("dedup",):
+    others = ("dedup", "el", "baseline") if "alibi" in shape else ("dedup",)
+    for variant in ("el", "kcache") if family == "gpt2" else others:
         runner = Runner.load(bundles(variant, family, seed=9, **shape), threads=1)
         expect_equal(runner, model, runs(SETTINGS[1:2] + SETTINGS[3:]))
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
@@ -67,6 +69,7 @@ CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] 
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM),
     "opt": (OPTConfig, OPTForCausalLM),
+    "bloom": (BloomConfig, BloomForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
     "stablelm": (StableLmConfig, StableLmForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
@@ -100,6 +103,7 @@ OPT_SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "word_embed_proj_dim": 36,
 }
+BLOOM_SIZES: dict[str, Any] = {"hidden_size": 36, "n_layer": 2, "n_head": 3, "seq_length": 64}
 SPECIAL: dict[str, Any] = {"vocab_size": 101, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2_SIZES,
@@ -124,6 +128,7 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     },
     "opt": OPT_SIZES,
+    "bloom": BLOOM_SIZES,
     "phi": {
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
@@ -164,7 +169,7 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
 
 def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
     """The config of a family's tiny model."""
-    base = {} if CAUSAL_SIZES[family] in (GPT2_SIZES, FALCON_SIZES, OPT_SIZES) else LLAMA_SIZES
+    base = {} if CAUSAL_SIZES[family] in (GPT2_SIZES, FALCON_SIZES, OPT_SIZES, BLOOM_SIZES) else LLAMA_SIZES
     return CAUSAL_CLASSES[family][0](**{**SPECIAL, **base, **CAUSAL_SIZES[family], **overrides})
 
 
@@ -193,6 +198,11 @@ def randomise_causal(model: PreTrainedModel) -> None:
             tensor.normal_(0.0, 0.1)
         elif name.endswith("k_proj.weight") and tensor.shape[0] == tensor.shape[1]:
             torch.nn.init.orthogonal_(tensor, gain=tensor.shape[0] ** 0.5 / 4)
+        elif name.endswith("query_key_value.weight") and model.config.model_type == "bloom":
+            tensor.normal_(0.0, 0.25)
+            D, H = tensor.shape[1], model.config.n_head
+            by_head = tensor.view(H, 3, D // H, D)
+            by_head[:, 1] = torch.nn.init.orthogonal_(torch.empty(D, D), gain=D**0.5 / 4).view(H, D // H, D)
         elif name.endswith("c_attn.weight") and tensor.shape[0] * 3 == tensor.shape[1]:
             tensor.normal_(0.0, 0.25)
             D = tensor.shape[0]

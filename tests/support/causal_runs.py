@@ -29,6 +29,7 @@ VARIANTS = {
     "olmo": ("dedup", "kcache"),
     "gpt_neox": ("baseline", "dedup", "kcache"),
     "opt": ALL_VARIANTS,
+    "bloom": ALL_VARIANTS,
     "phi": ("dedup", "kcache"),
     "stablelm": ("dedup", "kcache"),
     "gemma2": ("baseline", "dedup", "kcache"),

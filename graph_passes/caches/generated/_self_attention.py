@@ -12,6 +12,7 @@ from tightbeam.graph_passes.attention import AttentionBlock, project_together, s
 from tightbeam.graph_passes.builder import MISSING, Builder, graph_input, remove_inputs, tidy
 from tightbeam.graph_passes.caches.cached_keys import RotationTables
 from tightbeam.graph_passes.caches.generated._two_streams import TwoStreams, pairs_of_heads
+from tightbeam.graph_passes.caches.key_bias import KeyBias
 from tightbeam.graph_passes.caches.prompt._prefix import prefix_of, share_query
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassError
 from tightbeam.plugins.ops.beam_attention import BEAM_ATTENTION
@@ -37,6 +38,7 @@ class SelfAttentionCaches:
     written: list[gs.Variable] = field(init=False, default_factory=list)
     biases: dict[str, gs.Constant] = field(init=False, default_factory=dict)
     tables: RotationTables = field(init=False)
+    key_bias: KeyBias = field(init=False)
     streams: TwoStreams | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class SelfAttentionCaches:
         self.blocks = self_attention(self.graphs, self.pass_name, self.layers)
         self.build = Builder(decoder, self.pass_name)
         self.tables = RotationTables(self.graphs, self.build)
+        self.key_bias = KeyBias(self.graphs, self.build)
         ancestry = graph_input(decoder, "ancestry", np.int32, ["B", "M", "T"])
         self.history = [ancestry, graph_input(decoder, "lengths", np.int32, ["B"])]
         self.streams = TwoStreams(self.graphs, self.build, ancestry) if self.graphs.sizes.streams > 1 else None
@@ -164,7 +167,8 @@ class SelfAttentionCaches:
             return self.streams.optional(block)
         if not self.graphs.sizes.decoder_only:
             return []
-        return prefix_of(self.build, self.graphs.sizes, self.pass_name, layer, block, form)
+        prefix = prefix_of(self.build, self.graphs.sizes, self.pass_name, layer, block, form)
+        return prefix + self.key_bias.by_distance(self.history[0])
 
     def _rotation(self, layer: int, block: AttentionBlock) -> list[gs.Tensor]:
         """Cosines, sines and first positions for a layer; missing where no layer of the model is rotated."""

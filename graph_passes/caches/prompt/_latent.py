@@ -8,6 +8,7 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.attention import AttentionBlock
 from tightbeam.graph_passes.builder import MISSING, Builder, graph_input
 from tightbeam.graph_passes.caches.cached_keys import RotationTables
+from tightbeam.graph_passes.caches.key_bias import KeyBias
 from tightbeam.graph_passes.caches.prompt._prefix import set_prefix
 from tightbeam.graph_passes.caches.source_inputs import PromptFlags
 from tightbeam.graph_passes.model import ModelGraphs
@@ -22,6 +23,7 @@ class PromptLatents:
         self.form = form
         self.flags = PromptFlags(graphs, build)
         self.tables = RotationTables(graphs, build)
+        self.bias = KeyBias(graphs, build)
 
     def attend(
         self,
@@ -56,6 +58,8 @@ class PromptLatents:
         if scales is not None:
             inputs += [MISSING] * (5 - len(inputs))
             inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))
+        if bias := self.bias.table():
+            inputs += [MISSING] * (6 - len(inputs)) + bias
         self.build.operator("LatentAttention", inputs, block.attributes, [attended, lse])
         set_prefix(block, self.form, self.build.reshape(attended, [-1, H * width]), lse)
 

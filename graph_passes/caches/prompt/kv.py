@@ -18,6 +18,7 @@ import numpy as np
 from tightbeam.graph_passes.attention import self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
 from tightbeam.graph_passes.caches.bytes import source_saved
+from tightbeam.graph_passes.caches.key_bias import KeyBias
 from tightbeam.graph_passes.caches.prompt._prefix import VALUES, query_rows, set_prefix
 from tightbeam.graph_passes.caches.source_inputs import PromptFlags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
@@ -30,7 +31,7 @@ def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
     sizes = graphs.sizes
     blocks = self_attention(graphs, NAME, layers)
     build = Builder(graphs.decoder, NAME)
-    flags = PromptFlags(graphs, build)
+    flags, bias = PromptFlags(graphs, build), KeyBias(graphs, build)
     for layer, block in blocks.items():
         widths = {"key": sizes.K, "value": sizes.V}
         sources = [
@@ -39,7 +40,7 @@ def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
         ]
         attended = build.variable(f"attended_{layer}", ["R", sizes.H * sizes.V])
         lse = build.variable(f"lse_{layer}", ["R", sizes.H])
-        inputs = [query_rows(build, block, sizes), *sources, flags.of(layer)]
+        inputs = [query_rows(build, block, sizes), *sources, flags.of(layer), *bias.table()]
         build.operator("SourceAttention", inputs, block.attributes, [attended, lse])
         set_prefix(block, VALUES, attended, lse)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))

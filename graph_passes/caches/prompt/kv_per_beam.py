@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
+from tightbeam.graph_passes.caches.key_bias import KeyBias
 from tightbeam.graph_passes.caches.source_inputs import PromptFlags, repeat_for_beams
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
@@ -31,6 +32,7 @@ def prompt_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
     encoder, decoder = Builder(graphs.encoder, NAME), Builder(graphs.decoder, NAME)
     flags = PromptFlags(graphs, decoder)
     masks: dict[int, gs.Tensor] = {}
+    bias = KeyBias(graphs, decoder)
     for layer, block in blocks.items():
         for index, (part, width) in enumerate((("key", sizes.K), ("value", sizes.V)), start=1):
             name = f"source.{layer}.{part}"
@@ -39,7 +41,7 @@ def prompt_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
             block.node.inputs[index] = decoder.add("Concat", [source, block.node.inputs[index]], {"axis": 2})
         window = graphs.window(layer)
         if window not in masks:
-            masks[window] = _mask(graphs, decoder, flags.of(layer), block.node.inputs[1], window)
+            masks[window] = _mask(graphs, decoder, flags.of(layer), block.node.inputs[1], window, bias)
         block.node.inputs.append(masks[window])
     return PassResult(NAME, len(blocks))
 
@@ -53,8 +55,11 @@ def _repeat_output(graphs: ModelGraphs, build: Builder, name: str, num_beams: gs
     outputs[index] = rows
 
 
-def _mask(graphs: ModelGraphs, build: Builder, flags: gs.Tensor, keys: gs.Tensor, window: int) -> gs.Tensor:
-    """Positions of ``keys`` [R, G, N + T + 1, K] that the newest token attends to, bool [R, 1, 1, N + T + 1].
+def _mask(
+    graphs: ModelGraphs, build: Builder, flags: gs.Tensor, keys: gs.Tensor, window: int, bias: KeyBias
+) -> gs.Tensor:
+    """Positions of ``keys`` [R, G, N + T + 1, K] that the newest token attends to, bool [R, 1, 1, N + T + 1]; where the
+    model has biases by position, what is added to the scores, float32 [R, H, 1, N + T + 1].
 
     ``flags`` [B, N] are those of the prompt.
     """
@@ -76,4 +81,7 @@ def _mask(graphs: ModelGraphs, build: Builder, flags: gs.Tensor, keys: gs.Tensor
         ones = build.add("ConstantOfShape", [build.add("Concat", [rows, own], {"axis": 0})])  # of zeros
         generated = build.add("Not", [build.add("Cast", [ones], {"to": 9})])
     mask = build.add("Concat", [prompt, generated], {"axis": 1})
-    return build.add("Unsqueeze", [mask, build.constant([1, 2])])
+    seen = build.add("Unsqueeze", [mask, build.constant([1, 2])])
+    if graphs.key_bias is None:
+        return seen
+    return build.add("Where", [seen, bias.of_all(N, own), build.constant(-np.inf, np.float32)])

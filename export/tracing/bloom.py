@@ -1,0 +1,59 @@
+"""BLOOM's attention through transformers' attention interface, with three products in place of a fused one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+
+from tightbeam.export.tracing.fused_heads import attend_by_heads, three_products
+
+__all__ = ["attention_interface", "key_bias"]
+
+
+def key_bias(heads: int, positions: int) -> Tensor:
+    """ALiBi's biases by the position of the key, float32 [H, positions]."""
+    alone = torch.ones((1, positions), dtype=torch.long)
+    return build_alibi_tensor(alone, heads, torch.float32).reshape(heads, positions)
+
+
+@contextmanager
+def attention_interface(model: Any) -> Iterator[None]:
+    """Context in which the attention of a BLOOM goes through the attention interface."""
+    config = model.config
+    own, config._attn_implementation = config._attn_implementation, "sdpa"
+    try:
+        with (
+            patch.object(BloomAttention, "config", config, create=True),
+            three_products(model, BloomAttention, _attend, config.hidden_size // config.n_head),
+        ):
+            yield
+    finally:
+        config._attn_implementation = own
+
+
+def _attend(
+    self: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Tensor | None,
+    layer_past: Any = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`BloomAttention.forward`, [B, T, D] to [B, T, D]."""
+
+    def unrotated(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return queries, keys
+
+    bias = alibi.unflatten(0, (-1, self.num_heads))  # [B, H, 1, N]
+    K, scaling = self.head_dim, self.inv_norm_factor
+    added, weights = attend_by_heads(
+        self, hidden_states, unrotated, layer_past, attention_mask, K, scaling, position_bias=bias
+    )
+    return residual + added, weights
