@@ -12,11 +12,11 @@ from types import ModuleType
 import pytest
 
 from tightbeam.graph_passes import Sizes
-from tools.papers import attention_times, el, fastseq, figures, shazeer, slim, step_times
+from tools.papers import attention_times, el, fastseq, figures, search_times, shazeer, slim, step_times
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
-    el: ("el_memory", "el_saving", "el_movement"),
+    el: ("el_memory", "el_saving", "el_movement", "el_ratios"),
     fastseq: ("fastseq_cache", "fastseq_ratios"),
     shazeer: ("shazeer_memory", "shazeer_widths"),
     slim: (
@@ -139,6 +139,8 @@ def test_an_impossible_ablation_is_refused() -> None:
         time_ablation(ROOT, 1, 8, 8, 1, None)
     with pytest.raises(SystemExit, match="exceed the 256 positions"):
         time_ablation(ROOT / "export" / "demo", 1, 300, 8, 1, None)
+    with pytest.raises(SystemExit, match="is no checkpoint folder"):
+        search_times.time_searches(ROOT, 1, 8, 8, 1, None)
 
 
 @pytest.mark.slow
@@ -153,6 +155,8 @@ def test_growth_and_ablation_run() -> None:
     assert len(medians) == 2
     ablation = times.time_ablation(ROOT / "export" / "demo", 1, 24, 8, 1, None)
     assert len(ablation.samples_per_second) == 5
+    searches = search_times.time_searches(ROOT / "export" / "demo", 1, 24, 8, 1, None)
+    assert [list(speeds) for speeds in searches.values()] == [["baseline", "dedup", "el"]] * 3
 
 
 def test_the_command_prints_every_table() -> None:

@@ -5,7 +5,7 @@
     python -m tools.papers el-figure-4
 
 Sizes and ratios are computed by the code that the exporter uses (cache_bytes, plan_bytes, cost) from the published
-sizes of each model, in seconds. The last three sub-commands measure on this machine, for minutes: what they time is
+sizes of each model, in seconds. The last four sub-commands measure on this machine, for minutes: what they time is
 checked first, forms are timed in turn, and medians are printed.
 """
 
@@ -22,9 +22,10 @@ from rich.table import Table
 
 from tightbeam.export import ExportError
 from tools.papers.attention_times import FORMS, AttentionTimes, time_attention
-from tools.papers.el import BART_LARGE, el_memory, el_movement, el_saving
+from tools.papers.el import BART_LARGE, TABLE_2, el_memory, el_movement, el_ratios, el_saving
 from tools.papers.fastseq import fastseq_cache, fastseq_ratios
 from tools.papers.figures import PaperTable, rich_table
+from tools.papers.search_times import VARIANTS, time_searches
 from tools.papers.shazeer import shazeer_memory, shazeer_ratios, shazeer_widths
 from tools.papers.slim import (
     slim_cache_sizes,
@@ -38,7 +39,7 @@ from tools.papers.slim import (
 from tools.papers.step_times import fit, time_ablation, time_growth
 
 TABLES: dict[str, tuple[Callable[[], PaperTable | Table], ...]] = {
-    "el-memory": (el_memory, el_saving, el_movement),
+    "el-memory": (el_memory, el_saving, el_movement, el_ratios),
     "fastseq-cache": (fastseq_cache, fastseq_ratios),
     "shazeer": (shazeer_memory, shazeer_ratios, shazeer_widths),
     "slim-cache": (slim_cache_sizes, slim_long_context, slim_not_square),
@@ -53,7 +54,7 @@ SOURCES, BEAMS = [64, 128, 256, 512, 1024], [1, 2, 4, 8]
 PREFIXES = [64, 128, 256, 384, 512, 768, 1000]
 
 HELP = """The figures of the papers next to ours: a sub-command for each paper's tables, computed in seconds by the
-exporter's formulas; the last three measure on this machine, for minutes."""
+exporter's formulas; the last four measure on this machine, for minutes."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 console = Console(highlight=False)
@@ -92,6 +93,10 @@ def every_table() -> None:
         print_tables(tables)
 
 
+Checkpoint = Annotated[Path, typer.Option(help="Checkpoint folder.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples in a batch.")]
+Source = Annotated[int, typer.Option(min=1, help="Source length in tokens.")]
+NewTokens = Annotated[int, typer.Option(min=1, help="Tokens to generate.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds of measurement; medians are printed.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 
@@ -126,11 +131,37 @@ def _print_attention(title: str, measured: list[AttentionTimes]) -> None:
 
 
 @app.command()
+def el_table_2(
+    checkpoint: Checkpoint = ROOT / "export/demo",
+    batch: Batch = 8,
+    source: Source = 200,
+    new_tokens: NewTokens = 50,
+    rounds: Rounds = 5,
+    threads: Threads = None,
+) -> None:
+    """Measure EL-attention's Table 2 in relative form: beam, diverse beam and greedy search, by what is cached."""
+    measured = time_searches(checkpoint, batch, source, new_tokens, rounds, threads)
+    table = Table(
+        title=f"EL-attention, Table 2: samples a second (times those of `baseline`), source of {source}, output of "
+        f"{new_tokens} tokens",
+        title_justify="left",
+        box=box.SIMPLE,
+    )
+    for heading in ("", *VARIANTS, "the paper, V100"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for search, speeds in measured.items():
+        cells = [f"{speeds[name]:.1f} ({speeds[name] / speeds['baseline']:.2f}x)" for name in VARIANTS]
+        printed = TABLE_2[search, "BART, CNN/DailyMail"]
+        table.add_row(search, *cells, f"{printed[2]} ({printed[5]} float32)")
+    console.print(table)
+
+
+@app.command()
 def fastseq_ablation(
-    checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder.")] = ROOT / "export/demo",
-    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 8,
-    source: Annotated[int, typer.Option(min=1, help="Source length in tokens.")] = 200,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 50,
+    checkpoint: Checkpoint = ROOT / "export/demo",
+    batch: Batch = 8,
+    source: Source = 200,
+    new_tokens: NewTokens = 50,
     rounds: Rounds = 5,
     threads: Threads = None,
 ) -> None:

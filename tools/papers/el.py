@@ -8,9 +8,9 @@ from tightbeam.export.families.table import FAMILIES
 from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.bytes import source_bytes
 from tightbeam.graph_passes.caches.cost import WeightCounts, Work, encoder_work, step_work
-from tools.papers.figures import Figure, PaperTable
+from tools.papers.figures import Figure, PaperTable, quotient_can_be
 
-__all__ = ["BART_LARGE", "GIB", "HALF", "el_memory", "el_movement", "el_saving"]
+__all__ = ["BART_LARGE", "GIB", "HALF", "TABLE_2", "el_memory", "el_movement", "el_ratios", "el_saving"]
 
 HALF = 2
 """Bytes of a number in half precision, in which the paper counts."""
@@ -42,6 +42,35 @@ TABLE_4 = {
     (320, 1024): ("60 GB", "0.63 GB"),
 }
 """(B, N) -> multi-head attention, EL-attention, as printed."""
+
+TABLE_2 = {
+    ("beam search", "Transformer, SQuAD 1.1"): ("170.9", "458.1", "2.7x", "86.6", "173.6", "2.0x"),
+    ("beam search", "BART, XSum"): ("14.7", "69.4", "4.7x", "6.8", "26.3", "3.9x"),
+    ("beam search", "BART, CNN/DailyMail"): ("5.7", "28.6", "5.0x", "3.4", "12.2", "3.6x"),
+    ("beam search", "GPT-2 small"): ("2.1", "3.8", "1.8x", "1.5", "2.5", "1.7x"),
+    ("beam search", "GPT-2 medium"): ("0.9", "2.0", "2.2x", "0.6", "1.1", "1.8x"),
+    ("diverse beam search", "Transformer, SQuAD 1.1"): ("162.3", "454.1", "2.8x", "82.1", "171.8", "2.1x"),
+    ("diverse beam search", "BART, XSum"): ("15.8", "71.9", "4.6x", "7.2", "27.5", "3.8x"),
+    ("diverse beam search", "BART, CNN/DailyMail"): ("5.4", "28.5", "5.3x", "3.2", "12.0", "3.8x"),
+    ("greedy search", "Transformer, SQuAD 1.1"): ("436.4", "699.7", "1.6x", "190.3", "260.3", "1.4x"),
+    ("greedy search", "BART, XSum"): ("42.6", "107.8", "2.5x", "15.0", "44.9", "3.0x"),
+    ("greedy search", "BART, CNN/DailyMail"): ("13.0", "40.0", "3.1x", "7.0", "19.5", "2.8x"),
+    ("greedy search", "GPT-2 small"): ("14.7", "26.2", "1.8x", "9.0", "13.6", "1.5x"),
+    ("greedy search", "GPT-2 medium"): ("5.9", "10.4", "1.8x", "3.6", "5.9", "1.6x"),
+}
+"""Search and model -> samples a second of multi-head attention, of EL, and the speed-up: float16, then float32."""
+
+
+def el_ratios() -> PaperTable:
+    """Table 2: the ratios that the printed cells give, of beam, diverse beam and greedy search."""
+    figures, impossible = [], []
+    for (search, model), cells in TABLE_2.items():
+        for precision, (below, above, printed) in zip(("float16", "float32"), (cells[:3], cells[3:]), strict=True):
+            row = f"{search}, {model}"
+            figures.append(Figure(row, precision, printed, float(above) / float(below)))
+            if not quotient_can_be(printed, above, below):
+                impossible.append(f"{row}, {precision}: {printed} is printed where {above} / {below} gives another.")
+    return PaperTable("EL-attention, Table 2: ratios of the paper's own cells", tuple(figures), tuple(impossible))
 
 
 def el_memory() -> PaperTable:

@@ -20,7 +20,7 @@ from tightbeam.export import export_model
 from tools.bench.timed_runtime import TimedRuntime
 from tools.bench.turns import in_turn
 
-__all__ = ["Ablation", "Fit", "Growth", "fit", "time_ablation", "time_growth"]
+__all__ = ["Ablation", "Fit", "Growth", "check_folder", "fit", "time_ablation", "time_growth"]
 BEAMS = 4
 LARGER = 4
 """Factor between the two batch sizes, as from 32 to 128 in the paper."""
@@ -36,6 +36,14 @@ class Ablation:
     samples_per_second: dict[str, float]
 
 
+def check_folder(checkpoint: Path) -> None:
+    """Raise SystemExit for a path that is no checkpoint folder."""
+    if not (checkpoint / "config.json").is_file():
+        raise SystemExit(
+            f"error: {checkpoint} is no checkpoint folder (it has no config.json); pass --checkpoint FOLDER"
+        )
+
+
 def time_ablation(checkpoint: Path, B: int, N: int, T: int, rounds: int, threads: int | None) -> Ablation:
     """Generate T tokens for B sources of N random tokens with 4 beams, without a cache, and with each kind.
 
@@ -43,10 +51,7 @@ def time_ablation(checkpoint: Path, B: int, N: int, T: int, rounds: int, threads
     and where two of the ways generate different tokens; ExportError as `export_model`.
     """
     _prepare_torch(threads)
-    if not (checkpoint / "config.json").is_file():
-        raise SystemExit(
-            f"error: {checkpoint} is no checkpoint folder (it has no config.json); pass --checkpoint FOLDER"
-        )
+    check_folder(checkpoint)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
     positions = model.config.max_position_embeddings
     if max(N, T + 1) > positions:
