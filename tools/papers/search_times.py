@@ -37,7 +37,7 @@ def time_searches(
     where two variants generate different tokens; ExportError as `export_model`.
     """
     check_folder(checkpoint)
-    length = {"min_new_tokens": T, "max_new_tokens": T}
+    length: dict[str, Any] = {"min_new_tokens": T, "max_new_tokens": T}
     with tempfile.TemporaryDirectory() as folder:
         runners = {
             variant: Runner(bundle, OnnxRuntimeCpu(bundle, threads), None)
