@@ -215,6 +215,24 @@ def run_model(
             help="Let windows begin with the tokens of those before them; Whisper only.",
         ),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="Text that the first window begins with, as if said before: names, spelling; Whisper only."),
+    ] = None,
+    prompt_condition_type: Annotated[
+        str | None,
+        typer.Option(
+            help="Windows that begin with the prompt: first-segment, or all-segments, with --condition-on-prev-tokens; "
+            "Whisper only."
+        ),
+    ] = None,
+    decoder_input_text: Annotated[
+        str | None,
+        typer.Option(
+            help="Text that each output begins with, such as the task prompt of a Donut, <s_cord-v2>; of models with "
+            "an encoder."
+        ),
+    ] = None,
     compression_ratio_threshold: Annotated[
         float | None, typer.Option(help="Another attempt where tokens repeat more than this; Whisper only.")
     ] = None,
@@ -330,6 +348,9 @@ def run_model(
         "target_language": target_language,
         "return_timestamps": return_timestamps,
         "condition_on_prev_tokens": condition_on_prev_tokens,
+        "prompt": prompt,
+        "prompt_condition_type": prompt_condition_type,
+        "decoder_input_text": decoder_input_text,
         "compression_ratio_threshold": compression_ratio_threshold,
         "logprob_threshold": logprob_threshold,
         "no_speech_threshold": no_speech_threshold,

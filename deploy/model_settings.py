@@ -11,12 +11,14 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, NoEffectWarning
+from tightbeam.deploy.generation.given import Layer, caller_layers, merged, settings_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.deploy.runtimes.base import Runtime
+from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_ids
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["ModelSettings"]
@@ -119,7 +121,7 @@ class ModelSettings:
         return self._checked(
             options_for(
                 self.manifest.generation,
-                settings,
+                self._with_token_ids(settings),
                 self.manifest.sizes,
                 speech=self.has_windows,
                 prompt_length=prompt_length,
@@ -145,8 +147,21 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model or window.
         """
-        about = self.manifest
-        return self._checked(options_for(about.generation, settings, about.sizes, speech=True, window=window))
+        about, given = self.manifest, self._with_token_ids(settings)
+        return self._checked(options_for(about.generation, given, about.sizes, speech=True, window=window))
+
+    def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings with token ids in the place of texts, and what a Donut begins with. Raises GenerationError."""
+        eos = self.manifest.generation.get("eos_token_id")  # the first of Whisper's special tokens
+        special = eos if isinstance(eos, int) else self.manifest.sizes.vocabulary
+        given = with_token_ids(settings, self._codec, PROMPT if self.has_windows else BEGINNING, special)
+        if self.image_processor is None or self.image_processor.kind != "Donut":
+            return given
+        # transformers puts no start token before the decoder_input_ids of a Donut.
+        tokens = merged(list(caller_layers(given))).get("decoder_input_ids")
+        if not isinstance(tokens, list | tuple) or not tokens:
+            return given
+        return settings_of([*caller_layers(given), Layer("decoder_input_ids", {"decoder_start_token_id": tokens[0]})])
 
     def _for_one_window(self, options: GenerationOptions) -> GenerationOptions:
         """The same options. Raises GenerationError for a setting that only a whole recording follows."""

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 SUPPORTED = frozenset(
-    """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits
+    """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits decoder_input_text
     num_beam_groups diversity_penalty force_words_ids
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
@@ -52,7 +52,7 @@ Without it, a checkpoint or ``generation_config`` may have any value (many do); 
 but a neutral one is an error. ``seed`` is the one that transformers does not have.
 """
 
-OWN = frozenset({"trie", "return_token_scores", "return_alternatives", "normalize_logits"})
+OWN = frozenset({"trie", "decoder_input_text", "return_token_scores", "return_alternatives", "normalize_logits"})
 """Supported settings that no field of transformers' `GenerationConfig` is."""
 
 IN_THEIR_PLACE = {"prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie"}
@@ -118,7 +118,7 @@ NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".sp
 """Fields that transformers requires: None in a call leaves the checkpoint's value, and unsets any other field."""
 
 SPEECH_ONLY = frozenset(
-    """language task return_timestamps condition_on_prev_tokens prompt_ids prompt_condition_type
+    """language task return_timestamps condition_on_prev_tokens prompt prompt_ids prompt_condition_type
     compression_ratio_threshold logprob_threshold no_speech_threshold silence_threshold_db min_speech_s""".split()
 )
 """Fields of speech models only."""

@@ -33,6 +33,7 @@ INERT = frozenset(
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "do_sample": (False,),
     "decoder_input_ids": (),
+    "decoder_input_text": (),
     "num_beam_groups": (1,),
     "force_words_ids": (),
     "num_return_sequences": (1,),  # transformers returns copies of the best one

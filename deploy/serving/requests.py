@@ -37,7 +37,9 @@ MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
 """Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
 MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
 """Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
-TEXT_PARAMETERS = frozenset({"language", "source_language", "target_language", "task", "trie"})
+TEXT_PARAMETERS = frozenset(
+    {"language", "source_language", "target_language", "task", "trie", "prompt", "decoder_input_text"}
+)
 """Parameters whose text is not read as JSON."""
 KEPT = 128
 """Parameters whose options are kept: most requests have those of others."""

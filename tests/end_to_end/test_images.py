@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.commands import SHORT, caller
 from support.image_checkpoints import IMAGE_FAMILIES, images
 from support.slow_cases import slow_unless
 from support.tolerance import assert_runs_close
+from support.triton_requests import run as run_requests
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.serving.messages import Request
@@ -85,6 +87,47 @@ def test_files_arrays_and_bytes_give_what_pixels_give(bundles: BundleCache, tmp_
     assert [output.texts for output in found] == [[text] for text in texts]
     (of_bytes,) = runner.read_images([sources[0].read_bytes()], **settings)
     assert of_bytes == found[0]
+
+
+BEGINNINGS: tuple[list[int], ...] = ([2, 9, 40], [9, 40], [7], [2, 2])
+"""Behind the start token 2, and without it, which transformers puts before them, but not for a Donut."""
+
+
+@pytest.mark.parametrize("family", ["trocr", "donut"])
+def test_beginnings_match_generate(bundles: BundleCache, family: str) -> None:
+    model = bundles.trace(family, tokenizer=True)[0].model
+    runner = Runner.load(bundles("dedup", family, tokenizer=True), threads=1)
+    assert runner.image_processor is not None
+    pixels = np.stack([runner.image_processor.pixels(image) for image in images(3)])
+    for tokens in BEGINNINGS:
+        for own in ({"max_new_tokens": 9}, {"num_beams": 3, "max_length": 14, "decoder_start_token_id": 2}):
+            given = torch.tensor([tokens] * len(pixels))
+            expected = generate(model, torch.tensor(pixels), {**own, "decoder_input_ids": given})
+            found = runner.generate_from_pixels(pixels, decoder_input_ids=tokens, **own)
+            np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=f"{tokens} {own}")
+
+
+def test_a_task_prompt_is_text(
+    bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same tokens as with the ids that the tokenizer makes without special tokens: Python, command, request."""
+    checkpoint, folder = bundles.trace("donut", tokenizer=True)[0], bundles("dedup", "donut", tokenizer=True)
+    runner, text, page = Runner.load(folder, threads=1), "the tram", images(3)[0]
+    ids = checkpoint.tokenizer(text, add_special_tokens=False).input_ids
+    (expected,) = runner.read_images([page], decoder_input_ids=ids, max_new_tokens=5)
+    assert expected.sequences[0][: len(ids)] == ids and len(ids) > 1
+    assert runner.read_images([page], decoder_input_text=text, max_new_tokens=5) == [expected]
+    data = io.BytesIO()
+    pillow.fromarray(page).save(data, "PNG")
+    (tmp_path / "a.png").write_bytes(data.getvalue())
+    run = caller(monkeypatch, capsys)
+    done = run(folder, tmp_path / "a.png", "--json", *SHORT, "--decoder-input-text", text)
+    assert [record["tokens"] for record in done.records] == expected.sequences
+    own = {"decoder_input_text": text, "max_new_tokens": 5}
+    request = Request(1, {"IMAGE": np.array([[data.getvalue()]], object)}, json.dumps(own))
+    assert run_requests(runner, [request]).outputs(1)[0].sequences == expected.sequences
+    with pytest.raises(GenerationError, match=r"decoder_input_text='a' .* and decoder_input_ids=.* are the same"):
+        runner.read_images([page], decoder_input_text="a", decoder_input_ids=[5])
 
 
 def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import string
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,14 @@ from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.timestamps import generate, with_timestamps
 from support.tolerance import allowed, error
+from support.triton_requests import run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.sequential import compression_ratio
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 from tightbeam.graph_passes import PRESETS
 
 pytestmark = pytest.mark.usefixtures("restored_whisper")
@@ -250,3 +256,69 @@ def test_windows_without_sound_are_not_run(bundles: BundleCache, monkeypatch: py
     assert found and found[0].start_s >= 2 and len(found) < len(plain)
     noise = (np.random.default_rng(2).standard_normal(20_000) * 0.1).astype(np.float32)
     assert runner.transcribe_segments([noise], **quiet, min_speech_s=0) == runner.transcribe_segments([noise])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """A WhisperTokenizer of letters, in the order of `TIMESTAMPS`."""
+    letters = [*string.ascii_lowercase, *"0123456789,.!?'-", "\u0120", "\u00c4", "\u00c3"]
+    made = transformers.WhisperTokenizer(vocab={letter: place for place, letter in enumerate(letters)}, merges=[])
+    names = "startoftranscript en de fr transcribe translate startofprev startoflm nospeech notimestamps".split()
+    made.add_tokens([f"<|{name}|>" for name in names], special_tokens=True)
+    return made
+
+
+def with_tokenizer(runner: Runner, tokenizer: Any, folder: Path) -> Runner:
+    """The runner with another tokenizer."""
+    tokenizer.save_pretrained(folder)
+    runner._codec = _TokenizersCodec(str(folder / "tokenizer.json"))
+    return runner
+
+
+def test_a_prompt_is_the_ids_of_transformers(
+    bundles: BundleCache, recordings: list[Array], tokenizer: Any, tmp_path: Path
+) -> None:
+    """The text becomes the ids of ``get_prompt_ids``, and the tokens those of ``generate`` with them, wherever it is
+    given: for the first window and for all of them, in Python and in a request."""
+    model, runner = with_timestamps(bundles, "el")
+    with_tokenizer(runner, tokenizer, tmp_path)
+    plain = runner.transcribe_segments(recordings[:1])
+    for text in ("a lindenton tram", "  3 o'clock, Brno! ", "na\u00efve"):
+        ids = tokenizer.get_prompt_ids(text)
+        assert runner.options(prompt=text).recording.prompt_ids == tuple(ids.tolist())
+    for own in ({}, {"condition_on_prev_tokens": True, "prompt_condition_type": "all-segments", "num_beams": 2}):
+        found = runner.transcribe_segments(recordings[:1], prompt=text, **own)
+        tokens, _ = expected(bundles, model, recordings[0], {"prompt_ids": ids.tolist(), **own})
+        assert [token for segment in found[0] for token in segment.tokens] == tokens
+        assert found != plain
+        parameters = json.dumps({"prompt": text, **own})
+        log = run(runner, [Request(0, {"AUDIO": recordings[0][None]}, parameters)])
+        assert log.outputs(0)[0].segments == found[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"prompt": "a <|en|> b"},
+            r"prompt='a <\|en\|> b' \(from the call\): a part of it is the special token 47; leave",
+        ),
+        ({"prompt": "  "}, "prompt='  ' .* is no text; pass one word"),
+        ({"prompt": 3}, "prompt=3 .* is no text"),
+        ({"prompt": "a", "prompt_ids": [52, 3]}, r"prompt='a' .* and prompt_ids=\[52, 3\] are the same; leave one out"),
+        ({"decoder_input_text": "a"}, "decoder_input_text='a' is not supported for speech; leave"),
+    ],
+)
+def test_prompts_that_are_none(
+    bundles: BundleCache, tokenizer: Any, tmp_path: Path, settings: dict[str, Any], expected: str
+) -> None:
+    runner = with_tokenizer(with_timestamps(bundles, "el")[1], tokenizer, tmp_path)
+    with pytest.raises(GenerationError, match=expected):
+        runner.options(**settings)
+
+
+def test_a_prompt_needs_a_tokenizer_and_a_whisper(bundles: BundleCache) -> None:
+    with pytest.raises(GenerationError, match=r"prompt='a' .* needs a tokenizer, and this bundle has none; pass"):
+        with_timestamps(bundles, "el")[1].options(prompt="a")
+    with pytest.raises(GenerationError, match=r"prompt='a' .* is for speech models; remove it"):
+        Runner.load(bundles("el", "bart"), threads=1).options(prompt="a")

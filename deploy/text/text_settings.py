@@ -1,0 +1,95 @@
+"""Settings that are texts: the tokenizer makes the token ids of them that the model takes.
+
+Source: transformers 5.23 `WhisperTokenizer.get_prompt_ids`; for ``decoder_input_text``, a tokenizer called without
+special tokens, as Donut's checkpoints are used.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.given import Layer, caller_layers, settings_of
+from tightbeam.deploy.text.tokenizer import TextCodec
+
+__all__ = ["BEGINNING", "PROMPT", "prompt_ids", "with_token_ids"]
+
+PROMPT, BEGINNING = "prompt", "decoder_input_text"
+IDS = {PROMPT: "prompt_ids", BEGINNING: "decoder_input_ids"}
+"""The settings of token ids that the texts stand for."""
+START_OF_PREVIOUS = "<|startofprev|>"
+
+
+def with_token_ids(
+    settings: Mapping[str, Any], codec: TextCodec | None, name: str, first_special: int
+) -> dict[str, Any]:
+    """Settings with token ids in the place of a text.
+
+    Parameters
+    ----------
+    settings
+        Arguments of ``model.generate``.
+    codec
+        The tokenizer; None for a bundle without one.
+    name
+        The setting, `PROMPT` or `BEGINNING`; others are left as they are.
+    first_special
+        The first token that is no text, which no prompt may hold.
+
+    Raises
+    ------
+    GenerationError
+        The text cannot be tokenized, or stands beside token ids.
+    """
+    return settings_of([_replaced(layer, codec, name, first_special) for layer in caller_layers(settings)])
+
+
+def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: int) -> Layer:
+    if name not in layer.values:
+        return layer
+    values, ids = dict(layer.values), IDS[name]
+    text, shown = values.pop(name), f"{name}={reprlib.repr(layer.values[name])} (from {layer.source})"
+    if values.get(ids) is not None and text is not None:
+        raise GenerationError(f"{shown} and {ids}={reprlib.repr(values[ids])} are the same; leave one out")
+    if text is None:
+        return replace(layer, values={ids: None, **values})
+    if not isinstance(text, str) or not text.strip():
+        raise GenerationError(f"{shown} is no text; pass one word at least, or leave it out")
+    if codec is None:
+        raise GenerationError(f"{shown} needs a tokenizer, and this bundle has none; pass {ids}")
+    try:
+        values[ids] = prompt_ids(codec, text, first_special) if name == PROMPT else codec.encode_output(text)
+    except InputError as error:
+        raise GenerationError(f"{shown}: {error}") from None
+    if not values[ids]:
+        raise GenerationError(f"{shown} has no token; pass a word of the tokenizer's vocabulary")
+    return replace(layer, values=values)
+
+
+def prompt_ids(codec: TextCodec, text: str, first_special: int) -> list[int]:
+    """The tokens of Whisper's prompt: ``<|startofprev|>`` and a text, as `WhisperTokenizer.get_prompt_ids` makes them.
+
+    Parameters
+    ----------
+    codec
+        The tokenizer.
+    text
+        What was said before, or names and spellings.
+    first_special
+        The first token that is no text.
+
+    Raises
+    ------
+    InputError
+        The tokenizer lacks ``<|startofprev|>``, cannot encode the text, or makes a special token of a part of it.
+    """
+    start, tokens = codec.encode_output(START_OF_PREVIOUS), codec.encode_output(" " + text.strip())
+    if len(start) != 1:
+        raise InputError(f"this tokenizer has no token {START_OF_PREVIOUS}; pass prompt_ids")
+    special = next((token for token in tokens if token >= first_special), None)
+    if special is not None:
+        raise InputError(f"a part of it is the special token {special}; leave that part out")
+    return start + tokens
