@@ -21,8 +21,30 @@ from tightbeam.deploy.text.text_input import LineFormat
 
 __all__ = ["main"]
 
-HINTS = dict.fromkeys(("--sample", "--sampling"), "sampling is --do-sample")
-"""Advice on options of other programs."""
+HINTS = {
+    **dict.fromkeys(("--sample", "--sampling"), "sampling is --do-sample"),
+    **dict.fromkeys(("--beams", "--beam-size"), "beams are --num-beams"),
+    **dict.fromkeys(("--max-tokens", "--max-decoding-length"), "the limit is --max-new-tokens"),
+    **dict.fromkeys(("--n", "--num-hypotheses"), "several results for each input are --num-return-sequences"),
+    **dict.fromkeys(("--random-seed", "--sampling-seed"), "the seed is --seed"),
+    **dict.fromkeys(
+        ("--precision", "--dtype", "--compute-type", "--quantization", "--fp16", "--int8"),
+        "the bundle has one precision, which export-model --precision sets",
+    ),
+    **dict.fromkeys(("--model", "--bundle"), "the bundle is the first argument: run-model BUNDLE FILE"),
+    **dict.fromkeys(("--input", "--src", "--text"), "inputs are files, or - for standard input: run-model BUNDLE FILE"),
+    **dict.fromkeys(("--output-dir", "--out"), "the place of the results is --output"),
+    "--output-format": "the format of the results is --format",
+    "--vad-filter": "windows of silence are left out by --silence-threshold-db",
+    **dict.fromkeys(
+        (
+            f"--{name.replace('_', '-')}"
+            for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "eos_token_id", "force_words_ids")
+        ),
+        """pass it in a file: --generation-config FILE, such as {"bad_words_ids": [[17], [4, 8]]}""",
+    ),
+}
+"""Advice on options of other programs, and on settings of ``model.generate`` that have no option."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -397,7 +419,7 @@ def run_model(
         else:
             if (text_field, key_field, partition_rows) != (None, None, None):
                 raise InputError(
-                    "--text-field, --key-field and --partition-rows are for --ray; leave them out, or add it"
+                    "--text-field, --key-field and --partition-rows are for --ray; leave them out, or add --ray"
                 )
             code = run_files(
                 FileRun(

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -36,7 +36,8 @@ Version = Annotated[
 def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = None) -> None:
     """Run ``app`` as the command ``name``, with UTF-8 output in any locale, and exit the process.
 
-    ``hints`` has advice on options that the command does not have, by their names.
+    ``hints`` has advice on options that the command does not have, by their names with hyphens, and under "" advice on
+    arguments that are too many.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -62,12 +63,22 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
     except Exception as error:
         if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class
             raise
-        option = getattr(error, "option_name", None)  # of an option that the command does not have
-        hint = (hints or {}).get(option or "")
-        message = f"No such option: {option}; {hint}" if hint else error.format_message().rstrip(".")
-        say(f"error: {message}; see {name} --help")
+        say(f"error: {_with_advice(error, hints or {})}; see {name} --help")
         code = getattr(error, "exit_code", 2)
     sys.exit(code)
+
+
+def _with_advice(error: Any, hints: Mapping[str, str]) -> str:
+    """The message of an error of the command line, with advice where ``hints`` or the command's options have some."""
+    message = str(error.format_message()).rstrip(".")
+    option = getattr(error, "option_name", None)  # of an option that the command does not have
+    if option:
+        hyphens = option.replace("_", "-")
+        written = any(hyphens in parameter.opts for parameter in error.ctx.command.params)
+        hint = f"it is written {hyphens}" if written else hints.get(hyphens)
+        return f"No such option: {option}; {hint}" if hint else message
+    too_many = message.startswith("Got unexpected extra argument")
+    return f"{message}; {hints['']}" if too_many and "" in hints else message
 
 
 def _interrupt(number: int, frame: object) -> None:

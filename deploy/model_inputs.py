@@ -119,9 +119,14 @@ class ModelInputs(ModelSettings):
         Raises
         ------
         InputError
-            The bundle has no tokenizer.
+            The bundle has no tokenizer, or ``sequence`` holds something else than token ids.
         """
-        return self.require_tokenizer().decode([int(token) for token in sequence])
+        codec = self.require_tokenizer()
+        try:
+            tokens = [int(token) for token in sequence]
+        except (TypeError, ValueError):
+            raise InputError("sequence is no row of token ids, expected integers [T]; pass one row at a time") from None
+        return codec.decode(tokens)
 
     def require_tokenizer(self) -> TextCodec:
         """Return the tokenizer.

@@ -360,8 +360,9 @@ class Runner(WholeBatches):
     def _outputs(
         self, texts: Sequence[str], truncate: bool, batch_size: int, settings: Mapping[str, Any]
     ) -> list[Output]:
-        if isinstance(texts, str):
-            raise InputError("texts is one string, expected a list of strings; pass [text]")
+        if isinstance(texts, str) or not hasattr(texts, "__iter__"):
+            kind = "one string" if isinstance(texts, str) else type(texts).__name__
+            raise InputError(f"texts is {kind}, expected a list of strings; pass [text]")
         _check_batch_size(batch_size, "texts")
         self.options(**settings)
         samples: list[Sample] = []

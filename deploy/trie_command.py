@@ -60,6 +60,8 @@ def build_trie_command(
         loaded = Bundle.load(bundle, verify=False)
         end = None if open_ended else _end_token(loaded, eos_token_id)
         found = list(_entries(loaded, entries, ids))
+        if not found:
+            raise InputError(f"{entries} is empty, a trie needs at least one entry; write one output in each line")
         trie = build_trie(found, end_token_id=end, name=str(entries))
         vocabulary = loaded.manifest.sizes.vocabulary
         if trie.vocabulary > vocabulary:

@@ -27,7 +27,7 @@ def main() -> None:
 
 @app.command()
 def build_engine(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
     compute_capability: Annotated[
         str,
         typer.Option(

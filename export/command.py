@@ -13,18 +13,37 @@ from tightbeam.deploy.console import Version, command_line, drop_output, say
 
 __all__ = ["main"]
 
+HINTS = {
+    "": "one model is exported at a time; the bundle's folder is --output FOLDER",
+    **dict.fromkeys(("--model", "--model-name-or-path"), "the model is the first argument: export-model MODEL"),
+    **dict.fromkeys(("--output-dir", "--out"), "the bundle's folder is --output"),
+    **dict.fromkeys(
+        ("--dtype", "--torch-dtype", "--quantize", "--quantization", "--compute-type", "--fp16", "--int8"),
+        "the precision is --precision fp32, fp16 or int8",
+    ),
+    "--device": "an export runs on the CPU; run-model --device chooses where the bundle runs",
+    "--task": "the task follows from the checkpoint's config.json; leave it out",
+    "--opset": "the graphs are of opset 23; leave it out",
+    "--trust-remote-code": "no code of a checkpoint is run; leave it out",
+    "--revision": "pass the folder of a checkpoint that you downloaded in that revision",
+}
+"""Advice on options of other programs, and on a second argument."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:
     """Entry point; every error is one line."""
-    command_line(app, "export-model")
+    command_line(app, "export-model", HINTS)
 
 
 @app.command()
 def export_model(
     model: Annotated[
-        str, typer.Argument(help="Alias (bart-large-cnn, demo), hub id (owner/name), or checkpoint folder.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Alias (bart-large-cnn, demo), hub id (owner/name), or checkpoint folder."
+        ),
     ],
     variant: Annotated[
         str | None,

@@ -25,6 +25,9 @@ from tightbeam.deploy.errors import BundleError
 
 __all__ = ["Bundle", "check_file", "sha256_of"]
 
+CHECKPOINT = "config.json"
+"""A file of every checkpoint of transformers, and of no bundle's top folder without a manifest."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -100,6 +103,8 @@ def _read_manifest(folder: Path) -> Manifest:
         if not folder.is_dir():
             raise BundleError(f"{folder} is no folder; expected a bundle made by export-model")
         if not path.is_file():
+            if (folder / CHECKPOINT).is_file():
+                raise BundleError(f"{folder} is a checkpoint, not a bundle; export it first: export-model {folder}")
             raise BundleError(f"{folder} has no {MANIFEST}; expected a bundle made by export-model")
         text = (folder / _inside(MANIFEST, folder)).read_bytes()
     except OSError as error:

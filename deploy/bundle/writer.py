@@ -28,17 +28,18 @@ def file_entry(folder: Path, name: str) -> FileEntry:
 def check_target(target: Path, *, force: bool) -> None:
     """Raise BundleError unless a bundle may be written at ``target``. Cheap, to be called before an export."""
     try:
-        taken = target.exists() or target.is_symlink()
+        empty = bool(target.name) and target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+        taken = not empty and (target.exists() or target.is_symlink())
         bundle = (target / MANIFEST).is_file()
         parent = target.absolute().parent
         existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
         writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror}; choose another --output") from error
-    if taken and not force:
-        raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
     if taken and not bundle:
         raise BundleError(f"{target} exists and is no bundle, so --force does not replace it; choose another --output")
+    if taken and not force:
+        raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
     if not writable:
         raise BundleError(f"{existing} cannot be written to; choose another --output")
 
@@ -57,7 +58,7 @@ def write_bundle(target: str | os.PathLike[str], fill: Callable[[Path], Manifest
     Raises
     ------
     BundleError
-        ``target`` exists, or cannot be written, or the disk is full.
+        ``target`` exists and is not empty, or cannot be written, or the disk is full.
     """
     destination = Path(target)
     check_target(destination, force=force)

@@ -6,7 +6,6 @@ none is ignored silently.
 
 from __future__ import annotations
 
-import difflib
 import math
 import reprlib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import Layer
+from tightbeam.deploy.generation.other_names import advice_on
 
 __all__ = [
     "DORMANT",
@@ -54,9 +54,6 @@ but a neutral one is an error. ``seed`` is the one that transformers does not ha
 
 OWN = frozenset({"trie", "decoder_input_text", "return_token_scores", "return_alternatives", "normalize_logits"})
 """Supported settings that no field of transformers' `GenerationConfig` is."""
-
-IN_THEIR_PLACE = {"prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie"}
-"""Arguments of ``model.generate`` that another setting stands for, and the fix."""
 
 INERT = frozenset(
     """use_cache cache_config max_cache_len prefill_chunk_size compile_config disable_compile continuous_batching_config
@@ -156,18 +153,17 @@ class Fields:
         for layer in layers:
             for name, value in layer.values.items():
                 if name not in known:
-                    close = difflib.get_close_matches(name[:LONG_NAME], sorted(known), 1)
-                    fix = f"did you mean {close[0]}?" if close else "remove it"
-                    fix = IN_THEIR_PLACE.get(name, fix)
+                    problem = f"is not a generation setting; {advice_on(name[:LONG_NAME], SUPPORTED | SAMPLING.keys())}"
                     if name in SPEECH_ONLY:
-                        fix = "it is for speech models; remove it"
+                        problem = "is not a setting of this model: it is for speech models; remove it"
                     if name in TRANSLATION_ONLY:
-                        fix = "it is for translators whose tokenizer has tokens of languages; remove it"
+                        problem = (
+                            "is not a setting of this model: it is for translators whose tokenizer has tokens of "
+                            "languages; remove it"
+                        )
                     shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
                     shown = shown if shown.isprintable() else repr(shown)
-                    raise GenerationError(
-                        f"{shown}={reprlib.repr(value)} (from {layer.source}) is not a generation setting; {fix}"
-                    )
+                    raise GenerationError(f"{shown}={reprlib.repr(value)} (from {layer.source}) {problem}")
                 if value is None and name not in NEEDED:
                     self.values.pop(name, None)
                 elif value is not None:

@@ -51,8 +51,8 @@ class ImageModel(LoadedModel, Protocol):
 def image_processor_of(model: ImageModel) -> ImageProcessor:
     """The image processor. Raises InputError for a model of text or speech."""
     if model.image_processor is None:
-        kind = "a speech" if model.is_speech else "a text"
-        raise InputError(f"this is {kind} model; it reads no images")
+        kind, input_ = ("a speech", "audio") if model.is_speech else ("a text", "text or token ids")
+        raise InputError(f"this is {kind} model; pass {input_} instead of images")
     return model.image_processor
 
 

@@ -13,7 +13,12 @@ from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving.config import RepositoryError, ServingSettings, model_name_of
 from tightbeam.deploy.serving.repository import settings_there, write_model
-from tightbeam.deploy.serving.shell_commands import local_server_command, request_command, server_command
+from tightbeam.deploy.serving.shell_commands import (
+    local_server_command,
+    request_command,
+    server_command,
+    unreadable_path,
+)
 
 __all__ = ["main"]
 
@@ -27,8 +32,11 @@ def main() -> None:
 
 @app.command()
 def triton_repo(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder made by export-model.")],
-    repository: Annotated[Path, typer.Argument(help="Triton's model repository; made if it does not exist.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
+    repository: Annotated[
+        Path,
+        typer.Argument(metavar="REPOSITORY", help="Folder of models for Triton; made if it does not exist."),
+    ],
     name: Annotated[
         str | None, typer.Option(help="The model's name for clients; by default the name of the bundle's folder.")
     ] = None,
@@ -130,6 +138,8 @@ def triton_repo(
     except KeyboardInterrupt:
         say("error: interrupted; nothing was left behind")
         raise typer.Exit(130) from None
+    if fault := unreadable_path(repository):
+        say(f"note: {fault}")
     print(f"wrote {written}; to try it here, with a request for each model:\n")
     print(f"    {local_server_command(str(repository), settings)}\n\nTo serve it with a Triton of your own:\n")
     print(f"    {server_command(str(repository), settings)}\n\nA request:\n")

@@ -36,7 +36,7 @@ def main() -> None:
 
 @app.command()
 def serve_local(
-    repository: Annotated[Path, typer.Argument(help="Model repository made by triton-repo.")],
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="Model repository made by triton-repo.")],
     text: Annotated[
         str | None, typer.Option(help="Text of the requests that are printed for models that take text.")
     ] = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.serving.backend import URL_VARIABLE
+from tightbeam.deploy.serving.shell_commands import unreadable_path
 from tightbeam.deploy.serving.triton_server import ServerError, TritonServer, find_server
 
 __all__ = ["NVIDIA_DRIVER", "LocalServer", "free_ports"]
@@ -27,8 +27,6 @@ STOP_SECONDS = 30.0
 KILL_SECONDS = 10.0
 """Time for a killed server to end."""
 POLL_SECONDS = 0.05
-SHELL = re.compile(r"""[\s"'`$&|;<>()*?#~!\\]""")
-"""Characters that Triton's Python backend passes to a shell as they are."""
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 """A file that a machine with a usable GPU has."""
 WITHOUT_GPU = ("--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false")
@@ -70,11 +68,8 @@ class LocalServer:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         server = find_server(environment)
-        if fault := SHELL.search(str(repository)):
-            raise ServerError(
-                f"Triton's Python backend cannot read a path with {fault[0]!r}, as {repository} has; move the "
-                "repository, or make a link to it"
-            )
+        if fault := unreadable_path(repository):
+            raise ServerError(fault)
         for port in ports or ():
             if not _is_free(port):
                 raise ServerError(f"port {port} is in use; pass others, such as --http-port 8010")

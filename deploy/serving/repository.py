@@ -74,6 +74,11 @@ def served_models(repository: Path) -> list[ServedModel]:
     try:
         found = [folder for folder in sorted(repository.iterdir()) if _is_ours(folder)]
         if not found:
+            if (repository / MANIFEST).is_file():
+                raise RepositoryError(
+                    f"{repository} is a bundle; write a model of it first: triton-repo {repository} models, and then "
+                    "serve-local models"
+                )
             raise RepositoryError(
                 f"{repository} holds no model made by triton-repo; write one: triton-repo BUNDLE {repository}"
             )

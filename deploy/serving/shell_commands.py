@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.serving.config import ServingSettings
 from tightbeam.deploy.serving.tensors import AUDIO, IMAGE, INPUT_IDS, TEXT
 
-__all__ = ["SAMPLE_TEXT", "local_server_command", "request_command", "server_command"]
+__all__ = ["SAMPLE_TEXT", "local_server_command", "request_command", "server_command", "unreadable_path"]
 
 SAMPLE_TEXT = "Your text."
 SAMPLE_AUDIO = [0.0, 0.1, 0.0, -0.1]
@@ -19,6 +20,17 @@ SAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwAB
 """A PNG file of one white pixel."""
 SAMPLE_IDS = [5, 6, 7, 2]
 USUAL_PORT = 8000
+SHELL = re.compile(r"""[\s"'`$&|;<>()*?#~!\\]""")
+"""Characters that Triton's Python backend passes to a shell as they are."""
+
+
+def unreadable_path(repository: Path) -> str:
+    """Return why Triton's Python backend cannot read the path of a repository, and the fix; "" where it can."""
+    found = SHELL.search(str(repository))
+    if not found:
+        return ""
+    where = f"a path with {found[0]!r}, as {repository} has"
+    return f"Triton's Python backend cannot read {where}; move the repository, or make a link to it"
 
 
 def server_command(repository: str, settings: ServingSettings) -> str:

@@ -19,7 +19,7 @@ __all__ = ["as_array", "check_batch", "check_ids", "longest_source"]
 def longest_source(sizes: ModelSizes) -> str:
     """Return the longest source of a model, as a phrase for error messages."""
     if sizes.decoder_only:
-        return f"the {sizes.max_source} that a prompt may have, of {sizes.max_target} positions one for a new token"
+        return f"the {sizes.max_source} that a prompt may have, since one of {sizes.max_target} is for a new token"
     return f"the model's {sizes.max_source} positions"
 
 
@@ -89,6 +89,8 @@ def check_batch(
 def _check_source(ids: Array, sizes: ModelSizes) -> None:
     if ids.size == 0:
         raise InputError(f"input_ids is empty, {list(ids.shape)}; expected at least one sample of one token")
+    if ids.dtype.kind in "US":
+        raise InputError("input_ids is text, expected integers [B, N]; call Runner.generate_text for texts")
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
         raise InputError(
             f"input_ids is {ids.dtype} {list(ids.shape)}, expected integers [B, N]; "

@@ -61,9 +61,8 @@ def family_of(config_json: dict[str, Any], folder: Path) -> Family:
     by_type = {family.model_type: family for family in FAMILIES}
     family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise ExportError(
-            f"{folder / CONFIG_FILE}: model_type is {model_type!r}; supported families: {', '.join(sorted(by_type))}"
-        )
+        found = f"model_type is {model_type!r}" if "model_type" in config_json else "there is no model_type"
+        raise ExportError(f"{folder / CONFIG_FILE}: {found}; supported families: {', '.join(sorted(by_type))}")
     architectures = config_json.get("architectures")
     if architectures and (not isinstance(architectures, list) or family.architecture not in architectures):
         raise ExportError(

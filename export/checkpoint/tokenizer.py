@@ -140,7 +140,7 @@ def _alone_suffices(tokenizer: Any, file: Path) -> bool:
     alone.no_truncation()
     alone.no_padding()
     for text in TOKENIZER_TEXTS:
-        ids = list(tokenizer(text).input_ids)
+        ids = list(tokenizer(text, verbose=False).input_ids)
         if list(alone.encode(text).ids) != ids:
             return False
         if alone.decode(ids, skip_special_tokens=True) != tokenizer.decode(ids, skip_special_tokens=True):

@@ -228,6 +228,9 @@ def test_a_bundle_rewritten_as_format_1_is_read(copy: Path) -> None:
 
 def test_folders_that_are_not_bundles(tmp_path: Path) -> None:
     refused(tmp_path, "has no bundle.json", "export-model")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text("{}")
+    refused(tmp_path / "checkpoint", "is a checkpoint, not a bundle; export it first: export-model ")
     (tmp_path / "file").write_text("{}")
     refused(tmp_path / "file", "is no folder")
     refused(tmp_path / "missing", "is no folder")
@@ -501,6 +504,7 @@ def test_failure_while_writing_leaves_things_as_they_were(
     if expected is BundleError:
         assert "No space left on device" in str(caught.value)
 
+    (tmp_path / "out").mkdir()  # an empty folder is no loss
     write_bundle(tmp_path / "out", fill)
     before = content(tmp_path / "out")
     with pytest.raises(expected):

@@ -270,6 +270,17 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         ({"seed": 1}, f"seed=1 {CALL} does nothing without do_sample; pass do_sample=True, or leave it out"),
         ({"num_beam": 4}, f"num_beam=4 {CALL} is not a generation setting; did you mean num_beams?"),
+        ({"beam_size": 4}, f"beam_size=4 {CALL} is not a generation setting; did you mean num_beams?"),
+        (
+            {"streamer": 1},
+            f"streamer=1 {CALL} is not a generation setting; pass a callback to Runner.generate, "
+            "whose on_step receives the new tokens",
+        ),
+        (
+            {"assistant_model": 1},
+            f"assistant_model=1 {CALL} is not a generation setting; drafts of another model are not supported; leave "
+            "it out",
+        ),
         ({"z" * 9999: 1}, f"{'z' * 60}...=1 {CALL} is not a generation setting; remove it"),
         ({"a\nb": 1}, f"'a\\nb'=1 {CALL} is not a generation setting; remove it"),
         ({"zzzzz": None}, f"zzzzz=None {CALL} is not a generation setting; remove it"),

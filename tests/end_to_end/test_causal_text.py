@@ -153,7 +153,7 @@ def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch
         *expected[1:],
         None,
     ]
-    assert "longer than the 63 that a prompt may have, of 64 positions" in str(results[1].error)
+    assert "longer than the 63 that a prompt may have, since one of 64 is" in str(results[1].error)
 
 
 def test_a_prompt_too_long_is_isolated(runner: Runner) -> None:

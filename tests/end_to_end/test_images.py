@@ -140,7 +140,7 @@ def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
         runner.generate_from_pixels(np.zeros((1, 3, 20, 19), np.float32))
     with pytest.raises(InputError, match="NaN or infinity"):
         runner.generate_from_pixels(np.full((1, 3, 20, 20), np.nan, np.float32))
-    with pytest.raises(InputError, match="this is a text model; it reads no images"):
+    with pytest.raises(InputError, match="this is a text model; pass text or token ids instead of images"):
         runner_of_text(bundles).read_images([images(0)[0]])
     with pytest.raises(InputError, match=r"image 1: an image is float64 \[3\], expected uint8"):
         runner.read_images([images(0)[0], np.zeros(3)])

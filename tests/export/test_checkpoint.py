@@ -294,7 +294,7 @@ def test_file_or_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
             {"model_type": "bert"},
             "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, falcon, ",
         ),
-        ({"model_type": ...}, "model_type is None"),
+        ({"model_type": ...}, "there is no model_type; supported families: bart"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),
         ({"d_model": 37}, "d_model 37 is not divisible by encoder_attention_heads 2"),

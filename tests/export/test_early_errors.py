@@ -42,8 +42,11 @@ def test_errors_come_before_torch_is_imported(
     checkpoints: CheckpointCache, bundles: BundleCache, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
     bart = str(checkpoints("bart"))
-    edited = {name: checkpoints.copy(tmp_path / name, "bart") for name in ("family", "cut", "heads", "pickled", "list")}
+    names = ("family", "untyped", "cut", "heads", "pickled", "list")
+    edited = {name: checkpoints.copy(tmp_path / name, "bart") for name in names}
+    (edited["untyped"] / "config.json").write_text("{}")
     edit_json(edited["family"] / "config.json", model_type="bert")
     edit_json(edited["heads"] / "config.json", decoder_attention_heads=5)
     (edited["cut"] / "config.json").write_text('{"model_type": ')
@@ -53,7 +56,7 @@ def test_errors_come_before_torch_is_imported(
     (whisper / "preprocessor_config.json").unlink()
     target = ["--output", str(tmp_path / "out")]
     cases: list[tuple[list[str], str]] = [
-        ([bart, "--output", str(tmp_path / "taken")], "exists; choose another --output"),
+        ([bart, "--output", str(tmp_path / "taken")], "exists and is no bundle, so --force does not replace it"),
         ([bart, *target, "--variant", "elx"], "variant 'elx' is unknown; expected one of baseline, dedup"),
         ([bart, *target, "--source-cache", "nothing"], "source-cache 'nothing' is unknown"),
         ([bart, *target, "--precision", "int4"], "precision 'int4' is not supported"),
@@ -75,6 +78,7 @@ def test_errors_come_before_torch_is_imported(
         (["bart-large-cn", *target], "did you mean bart-large-cnn"),
         ([str(tmp_path / "taken"), *target], "no config.json"),
         ([str(bundles("dedup")), *target], "is a bundle, which export-model wrote; give the checkpoint"),
+        ([str(edited["untyped"]), *target], "there is no model_type; supported families"),
         ([str(edited["family"]), *target], "model_type is 'bert'; supported families"),
         ([str(edited["cut"]), *target], "config.json: not readable as JSON"),
         ([str(edited["list"]), *target], "generation_config.json: expected a JSON object"),

@@ -16,6 +16,7 @@ from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
 from support.checkpoints import SENTENCES, CheckpointCache
 from tightbeam.deploy import Bundle, BundleError, Runner
+from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export import ExportError, export_model
 from tightbeam.export import pipeline as exporter
 from tightbeam.export.accuracy import parity, reference
@@ -142,6 +143,8 @@ def test_impossible_options_are_refused(
 
 def test_an_existing_output_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
+    check_target(tmp_path / "out", force=False)  # an empty folder holds nothing to lose
+    (tmp_path / "out" / "bundle.json").write_text("{}")
     with pytest.raises(BundleError, match="exists; choose another --output, or replace it with --force"):
         export_model("no-such-model", tmp_path / "out")
 

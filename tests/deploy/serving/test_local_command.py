@@ -282,7 +282,7 @@ def test_repository_without_models(refused: Refused, made: dict[str, Path], tmp_
     (none / "foreign" / "config.pbtxt").write_text('name: "foreign"')
     (none / "notes.txt").touch()
     assert hint in refused(none)
-    assert "holds no model made by triton-repo" in refused(made["text"])
+    assert f"{made['text']} is a bundle; write a model of it first: triton-repo" in refused(made["text"])
     served.serve(made["text"], none, "text")
     shutil.rmtree(none / "text" / "1")
     assert f"{none / 'text' / '1' / 'bundle'} is no folder; expected a bundle" in refused(none)
