@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,10 @@ from tightbeam.graph_passes.caches.cost import WeightCounts
 
 __all__ = ["Causal", "rope_errors"]
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Kinds of RoPE whose angles depend on the length of the sequence, so that cached keys would be wrong."""
+LONGROPE = ("longrope", "su")
+"""Names of the kind of RoPE that has other angles beyond the length that the model was first trained with."""
+LENGTH_DEPENDENT = ("dynamic", *LONGROPE)
+"""Kinds of RoPE whose angles depend on the length of the sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +75,29 @@ class Causal(Family):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         if self.rotary:
             for parameters in self.rope_parameters(config):
-                yield from rope_errors(parameters)
+                yield from rope_errors(parameters, limited=True)
         for name in self.must_be_off:
             if getattr(config, name):
                 yield f"{name} is {getattr(config, name)!r}; expected none: no cache supports it"
 
     def rope_parameters(self, config: Any) -> tuple[Any, ...]:
         """What the config says of rotary positions: one dict for each kind of layer."""
-        return (getattr(config, "rope_parameters", None) or {},)
+        return (getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {},)
 
     def length(self, config: Any) -> int:
-        """Positions that a sequence has at most."""
+        """Positions that a sequence has at most.
+
+        RoPE of the kinds ``dynamic`` and ``longrope`` has other angles beyond a length, by that of each run, and keys
+        that are cached keep theirs. Up to that length, which is the bundle's, they are the same for all.
+        """
         count = getattr(config, self.positions, None)
-        return int(count or self.longest or 0)
+        longest = int(count or self.longest or 0)
+        for parameters in self.rope_parameters(config):
+            original = getattr(config, "original_max_position_embeddings", None)
+            original = original or parameters.get("original_max_position_embeddings")
+            if rope_kind(parameters) in LONGROPE and isinstance(original, int):
+                longest = min(longest, original)
+        return longest
 
     def key_bias(self, sizes: Sizes) -> Any:
         """Biases by the position of the key, float32 [H, sizes.max_target], in torch; None where there are none."""
@@ -133,19 +146,37 @@ class Causal(Family):
         return trace_causal(model, sizes, self.key_bias(sizes))
 
 
-def rope_errors(parameters: dict[str, Any]) -> Iterator[str]:
-    """Errors of a config's rope_parameters, a dependence on the length of the sequence among them."""
+def rope_kind(parameters: dict[str, Any]) -> Any:
+    """The kind of RoPE, unchecked."""
+    return parameters.get("rope_type", parameters.get("type", "default"))
+
+
+def rope_errors(parameters: dict[str, Any], *, limited: bool = False) -> Iterator[str]:
+    """Errors of a config's rope_parameters.
+
+    ``limited``: no sequence is longer than the one beyond which angles depend on its length (``Causal.length``).
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    kind = parameters.get("rope_type", "default")
+    kind = rope_kind(parameters)
     known = ("default", *ROPE_INIT_FUNCTIONS)
     if not isinstance(kind, str) or kind not in known:
-        yield f"rope_type is {kind!r}; expected one of {', '.join(sorted(set(known) - set(LENGTH_DEPENDENT_ROPE)))}"
-    elif kind in LENGTH_DEPENDENT_ROPE:
+        yield f"rope_type is {kind!r}; expected one of {', '.join(sorted(known))}"
+    elif not limited and kind in LENGTH_DEPENDENT:
         yield f"rope_type {kind!r} changes its angles with the length; expected a kind whose angles do not"
+    elif kind in LONGROPE:
+        for name in ("short_factor", "long_factor"):
+            factors = parameters.get(name)
+            if not isinstance(factors, list) or not all(map(_is_above_zero, factors)):
+                yield f"{name} of rope_parameters is {reprlib.repr(factors)}; expected a list of numbers above 0"
     for name in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
         value = parameters.get(name, 1)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-        if not number or (name == "partial_rotary_factor" and value > 1):
+        if value is None and name == "factor" and kind in LONGROPE:
+            continue  # by the lengths
+        if not _is_above_zero(value) or (name == "partial_rotary_factor" and value > 1):
             most = ", at most 1" if name == "partial_rotary_factor" else ""
             yield f"{name} of rope_parameters is {value!r}; expected a number above 0{most}"
+
+
+def _is_above_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,23 +1,30 @@
-"""GPT-BigCode (Ben Allal et al. 2023), as in SantaCoder and StarCoder: GPT-2 with one key head for all query heads."""
+"""GPT-BigCode (Ben Allal et al. 2023), as in SantaCoder and StarCoder: GPT-2 with one key head for all query heads.
+
+Without ``multi_query`` each head has keys of its own, and transformers projects queries, keys and values by one
+product, head by head. ``export/tracing/gpt_bigcode.py`` replaces it by three.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tightbeam.export.families.gpt2 import Gpt2Like
+from tightbeam.graph_passes import ModelGraphs, Sizes
 
 
 class BigCode(Gpt2Like):
-    """GPT-BigCode with ``multi_query``; without it, a head's queries, keys and values come out of one block."""
-
-    def config_errors(self, config: Any) -> Iterator[str]:
-        yield from super().config_errors(config)
-        if not config.multi_query:
-            yield "multi_query is false; expected true, one key head for all query heads"
+    """GPT-BigCode with and without ``multi_query``."""
 
     def key_heads(self, config: Any) -> Any:
-        return 1
+        return 1 if config.multi_query else getattr(config, self.heads)
+
+    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        if model.config.multi_query:
+            return super().trace(model, sizes)
+        from tightbeam.export.tracing.gpt_bigcode import separate_products
+
+        with separate_products(model):
+            return super().trace(model, sizes)
 
 
 GPT_BIGCODE = BigCode(model_type="gpt_bigcode", architecture="GPTBigCodeForCausalLM")

@@ -48,12 +48,9 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """`BloomAttention.forward`, [B, T, D] to [B, T, D]."""
 
-    def unrotated(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return queries, keys
-
     bias = alibi.unflatten(0, (-1, self.num_heads))  # [B, H, 1, N]
     K, scaling = self.head_dim, self.inv_norm_factor
     added, weights = attend_by_heads(
-        self, hidden_states, unrotated, layer_past, attention_mask, K, scaling, position_bias=bias
+        self, hidden_states, None, layer_past, attention_mask, K, scaling, position_bias=bias
     )
     return residual + added, weights

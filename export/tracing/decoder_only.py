@@ -203,6 +203,10 @@ def _traceable(model: Any, key_bias: Tensor | None) -> Iterator[dict[int, int]]:
     own = model.config._attn_implementation
     with ExitStack() as stack:
         stack.enter_context(patch.object(Conv1D, "forward", _multiply))
+        rotary = getattr(model.base_model, "rotary_emb", None)
+        if isinstance(getattr(rotary, "rope_type", None), str):
+            # Others look the length up for angles that are the same up to a bundle's length (`Causal.length`).
+            stack.enter_context(patch.object(rotary, "rope_type", "default"))
         if hasattr(module, ROTATION):
             stack.enter_context(patch.object(module, ROTATION, _rotate))
         ALL_ATTENTION_FUNCTIONS[ATTENTION] = attend

@@ -51,10 +51,9 @@ def _attend(
     """`FalconAttention.forward`, [B, T, D] to [B, T, D]. ALiBi's biases are in the mask."""
 
     def rotate(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        if alibi is not None:
-            return queries, keys
         rotated: tuple[Tensor, Tensor] = modeling_falcon.apply_rotary_pos_emb(queries, keys, *position_embeddings)
         return rotated
 
     K, scaling = self.head_dim, self.inv_norm_factor
-    return attend_by_heads(self, hidden_states, rotate, layer_past, attention_mask, K, scaling)
+    turn = rotate if alibi is None else None
+    return attend_by_heads(self, hidden_states, turn, layer_past, attention_mask, K, scaling)

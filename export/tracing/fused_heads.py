@@ -42,7 +42,7 @@ def three_products(
 def attend_by_heads(
     attention: Any,
     states: Tensor,
-    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
     past: Any,
     mask: Tensor | None,
     K: int,
@@ -58,7 +58,7 @@ def attend_by_heads(
     states : Tensor [B, T, D]
         Its input.
     rotate
-        Rotates queries [B, H, T, K] and keys [B, G, T, K].
+        Rotates queries [B, H, T, K] and keys [B, G, T, K]; None where positions do not.
     past
         transformers' cache, or None.
     mask
@@ -76,7 +76,8 @@ def attend_by_heads(
         return by_head.transpose(1, 2)  # [B, H or G, T, K]
 
     queries, keys, values = (heads(projection) for projection in attention.projections)
-    queries, keys = rotate(queries, keys)
+    if rotate is not None:
+        queries, keys = rotate(queries, keys)
     if past is not None:
         keys, values = past.update(keys, values, attention.layer_idx)
     attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]

@@ -15,12 +15,16 @@ from support.bundles import BundleCache
 from support.causal_runs import SETTINGS, prompts, runs
 from support.expected import expect_equal
 from support.slow_cases import slow_unless
-from tightbeam.deploy import Runner
+from tightbeam.deploy import GenerationError, Runner
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import LayerPlan, RunSize, plan_bytes, rewrite
 
 Shape = tuple[str, dict[str, Any]]
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 28},
+    **{"short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5], "long_factor": [9.0] * 6},
+}
 SHAPES: tuple[Shape, ...] = (
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
@@ -28,6 +32,8 @@ SHAPES: tuple[Shape, ...] = (
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),  # as RW
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 28, "num_hidden_layers": 1}),
+    ("gpt_bigcode", {"multi_query": False}),
 )
 LLAMA_3 = {
     **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 16},
@@ -47,6 +53,8 @@ REPEATED: tuple[Shape, ...] = (
     # Biases as Qwen 2's, a key head for each query head as OLMo's, and a single one as Gemma's.
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
+    # Angles that are Llama's up to the length of the config.
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
     # Another window, and none, which is Llama.
     ("mistral", {"sliding_window": 2}),
     ("mistral", {"sliding_window": None, "num_hidden_layers": 1}),
@@ -56,10 +64,21 @@ REPEATED: tuple[Shape, ...] = (
 @pytest.mark.parametrize(("family", "shape"), slow_unless((*SHAPES, *REPEATED), lambda *case: case in SHAPES))
 def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
     model = bundles.trace(family, seed=9, **shape)[0].model
+    by_head = family == "gpt2" or (family == "gpt_bigcode" and not shape["multi_query"])
     others = ("dedup", "el", "baseline") if "alibi" in shape else ("dedup",)
-    for variant in ("el", "kcache") if family == "gpt2" else others:
+    for variant in ("el", "kcache") if by_head else others:
         runner = Runner.load(bundles(variant, family, seed=9, **shape), threads=1)
         expect_equal(runner, model, runs(SETTINGS[1:2] + SETTINGS[3:]))
+
+
+def test_a_bundle_ends_where_longrope_changes_its_angles(bundles: BundleCache) -> None:
+    """Beyond it transformers computes all keys again, with other angles."""
+    shape = next(shape for family, shape in SHAPES if family == "phi3")
+    runner = Runner.load(bundles("dedup", "phi3", seed=9, **shape), threads=1)
+    ids, mask = prompts((9,), 0)
+    assert runner.generate(ids, mask, max_new_tokens=19, min_new_tokens=19).sequences.shape[1] == 28
+    with pytest.raises(GenerationError, match=r"makes sequences of 29 tokens, .* 28 positions; pass max_new_tokens=19"):
+        runner.generate(ids, mask, max_new_tokens=20)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,12 @@ def test_published_checkpoint_configs(checkpoints: CheckpointCache, tmp_path: Pa
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32},
+    "long_factor": [9.0, 9.0, 9.0],
+}
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
@@ -243,7 +249,6 @@ def test_published_checkpoint_configs(checkpoints: CheckpointCache, tmp_path: Pa
         ("gpt2", {"n_layer": 0}, "n_layer is 0; expected a whole number of at least 1"),
         ("gpt2", {"activation_function": "x"}, "activation_function 'x' is unknown"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention is switched on; expected GPT2LMHeadModel alone"),
-        ("gpt_bigcode", {"multi_query": False}, "multi_query is false; expected true, one key head"),
         ("falcon", {"num_attention_heads": 8}, "hidden_size 36 is not divisible by num_attention_heads 8"),
         ("falcon", {"multi_query": False, "num_kv_heads": 3}, "num_kv_heads is 3; expected num_attention_heads, 6"),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 4}, "not divisible by the 4 key heads"),
@@ -253,8 +258,8 @@ def test_published_checkpoint_configs(checkpoints: CheckpointCache, tmp_path: Pa
         ("llama", {"num_key_value_heads": 4}, "num_attention_heads 6 is not divisible by the 4 key heads"),
         (
             "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_type 'dynamic' changes its angles with the length",
+            {"rope_parameters": {**LONGROPE, "short_factor": [1.0, 0.0, 1.0]}},
+            "short_factor of rope_parameters is [1.0, 0.0, 1.0]; expected a list of numbers above 0",
         ),
         (
             "llama",

@@ -120,6 +120,11 @@ def test_fields_under_other_names_and_missing_ones(checkpoints: CheckpointCache,
     width = config.pop("n_embd")
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": width}))
     assert read_files(folder).sizes == read_files(checkpoints("gpt2")).sizes
+    bloom = config_only(checkpoints("bloom"), tmp_path / "b")
+    config = json.loads((bloom / "config.json").read_text())
+    width = config.pop("hidden_size")
+    (bloom / "config.json").write_text(json.dumps({**config, "n_embed": width}))
+    assert read_files(bloom).sizes == read_files(checkpoints("bloom")).sizes
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     assert read_files(folder).sizes.max_target == 4096 * 32
 
