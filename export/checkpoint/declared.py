@@ -54,6 +54,10 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     return SimpleNamespace(**{**aliases, **fields})
 
 
+FORMER_NAMES = {"bloom": {"n_embed": "hidden_size"}}
+"""Names that a config class takes beside its ``attribute_map``: other name -> name."""
+
+
 @cache
 def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Literal defaults of the config class of a model type, and its ``attribute_map``: other name -> name."""
@@ -66,7 +70,7 @@ def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     )
     literals = _literals(config_class)
     other_names = literals.pop("attribute_map", {})
-    return literals, other_names
+    return literals, {**FORMER_NAMES.get(model_type, {}), **other_names}
 
 
 def _source_file(model_type: str) -> Path | None:

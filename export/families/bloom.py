@@ -7,7 +7,6 @@ interface. ``export/tracing/bloom.py`` replaces it by one through the interface,
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 from tightbeam.export.families.causal import Causal
@@ -19,12 +18,6 @@ class Bloom(Causal):
 
     def key_heads(self, config: Any) -> Any:
         return getattr(config, self.heads)
-
-    def sizes(self, config: Any) -> Sizes:
-        """Sizes; the width is ``n_embed`` in most config.json, which transformers' config has no field of."""
-        found = super().sizes(config)
-        D = int(getattr(config, "n_embed", None) or found.D)
-        return replace(found, D=D, K=D // found.H, V=D // found.H)
 
     def key_bias(self, sizes: Sizes) -> Any:
         from tightbeam.export.tracing.bloom import key_bias
