@@ -486,7 +486,7 @@ class Runner(WholeBatches):
         -------
         list of Output
             One for each image: texts, token ids and scores of its sequences, best first; no texts where the bundle has
-            no tokenizer.
+            no tokenizer. Of a TIFF of several pages, the best sequences joined, and ``pages`` with one for each.
 
         Raises
         ------

@@ -1,9 +1,11 @@
-"""Image files as colours uint8 [rows, columns, 3]: PNG, JPEG, TIFF, WebP and BMP, one picture each."""
+"""Image files as colours uint8 [rows, columns, 3]: PNG, JPEG, WebP and BMP, a picture each, and the pages of a TIFF."""
 
 from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from tightbeam.deploy.errors import InputError, first_line
 from tightbeam.deploy.image.geometry import INSTALL, MAX_PIXELS
 
-__all__ = ["is_image", "read_image"]
+__all__ = ["ImageFile", "is_image"]
 
 Image = npt.NDArray[np.uint8]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp")
@@ -21,6 +23,8 @@ FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
 EXPECTED = "expected a PNG, JPEG, TIFF, WebP or BMP file"
 SEVERAL_VIEWS = "MPO"
 """JPEG files of cameras, whose first picture is the photograph, and the others its previews."""
+SUBFILE_TYPE, PREVIEW_OR_MASK = 254, 1 | 4
+"""The tag of TIFF, and its bits, by which a picture is no page: a smaller copy of another one, or its transparency."""
 
 
 def is_image(path: str) -> bool:
@@ -28,42 +32,83 @@ def is_image(path: str) -> bool:
     return Path(path).suffix.lower() in SUFFIXES
 
 
-def read_image(source: str | bytes, name: str | None = None) -> Image:
-    """Read an image file, upright as its Exif data says, in red, green and blue, over white where it is transparent.
+class ImageFile:
+    """An open image file, whose pages are decoded one by one.
 
     Parameters
     ----------
-    source
+    source : str or bytes
         The name of a file, or the content of one.
-    name
-        What errors call it; by default its name.
-
-    Returns
-    -------
-    uint8 [rows, columns, 3]
-        The colours. Sixteen bits of grey become eight.
 
     Raises
     ------
     InputError
-        The file cannot be read as an image, has several pages, or more than ``MAX_PIXELS`` pixels; or pillow is not
-        installed.
+        The file cannot be read as an image, or is an animation; or pillow is not installed.
     """
-    try:
-        from PIL import Image as pillow
-        from PIL import ImageOps, UnidentifiedImageError
-    except ImportError:
-        raise InputError(f"reading images needs the package pillow, which is not installed; {INSTALL}") from None
-    shown = name if name is not None else source if isinstance(source, str) else "the image"
-    data = _bytes_of(source) if isinstance(source, str) else source
-    if not data:
-        raise InputError(f"{shown} is empty, it has no bytes; {EXPECTED}")
+
+    def __init__(self, source: str | bytes) -> None:
+        try:
+            from PIL import Image as pillow
+        except ImportError:
+            raise InputError(f"reading images needs the package pillow, which is not installed; {INSTALL}") from None
+        self._shown = source if isinstance(source, str) else "the image"
+        data = _bytes_of(source) if isinstance(source, str) else source
+        if not data:
+            raise InputError(f"{self._shown} is empty, it has no bytes; {EXPECTED}")
+        with _one_line(self._shown):
+            self._image = pillow.open(io.BytesIO(data), formats=FORMATS)
+            self._frames = _pages(self._image, self._shown)
+
+    def __len__(self) -> int:
+        """Pages."""
+        return len(self._frames)
+
+    def read(self, page: int) -> Image:
+        """Decode a page, upright as its Exif data says, in red, green and blue, over white where it is transparent.
+
+        Parameters
+        ----------
+        page
+            Its number, from 0.
+
+        Returns
+        -------
+        uint8 [rows, columns, 3]
+            The colours. Sixteen bits of grey become eight.
+
+        Raises
+        ------
+        InputError
+            The page cannot be decoded, or has more than ``MAX_PIXELS`` pixels.
+        """
+        from PIL import ImageOps
+
+        shown = self._shown if len(self) == 1 else f"{self._shown}, page {page + 1}"
+        with _one_line(shown):
+            self._image.seek(self._frames[page])
+            width, height = self._image.size
+            if width * height > MAX_PIXELS:
+                raise InputError(
+                    f"{shown} has {width} x {height} pixels, expected {MAX_PIXELS:,} at most; cut it into pieces, or "
+                    "resize it"
+                )
+            return _colours(ImageOps.exif_transpose(self._image))
+
+    def close(self) -> None:
+        """Free the content."""
+        self._image.close()
+
+
+@contextmanager
+def _one_line(shown: str) -> Iterator[None]:
+    """Raise InputError for whatever pillow raises; ``shown`` is what it calls the image."""
+    from PIL import Image as pillow
+    from PIL import UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large images, which are limited here, and of odd metadata
-            with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
-                _check(image, shown)
-                return _colours(ImageOps.exif_transpose(image))
+            yield
     except InputError:
         raise
     except MemoryError:
@@ -92,16 +137,19 @@ def _bytes_of(path: str) -> bytes:
         raise InputError(f"{path} cannot be opened ({reason}); {EXPECTED}") from None
 
 
-def _check(image: Any, shown: str) -> None:
-    """Raise InputError for an image that is not read, before its pixels are decoded."""
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise InputError(
-            f"{shown} has {width} x {height} pixels, expected {MAX_PIXELS:,} at most; cut it into pieces, or resize it"
-        )
-    pages = getattr(image, "n_frames", 1)
-    if pages > 1 and image.format != SEVERAL_VIEWS:
-        raise InputError(f"{shown} has {pages} pages; expected one; save each page as a file of its own")
+def _pages(image: Any, shown: str) -> list[int]:
+    """The numbers of the pictures that are pages. Raises InputError for an animation."""
+    count = getattr(image, "n_frames", 1)
+    if count == 1 or image.format == SEVERAL_VIEWS:
+        return [0]
+    if image.format != "TIFF":
+        raise InputError(f"{shown} is an animation of {count} pictures, expected one; save those that count as files")
+    pages = []
+    for number in range(count):
+        image.seek(number)
+        if not image.tag_v2.get(SUBFILE_TYPE, 0) & PREVIEW_OR_MASK:
+            pages.append(number)
+    return pages or [0]
 
 
 def _colours(image: Any) -> Image:

@@ -1,9 +1,11 @@
-"""Image to text: image files or arrays of colours in, text out. An image is one sample."""
+"""Image to text: image files or arrays of colours in, text out. An image is one sample, each page of a TIFF another."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -13,29 +15,30 @@ import numpy.typing as npt
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.image.files import read_image
+from tightbeam.deploy.image.files import ImageFile
 from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import Output
+from tightbeam.deploy.text.output import Output, join
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [
     "ImageModel",
+    "ImageReader",
     "Source",
     "check_colours",
     "check_image_options",
     "check_pixels",
     "image_processor_of",
-    "pixels_of",
     "read_all",
     "run_images",
 ]
 
 IMAGES_AHEAD = 4
-"""Images that are read and wait, as pixels of the model's size."""
+"""Images, or pages of one, that are read and wait, as pixels of the model's size."""
 Source = str | bytes | Array | InputError
 """The name of an image file, the content of one, colours uint8 [rows, columns, 3], or an error in the place of one."""
 
@@ -54,13 +57,6 @@ def image_processor_of(model: ImageModel) -> ImageProcessor:
         kind, input_ = ("a speech", "audio") if model.is_speech else ("a text", "text or token ids")
         raise InputError(f"this is {kind} model; pass {input_} instead of images")
     return model.image_processor
-
-
-def pixels_of(model: ImageModel, source: str | bytes | Array) -> Array:
-    """Read an image as pixels float32 [3, height, width]. Raises InputError where it cannot be read."""
-    processor = image_processor_of(model)
-    colours = read_image(source) if isinstance(source, str | bytes) else check_colours(source)
-    return processor.pixels(colours)
 
 
 def check_colours(image: Any) -> npt.NDArray[np.uint8]:
@@ -92,6 +88,126 @@ def check_image_options(options: GenerationOptions) -> GenerationOptions:
     return options.without_source_tokens("an image")
 
 
+@dataclass(eq=False)
+class _Pages(OpenInput):
+    """An input of several pages, of which a few wait or run at a time.
+
+    Attributes
+    ----------
+    count : int
+        All pages.
+    read : function
+        Makes the sample of a page, by its number from 0.
+    """
+
+    count: int = 0
+    read: Callable[[int], Sample] | None = None
+
+    def start(self) -> None:
+        """Make the samples of the first pages. Raises InputError."""
+        assert self.read is not None
+        self.samples += [self.read(page) for page in range(min(IMAGES_AHEAD, self.count))]
+
+    @property
+    def done(self) -> bool:
+        return self.failure is not None or len(self.found) == self.count
+
+    @property
+    def is_one_sample(self) -> bool:
+        return False
+
+    def take(self, number: int, result: SearchResult) -> list[Sample]:
+        super().take(number, result)
+        place = next(place for place, sample in enumerate(self.samples) if sample.number == number)
+        done = self.samples[place]
+        self.samples[place] = replace(done, source=done.source[:0])  # its pixels are not needed any more
+        if self.failure is not None or len(self.samples) == self.count or self.read is None:
+            return []
+        try:
+            self.samples.append(self.read(len(self.samples)))
+        except InputError as error:
+            self.failure = error
+            return []
+        return self.samples[-1:]
+
+    def output(self, model: LoadedModel) -> Output:
+        pages = self.outputs(model)
+        return replace(join(pages), pages=pages)
+
+    def close(self) -> None:
+        self.read = None
+
+
+class ImageReader:
+    """Reads sources as inputs.
+
+    Parameters
+    ----------
+    model
+        The runner of a model that reads images.
+    settings
+        Settings of ``model.generate``.
+    numbers
+        Numbers of the samples.
+    most_pages
+        Pages of an image, at most.
+
+    Attributes
+    ----------
+    options : GenerationOptions
+        The settings, resolved.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: ImageModel,
+        settings: Mapping[str, Any],
+        *,
+        numbers: Iterator[int] | None = None,
+        most_pages: float = math.inf,
+    ) -> None:
+        self._model, self._settings, self._most_pages = model, settings, most_pages
+        self._processor = image_processor_of(model)
+        self._numbers = count() if numbers is None else numbers
+        self.options = model.options(**settings).without_source_tokens("an image")
+
+    def read(self, number: int, source: Source) -> OpenInput:
+        """Read a source: an input, with its failure where it cannot be read."""
+        result = InputResult(number, self.options.num_return_sequences)
+        try:
+            if isinstance(source, InputError):
+                raise source
+            if not isinstance(source, str | bytes):
+                return OpenInput(result, [self._sample(check_colours(source))])
+            file = ImageFile(source)
+            if len(file) == 1:
+                return OpenInput(result, [self._sample(file.read(0))])
+            self._check_pages(len(file), source if isinstance(source, str) else "the image")
+            made = _Pages(result, [], count=len(file), read=lambda page: self._sample(file.read(page)))
+            made.start()
+        except InputError as error:
+            return OpenInput(result, [], error)
+        return made
+
+    def _sample(self, colours: npt.NDArray[np.uint8]) -> Sample:
+        return self._model.sample_of_pixels(next(self._numbers), self._processor.pixels(colours), self._settings)
+
+    def _check_pages(self, pages: int, shown: str) -> None:
+        returned = self.options.num_return_sequences
+        if pages > self._most_pages:
+            raise InputError(f"{shown} has {pages} pages, expected {self._most_pages} at most; cut it into pieces")
+        if returned > 1:
+            raise InputError(
+                f"num_return_sequences={returned} is for images of one page, {shown} has {pages}; leave it out, or "
+                "save each page as a file"
+            )
+
+
 def run_images(
     model: ImageModel, sources: Iterable[Source], *, batch_size: int = 8, typed: bool = False, **settings: Any
 ) -> Iterator[OpenInput]:
@@ -120,21 +236,12 @@ def run_images(
     GenerationError
         A setting is wrong; raised before any image is read.
     """
-    options = check_image_options(model.options(**settings))
-    numbers = count()
-
-    def read(number: int, source: Source) -> OpenInput:
-        try:
-            if isinstance(source, InputError):
-                raise source
-            pixels = pixels_of(model, source)
-        except InputError as error:
-            return OpenInput(InputResult(number, options.num_return_sequences), [], error)
-        sample = model.sample_of_pixels(next(numbers), pixels, settings)
-        return OpenInput(InputResult(number, options.num_return_sequences), [sample])
-
-    inputs = (read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(model, inputs, max_rows=batch_size * options.num_beams, typed=typed, ahead=IMAGES_AHEAD)
+    reader = ImageReader(model, settings)
+    inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
+    rows = batch_size * reader.options.num_beams
+    yield from run_inputs(
+        model, inputs, max_rows=rows, typed=typed, ahead=IMAGES_AHEAD, most_open=batch_size + IMAGES_AHEAD
+    )
 
 
 def read_all(model: ImageModel, images: Any, *, batch_size: int = 8, **settings: Any) -> list[Output]:
@@ -152,5 +259,15 @@ def read_all(model: ImageModel, images: Any, *, batch_size: int = 8, **settings:
         if done.failure is not None:
             raise done.failure
         own = done.result
-        found.append(Output(own.sequences, own.scores, own.texts, own.new_tokens, own.token_scores, own.alternatives))
+        found.append(
+            Output(
+                own.sequences,
+                own.scores,
+                own.texts,
+                own.new_tokens,
+                own.token_scores,
+                own.alternatives,
+                pages=own.pages,
+            )
+        )
     return found

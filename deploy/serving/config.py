@@ -21,6 +21,7 @@ from tightbeam.deploy.serving.tensors import (
     LENGTHS,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
+    PAGES,
     SCORES,
     SEGMENTS,
     TEXT,
@@ -238,6 +239,8 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)
     if speech:
         put_output(SEGMENTS, "TYPE_STRING", 1)
+    if manifest.image is not None:
+        put_output(PAGES, "TYPE_STRING", 1)
     if settings.stream:
         put_output(INDEX, "TYPE_INT32", 1)
         put_output(FINISHED, "TYPE_BOOL", 1)

@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.audio.files import Source
 from tightbeam.deploy.audio.recordings import WholeRecordingReader
 from tightbeam.deploy.audio.transcribe import RecordingReader
 from tightbeam.deploy.errors import GenerationError, InputError
@@ -18,7 +17,7 @@ from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.image.read import pixels_of
+from tightbeam.deploy.image.read import ImageReader
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.encoded import file_bytes
@@ -35,6 +34,8 @@ MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 MAX_PARAMETER_BYTES = 1 << 16
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
 """Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
+MAX_PAGES = 128
+"""Pages of one image."""
 MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
 """Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
 TEXT_PARAMETERS = frozenset(
@@ -119,22 +120,19 @@ class RequestParser:
                     runner.check_ids(ids)
                     check_without_text(settings)
                     opened = OpenInput(InputResult(row), [self._sample(ids, request, row)])
-                elif name == IMAGE:
-                    pixels = pixels_of(runner, file_bytes(_data(value), IMAGE, MAX_IMAGE_BYTES))
-                    sample = runner.sample_of_pixels(next(self._numbers), pixels, settings)
-                    opened = OpenInput(InputResult(row), [sample])
                 else:
-                    sound = value[: lengths[row]] if name == AUDIO else file_bytes(_data(value), name, MAX_AUDIO_BYTES)
-                    opened = self._recording(row, sound, request.parameters, seconds)
+                    most = MAX_IMAGE_BYTES if name == IMAGE else MAX_AUDIO_BYTES
+                    content = value[: lengths[row]] if name == AUDIO else file_bytes(_data(value), name, most)
+                    opened = self._file(row, content, request.parameters, seconds)
                     seconds += opened.result.seconds
             except (InputError, GenerationError) as error:
                 raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
             parsed.rows.append(opened)
         return parsed
 
-    def _recording(self, row: int, sound: Source, parameters: str, before_s: float) -> OpenInput:
-        """Read a row of a speech model, behind so many seconds of others. Raises InputError."""
-        opened = self._readers(parameters).read(row, sound)
+    def _file(self, row: int, content: bytes | Array, parameters: str, before_s: float) -> OpenInput:
+        """Read a recording, behind so many seconds of others, or an image. Raises InputError."""
+        opened = self._readers(parameters).read(row, content)
         if opened.failure is not None:
             raise opened.failure
         if before_s + opened.result.seconds > self._most_s:
@@ -143,8 +141,10 @@ class RequestParser:
             )
         return opened
 
-    def _reader(self, parameters: str) -> RecordingReader | WholeRecordingReader:
+    def _reader(self, parameters: str) -> RecordingReader | WholeRecordingReader | ImageReader:
         settings, _, _ = self._options(parameters, 1)
+        if self._runner.reads_images:
+            return ImageReader(self._runner, settings, numbers=self._numbers, most_pages=MAX_PAGES)
         if self._runner.recordings is not None:
             return WholeRecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
         return RecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)

@@ -18,12 +18,13 @@ from tightbeam.deploy.serving.tensors import (
     INDEX,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
+    PAGES,
     SCORES,
     SEGMENTS,
     TEXT,
     TOKEN_SCORES,
 )
-from tightbeam.deploy.text.input_result import segment_records
+from tightbeam.deploy.text.input_result import page_records, segment_records
 from tightbeam.deploy.text.output import Output
 
 __all__ = ["Outcome", "Responder", "tensors_of"]
@@ -160,7 +161,7 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
         TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and where a row has no score; OUTPUT_IDS
         int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; where they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
-        and where a row has segments SEGMENTS bytes [b, 1].
+        and where a row has segments or pages SEGMENTS or PAGES bytes [b, 1].
     """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
@@ -172,15 +173,13 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     scored = all(output.scores is not None for output in outputs)  # a recording of several windows has no score
     scores = np.array([(output.scores or []) if scored else [] for output in outputs], np.float32)
     found = {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
-    if any(output.segments is not None for output in outputs):
-        found[SEGMENTS] = np.array([[_as_json(output)] for output in outputs], np.object_)
+    for name, records in (
+        (SEGMENTS, [output.segments and segment_records(output.segments) for output in outputs]),
+        (PAGES, [output.pages and page_records(output.pages) for output in outputs]),
+    ):
+        if any(record is not None for record in records):
+            found[name] = np.array([[json.dumps(each, ensure_ascii=False).encode()] for each in records], np.object_)
     return {**found, **_of_tokens(outputs, ids.shape)}
-
-
-def _as_json(output: Output) -> bytes:
-    """The segments of an output as JSON; null where there are none."""
-    segments = None if output.segments is None else segment_records(output.segments)
-    return json.dumps(segments, ensure_ascii=False).encode()
 
 
 def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, Array]:

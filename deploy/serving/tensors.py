@@ -14,6 +14,7 @@ __all__ = [
     "LENGTHS",
     "OUTPUT_IDS",
     "OUTPUT_LENGTHS",
+    "PAGES",
     "SCORES",
     "SEGMENTS",
     "TEXT",
@@ -48,6 +49,9 @@ ALTERNATIVE_SCORES = "ALTERNATIVE_SCORES"
 SEGMENTS = "SEGMENTS"
 """Output of a speech model, where a row was gone through by timestamps: string [b, 1], its segments as JSON; null for
 another row."""
+PAGES = "PAGES"
+"""Output of a model that reads images, where one has several pages: string [b, 1], the results of its pages as JSON;
+null for another row."""
 INDEX = "INDEX"
 """Output of a streaming model: int32 [1, 1], the row that a response belongs to."""
 FINISHED = "FINISHED"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tightbeam.deploy.text.output import Output, TextSegment, TokenAlternatives, TokenScores
 
-__all__ = ["InputResult", "segment_records"]
+__all__ = ["InputResult", "page_records", "segment_records"]
 
 
 @dataclass
@@ -41,6 +41,8 @@ class InputResult:
         The name of a recording's file.
     segments : list of TextSegment or None
         Of a recording that was gone through by timestamps.
+    pages : list of Output or None
+        Those of each page, of an image of several.
     """
 
     number: int
@@ -59,12 +61,13 @@ class InputResult:
     seconds: float = 0.0
     source: str | None = None
     segments: list[TextSegment] | None = None
+    pages: list[Output] | None = None
 
     def set_output(self, output: Output) -> None:
         """Set what the line gave."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
         self.token_scores, self.alternatives = output.token_scores, output.alternatives
-        self.new_tokens, self.segments = output.new_tokens, output.segments
+        self.new_tokens, self.segments, self.pages = output.new_tokens, output.segments, output.pages
 
     def as_json(self) -> str:
         """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
@@ -90,6 +93,8 @@ class InputResult:
                     record[f"sequences_{name}"] = each
         if self.segments is not None:
             record["segments"] = segment_records(self.segments)
+        if self.pages is not None:
+            record["pages"] = page_records(self.pages)
         if self.cut:
             record["truncated"] = True
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
@@ -107,6 +112,18 @@ def segment_records(segments: Sequence[TextSegment]) -> list[dict[str, Any]]:
     return [
         {"start": round(part.start_s, 2), "end": round(part.end_s, 2), "text": part.text, "tokens": part.tokens}
         for part in segments
+    ]
+
+
+def page_records(pages: Sequence[Output]) -> list[dict[str, Any]]:
+    """The best sequences of pages as JSON has them."""
+    return [
+        {
+            **({} if page.texts is None else {"text": page.texts[0]}),
+            **({} if page.scores is None else {"score": _finite(page.scores[0])}),
+            "tokens": page.sequences[0],
+        }
+        for page in pages
     ]
 
 

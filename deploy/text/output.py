@@ -64,6 +64,8 @@ class Output:
         The best tokens in place of each token of each sequence; None where they were not asked for.
     segments : list of TextSegment or None
         Of a recording that was gone through by timestamps.
+    pages : list of Output or None
+        Those of each page, of an image of several.
     """
 
     sequences: list[list[int]]
@@ -73,6 +75,7 @@ class Output:
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
     segments: list[TextSegment] | None = None
+    pages: list[Output] | None = None
 
 
 def output_of(model: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
@@ -131,7 +134,7 @@ def text_of(model: LoadedModel, sequence: Sequence[int], options: GenerationOpti
 
 
 def join(windows: Sequence[Output]) -> Output:
-    """Join the best sequences of an audio file's windows, in their order.
+    """Join the best sequences of a recording's windows, or of the pages of an image, in their order.
 
     The windows have no score in common, so the result has a score only where there is one window.
     """

@@ -60,11 +60,15 @@ class OpenInput:
         self.found[number] = result
         return []
 
-    def output(self, model: LoadedModel) -> Output:
-        """Make the output of what was found: detokenise it, and join the windows. Raises BundleError."""
-        outputs = [
+    def outputs(self, model: LoadedModel) -> list[Output]:
+        """Make the output of each sample: detokenise what was found. Raises BundleError."""
+        return [
             output_of(model, self.found[sample.number], sample.options, sample.prompt_length) for sample in self.samples
         ]
+
+    def output(self, model: LoadedModel) -> Output:
+        """Make the output of what was found, with the windows joined. Raises BundleError."""
+        outputs = self.outputs(model)
         return join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0]
 
     def close(self) -> None:

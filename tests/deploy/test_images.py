@@ -15,11 +15,19 @@ import transformers
 from support.image_checkpoints import images
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image import files
-from tightbeam.deploy.image.files import read_image
+from tightbeam.deploy.image.files import ImageFile
 from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.deploy.serving.encoded import file_bytes
 
 pillow = pytest.importorskip("PIL.Image")
+
+
+def read_image(source: str | bytes) -> Any:
+    """The colours of an image of one page."""
+    file = ImageFile(source)
+    assert len(file) == 1
+    return file.read(0)
+
 
 SHAPES = ((1, 1), (3, 50), (77, 31), (16, 16), (40, 41))
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -108,12 +116,12 @@ def test_files_that_are_no_image_have_one_line(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "cut.png").write_bytes(whole.getvalue()[:400])
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "empty.jpg").write_bytes(b"")
-    image.save(tmp_path / "pages.tiff", save_all=True, append_images=[image])
+    image.save(tmp_path / "moving.png", save_all=True, append_images=[image.rotate(9)])
     for name, expected in (
         ("cut.png", "cannot be read as an image"),
         ("text.png", "cannot be read as an image; expected a PNG"),
         ("empty.jpg", "empty.jpg is empty, it has no bytes; expected a PNG"),
-        ("pages.tiff", "has 2 pages; expected one"),
+        ("moving.png", "moving.png is an animation of 2 pictures, expected one"),
         ("absent.png", "there is no file"),
         ("", "is a folder"),
     ):
@@ -122,7 +130,7 @@ def test_files_that_are_no_image_have_one_line(tmp_path: Path, monkeypatch: pyte
         assert "\n" not in str(caught.value)
     monkeypatch.setattr(files, "MAX_PIXELS", 100)
     with pytest.raises(InputError, match=r"has 90 x 31 pixels, expected 100 at most"):
-        read_image(whole.getvalue(), "the page")
+        read_image(whole.getvalue())
 
 
 @pytest.mark.slow

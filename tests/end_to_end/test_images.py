@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import itertools
 import json
@@ -24,10 +25,12 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.requests import RequestParser
+from tightbeam.deploy.serving.responses import tensors_of
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.graph_passes import PRESETS
 
 pillow = pytest.importorskip("PIL.Image")
+TiffImagePlugin = pytest.importorskip("PIL.TiffImagePlugin")
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -93,7 +96,23 @@ BEGINNINGS: tuple[list[int], ...] = ([2, 9, 40], [9, 40], [7], [2, 2])
 """Behind the start token 2, and without it, which transformers puts before them, but not for a Donut."""
 
 
-@pytest.mark.parametrize("family", ["trocr", "donut"])
+BEGUN = ["trocr", pytest.param("donut", marks=pytest.mark.slow)]
+
+
+def test_a_donut_begins_without_a_start_token(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
+    assert runner.image_processor is not None
+    assert [runner.options(decoder_input_ids=tokens).prompt for tokens in ([9, 40], [2, 9])] == [(2, 9, 40), (2, 9)]
+    runner.image_processor = dataclasses.replace(runner.image_processor, kind="Donut")
+    own = {"decoder_start_token_id": 5, "generation_config": {"decoder_input_ids": [9, 40]}}
+    assert [runner.options(**given).prompt for given in (own, {"decoder_input_ids": [2, 2]}, {})] == [
+        (9, 40),
+        (2, 2),
+        (2,),
+    ]
+
+
+@pytest.mark.parametrize("family", BEGUN)
 def test_beginnings_match_generate(bundles: BundleCache, family: str) -> None:
     model = bundles.trace(family, tokenizer=True)[0].model
     runner = Runner.load(bundles("dedup", family, tokenizer=True), threads=1)
@@ -107,15 +126,21 @@ def test_beginnings_match_generate(bundles: BundleCache, family: str) -> None:
             np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=f"{tokens} {own}")
 
 
+@pytest.mark.parametrize("family", BEGUN)
 def test_a_task_prompt_is_text(
-    bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundles: BundleCache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
 ) -> None:
     """The same tokens as with the ids that the tokenizer makes without special tokens: Python, command, request."""
-    checkpoint, folder = bundles.trace("donut", tokenizer=True)[0], bundles("dedup", "donut", tokenizer=True)
+    checkpoint, folder = bundles.trace(family, tokenizer=True)[0], bundles("dedup", family, tokenizer=True)
     runner, text, page = Runner.load(folder, threads=1), "the tram", images(3)[0]
     ids = checkpoint.tokenizer(text, add_special_tokens=False).input_ids
     (expected,) = runner.read_images([page], decoder_input_ids=ids, max_new_tokens=5)
-    assert expected.sequences[0][: len(ids)] == ids and len(ids) > 1
+    begun = ids if family == "donut" else [2, *ids]
+    assert expected.sequences[0][: len(begun)] == begun and len(ids) > 1
     assert runner.read_images([page], decoder_input_text=text, max_new_tokens=5) == [expected]
     data = io.BytesIO()
     pillow.fromarray(page).save(data, "PNG")
@@ -128,6 +153,56 @@ def test_a_task_prompt_is_text(
     assert run_requests(runner, [request]).outputs(1)[0].sequences == expected.sequences
     with pytest.raises(GenerationError, match=r"decoder_input_text='a' .* and decoder_input_ids=.* are the same"):
         runner.read_images([page], decoder_input_text="a", decoder_input_ids=[5])
+
+
+def test_the_pages_of_a_tiff_are_one_document(
+    bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each page has the result that it has alone, more of them than wait at a time; one line has them all. A smaller
+    copy of a page is none; a broken one fails its file alone."""
+    folder, run = bundles("dedup", "trocr", tokenizer=True), caller(monkeypatch, capsys)
+    runner, pages = Runner.load(folder, threads=1), images(7, tuple((20 + 9 * own, 31) for own in range(7)))
+    pictures = [pillow.fromarray(page) for page in pages]
+    scan, broken, single = (tmp_path / f"{name}.tiff" for name in ("scan", "broken", "single"))
+    pictures[0].save(scan, save_all=True, append_images=pictures[1:])
+    broken.write_bytes(scan.read_bytes())
+    with pillow.open(broken) as file:
+        file.seek(2)
+        offset = file.tag_v2[273][0]
+    with broken.open("r+b") as file:
+        file.seek(file.seek(0) + offset)
+        file.truncate()
+    data = io.BytesIO()
+    with TiffImagePlugin.AppendingTiffWriter(data, new=True) as writer:
+        for picture, kind in zip(pictures[:2], (0, 1), strict=True):
+            picture.save(writer, "TIFF", tiffinfo={254: kind})
+            writer.newFrame()
+    single.write_bytes(data.getvalue())
+    own: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 5}
+    alone = runner.read_images(pages, **own)
+    (found,) = runner.read_images([scan], batch_size=2, **own)
+    assert found.pages == alone and found.texts == [" ".join(page.texts[0].strip() for page in alone)]
+    assert runner.read_images([single], **own) == alone[:1]
+    done = run(folder, scan, broken, single, "--json", "--num-beams", 2, *SHORT)
+    done.failed("broken.tiff")
+    first, second, last = done.records
+    assert [page["tokens"] for page in first["pages"]] == [page.sequences[0] for page in alone]
+    assert first["text"] == found.texts[0] and "error" in second and last["text"] == alone[0].texts[0]
+    assert run(folder, scan, "--num-beams", 2, *SHORT).out.splitlines() == [" ".join(found.texts[0].split("\n"))]
+    rows = np.array([[scan.read_bytes()], [single.read_bytes()]], object)
+    requests = [Request(1, {"IMAGE": rows}, json.dumps(own)), Request(2, {"IMAGE": rows[:1]}, "{}")]
+    requests.append(Request(3, {"IMAGE": np.array([[broken.read_bytes()]], object)}, json.dumps(own)))
+    monkeypatch.setattr("tightbeam.deploy.serving.requests.MAX_PAGES", 7)
+    log = run_requests(runner, requests, max_rows=4)
+    assert log.outputs(1) == [found, alone[0]] and len(log.outputs(2)[0].pages) == 7
+    assert "the image" in log.refusals()[3].message
+    listed = tensors_of(log.outputs(1), 0)["PAGES"].ravel().tolist()
+    assert json.loads(listed[0]) == first["pages"] and listed[1] == b"null"
+    monkeypatch.setattr("tightbeam.deploy.serving.requests.MAX_PAGES", 6)
+    message = run_requests(runner, requests[1:2]).refusals()[2].message
+    assert message == "the image has 7 pages, expected 6 at most; cut it into pieces"
+    with pytest.raises(InputError, match=r"num_return_sequences=2 is for images of one page, .*scan.tiff has 7"):
+        runner.read_images([scan], num_return_sequences=2, **own)
 
 
 def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.bundles import BundleCache
 from support.image_checkpoints import images
 from support.triton_requests import run
 from tightbeam.deploy import Runner
+from tightbeam.deploy.image.read import ImageReader
 from tightbeam.deploy.serving import requests as reading
 from tightbeam.deploy.serving.messages import Request, Row
 
@@ -100,12 +101,12 @@ def test_a_file_beyond_the_limit_is_refused(trocr: Runner, monkeypatch: pytest.M
 
 def test_an_image_that_is_read_for_long_holds_nobody_up(trocr: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are answered while its file is read; a request cancelled meanwhile has no events."""
-    read, answered = reading.pixels_of, threading.Event()
+    read, answered = ImageReader.read, threading.Event()
 
-    def slow(model: Any, data: Any) -> Any:
+    def slow(reader: ImageReader, row: int, data: Any) -> Any:
         if data == FILES[2]:
             assert answered.wait(60)
-        return read(model, data)
+        return read(reader, row, data)
 
     def cancelled() -> set[int]:
         if len([event for event in events if isinstance(event, Row)]) == 2:
@@ -113,7 +114,7 @@ def test_an_image_that_is_read_for_long_holds_nobody_up(trocr: Runner, monkeypat
         return {3}
 
     events: list[Any] = []
-    monkeypatch.setattr(reading, "pixels_of", slow)
+    monkeypatch.setattr(ImageReader, "read", slow)
     requests = [image_request(0, FILES[2]), *(image_request(number, FILES[0]) for number in (1, 2, 3))]
     log = run(trocr, requests, cancelled=cancelled, seen=events)
     assert [event.number for event in log.events] == [1, 2, 0]
