@@ -13,9 +13,16 @@ if __name__ == "__main__":
     folder = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != folder]
 
+    import importlib.util
     import runpy
 
-    runpy.run_module("tightbeam.deploy.command", run_name="__main__")
+    try:
+        if importlib.util.find_spec("tightbeam") is None or importlib.util.find_spec("tightbeam.deploy") is None:
+            sys.modules.pop("tightbeam", None)  # a clone that is not installed has the packages' layout in tools/
+            sys.path.insert(0, os.path.join(os.path.dirname(folder), "tools", "namespace"))
+        runpy.run_module("tightbeam.deploy.command", run_name="__main__")
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: run-model needs the package {error.name}, which is not installed; pip install .")
 
 import os
 from collections.abc import Mapping, Sequence

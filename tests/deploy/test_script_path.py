@@ -1,4 +1,4 @@
-"""`python deploy/runner.py` imports third-party packages, not the folders of deploy that have their names."""
+"""`python deploy/runner.py` runs in a clone that is not installed, and no folder of deploy hides a package."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,3 +66,18 @@ def test_folders_of_deploy_hide_no_package(packages: Path, how: str) -> None:
     found, command = json.loads(done.stderr.splitlines()[-1])
     assert found == {name: str(packages / name / "__init__.py") for name in NAMES}
     assert Path(command).resolve() == DEPLOY / "command.py"
+
+
+def test_a_clone_that_is_not_installed() -> None:
+    command = [sys.executable, "-S", str(DEPLOY / "runner.py"), "--help"]  # -S: no .pth file, so no editable install
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    packages = str(Path(np.__file__).parents[1])
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**environment, "PYTHONPATH": packages}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--num-beams" in done.stdout
+    bare = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert bare.returncode == 1
+    (line,) = bare.stderr.splitlines()
+    assert line.startswith("error: run-model needs the package ") and line.endswith("not installed; pip install .")
