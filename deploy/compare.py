@@ -94,9 +94,11 @@ def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
     }
     if features_of:
         (shape,) = features_of.values()
-        length = bundle.manifest.longest_source(longest)  # of whole recordings
-        features = generator.uniform(-1, 1, (SAMPLES, *(length if size == "X" else int(size) for size in shape[1:])))
-        positions = longest if bundle.manifest.convolutions else sizes.max_source
+        lengths = {"X": bundle.manifest.longest_source(longest), "N": longest}  # of whole recordings, and of patches
+        features = generator.uniform(
+            -1, 1, (SAMPLES, *(lengths[size] if isinstance(size, str) else size for size in shape[1:]))
+        )
+        positions = longest if lengths.keys() & set(shape) else sizes.max_source
         return Sources(features.astype(np.float32), np.ones((SAMPLES, positions), np.int64), None)
     codec = load_codec(bundle) if texts else None
     rows = [codec.encode(text)[:longest] for text in texts] if codec else []

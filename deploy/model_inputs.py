@@ -227,8 +227,9 @@ class ModelInputs(ModelSettings):
         ----------
         number : int
             The caller's number of the sample.
-        pixels : float32 [3, height, width]
-            Pixels of an image in the model's size, as `ImageProcessor.pixels` makes them.
+        pixels : float32 [3, height, width] or [X, width]
+            Pixels of an image in the model's size, as `ImageProcessor.pixels` makes them; or its patches, as
+            `PatchProcessor.pixels` makes them.
         settings : mapping
             Arguments of ``model.generate``, for this sample alone.
 
@@ -241,9 +242,8 @@ class ModelInputs(ModelSettings):
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         """
-        return Sample(
-            number, check_image_options(self.options_for(1, settings)), pixels, self.manifest.sizes.max_source
-        )
+        positions = len(pixels) if pixels.ndim == 2 else self.manifest.sizes.max_source
+        return Sample(number, check_image_options(self.options_for(1, settings)), pixels, positions)
 
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Pad rows of token ids to a batch, on the side that this model expects.

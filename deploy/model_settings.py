@@ -16,7 +16,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.image.processors import read_processor
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_ids
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -45,7 +45,7 @@ class ModelSettings:
         self.log_mel = LogMel.read(bundle.file(speech)) if speech and windows else None
         self.recordings = recordings_of(bundle) if speech and not windows else None
         image = bundle.manifest.image
-        self.image_processor = ImageProcessor.read(bundle.file(image)) if image else None
+        self.image_processor = read_processor(bundle.file(image)) if image else None
 
     @property
     def manifest(self) -> Manifest:

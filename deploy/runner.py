@@ -74,7 +74,7 @@ class Runner(WholeBatches):
         The feature extractor of a speech model over windows (Whisper); None for others.
     recordings : Recordings or None
         The features of a speech model that takes whole recordings; None for others.
-    image_processor : ImageProcessor or None
+    image_processor : ImageProcessor, PatchProcessor or None
         The image processor of a model that reads images; None for others.
     cache_bytes : (int, int)
         Bytes of the source cache and of the generated cache in the last batch.
@@ -274,8 +274,9 @@ class Runner(WholeBatches):
 
         Parameters
         ----------
-        pixel_values : float32 [B, 3, height, width]
-            Pixels of images in the model's size, as `ImageProcessor.pixels` makes them.
+        pixel_values : float32 [B, 3, height, width] or [B, X, width]
+            Pixels of images in the model's size, as `ImageProcessor.pixels` makes them; or patches of each image, as
+            `PatchProcessor.pixels` makes them, and zeros behind them.
         callback : SearchCallback, optional
             Receiver of results while the search runs, the ``callback`` of ``generate``.
         **settings
@@ -297,8 +298,7 @@ class Runner(WholeBatches):
         """
         settings = self._without_effect(settings)
         options = check_image_options(self.options(**settings))
-        pixels = check_pixels(image_processor_of(self), pixel_values)
-        mask = np.ones((len(pixels), self.manifest.sizes.max_source), dtype=np.int64)
+        pixels, mask = check_pixels(image_processor_of(self), pixel_values, self.manifest.sizes.max_source)
         return self._run(pixels, mask, options, callback)
 
     def generate_text(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.bundle.settings_file import read_settings
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.image.geometry import aligned, cropped, padded, resized, shortest_edge, thumbnail
 
@@ -82,11 +81,6 @@ class ImageProcessor:
     factor: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> ImageProcessor:
-        """Read a preprocessor_config.json. Raises BundleError as ``of``, and for a file that cannot be read."""
-        return cls.of(read_settings(path), path)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> ImageProcessor:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.image.files import ImageFile
-from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.image.patches import PatchProcessor
+from tightbeam.deploy.image.processors import AnyProcessor
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
@@ -46,12 +47,12 @@ Source = str | bytes | Array | InputError
 class ImageModel(LoadedModel, Protocol):
     """A `LoadedModel` with its image processor, None for a model of text or speech."""
 
-    image_processor: ImageProcessor | None
+    image_processor: AnyProcessor | None
 
     def sample_of_pixels(self, number: int, pixels: Array, settings: Mapping[str, Any]) -> Sample: ...
 
 
-def image_processor_of(model: ImageModel) -> ImageProcessor:
+def image_processor_of(model: ImageModel) -> AnyProcessor:
     """The image processor. Raises InputError for a model of text or speech."""
     if model.image_processor is None:
         kind, input_ = ("a speech", "audio") if model.is_speech else ("a text", "text or token ids")
@@ -69,8 +70,13 @@ def check_colours(image: Any) -> npt.NDArray[np.uint8]:
     return colours
 
 
-def check_pixels(processor: ImageProcessor, pixel_values: Any) -> Array:
-    """Pixels [B, 3, height, width] as float32. Raises InputError for another shape, and for NaN or infinity."""
+def check_pixels(processor: AnyProcessor, pixel_values: Any, positions: int) -> tuple[Array, Ints]:
+    """Pixels [B, 3, height, width] or patches [B, N, width] as float32, and their mask int64 [B, N].
+
+    ``positions`` is N of pixels. Raises InputError for another shape, and for NaN or infinity.
+    """
+    if isinstance(processor, PatchProcessor):
+        return processor.checked(pixel_values)
     pixels = as_array("pixel_values", pixel_values)
     shape = (3, processor.height, processor.width)
     if pixels.ndim != 4 or pixels.shape[1:] != shape or not len(pixels):
@@ -80,7 +86,7 @@ def check_pixels(processor: ImageProcessor, pixel_values: Any) -> Array:
         )
     if not (np.issubdtype(pixels.dtype, np.floating) and np.isfinite(pixels).all()):
         raise InputError(f"pixel_values is {pixels.dtype}, or holds NaN or infinity; expected finite float32")
-    return np.ascontiguousarray(pixels, dtype=np.float32)
+    return np.ascontiguousarray(pixels, dtype=np.float32), np.ones((len(pixels), positions), dtype=np.int64)
 
 
 def check_image_options(options: GenerationOptions) -> GenerationOptions:

@@ -88,7 +88,7 @@ LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
 GROUPED = "B groups"
 """The dimension of ``beam_scores`` in decoders that take groups of beams."""
-FEATURE_INPUTS = frozenset({"input_features", "input_values", "pixel_values"})
+FEATURE_INPUTS = frozenset({"flattened_patches", "input_features", "input_values", "pixel_values"})
 """Encoder inputs that are no tokens: of speech, and of images."""
 ENCODER_INPUTS = FEATURE_INPUTS | {"input_ids", "attention_mask", "num_beams"}
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})

@@ -123,10 +123,13 @@ def _tap(build: Builder, sites: Sequence[Site], name: str) -> dict[str, str]:
 def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Prompt | None]:
     """Inputs of the encoder by name, its mask among them, and the prompts of a decoder-only model."""
     if not isinstance(samples, TextSamples):
-        features = samples.features.numpy()[_evenly(len(samples.rows), MOST_WINDOWS)].astype(np.float32)
+        taken = _evenly(len(samples.rows), MOST_WINDOWS)
+        features = samples.features.numpy()[taken].astype(np.float32)
         given: dict[str, Array] = {samples.name: features}
         if isinstance(samples, SpeechSamples):
             given["attention_mask"] = np.ones((len(features), samples.positions), np.int64)
+        elif samples.mask is not None:
+            given["attention_mask"] = samples.mask.numpy()[taken]
         return given, None
     rows = [samples.rows[index] for index in _evenly(len(samples.rows), MOST_SAMPLES)]
     ids = np.zeros((len(rows), max(map(len, rows))), np.int64)

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tightbeam.export.families.pix2struct import PIX2STRUCT_PARTS
 from tightbeam.export.families.vision_encoder_decoder import PARTS
 
 __all__ = ["declared_config"]
 
-SIDES = frozenset({"encoder", "decoder"})
+SIDES = frozenset({"encoder", "decoder", "text_config", "vision_config"})
 """Fields that hold the config of a part of a model."""
 
 
@@ -48,7 +49,7 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     for side in SIDES & fields.keys():
         part = fields[side]
         if isinstance(part, dict):
-            known = part.get("model_type") in PARTS
+            known = part.get("model_type") in (*PARTS, *PIX2STRUCT_PARTS)
             fields[side] = declared_config(str(part["model_type"]), part) if known else SimpleNamespace(**part)
     aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
     return SimpleNamespace(**{**aliases, **fields})
@@ -79,7 +80,8 @@ def _source_file(model_type: str) -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     whole, models = model_type.replace("-", "_"), Path(spec.submodule_search_locations[0]) / "models"
-    for name in (whole, whole.removesuffix("_text")):  # the text part of a model of several kinds lies with it
+    # The text part of a model of several kinds lies with it, and so do both parts of Pix2Struct.
+    for name in (whole, whole.removesuffix("_text"), whole.removesuffix("_model").rpartition("_")[0]):
         for path in (models / name / f"configuration_{name}.py", *models.glob(f"*/configuration_{name}.py")):
             if path.is_file():
                 return path

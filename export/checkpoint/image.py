@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from tightbeam.deploy.errors import BundleError
-from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.image.patches import IDS, PatchProcessor
+from tightbeam.deploy.image.processors import AnyProcessor, processor_of
 from tightbeam.export.checkpoint.config import IMAGES, feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
@@ -31,14 +32,21 @@ def check_image(checkpoint: Checkpoint) -> None:
         image_processor(checkpoint)
 
 
-def image_processor(checkpoint: Checkpoint) -> ImageProcessor:
+def image_processor(checkpoint: Checkpoint) -> AnyProcessor:
     """The checkpoint's image processor. Raises ExportError where the model takes images of another size."""
     assert checkpoint.family.image_config is not None
     path, settings = feature_settings(checkpoint.path, checkpoint.family.image_config, IMAGES)
     try:
-        processor = ImageProcessor.of(settings, path)
+        processor = processor_of(settings, path)
     except BundleError as error:
         raise ExportError(str(error)) from None
+    if isinstance(processor, PatchProcessor):
+        _check_patches(processor, checkpoint.config.vision_config, path)
+        return processor
+    if checkpoint.family.takes_patches:
+        raise ExportError(
+            f"{path}: makes pixels, config.json expects patches; give the file that belongs to these weights"
+        )
     height, width = image_size(checkpoint.config.encoder)
     if (processor.height, processor.width) != (height, width):
         raise ExportError(
@@ -48,6 +56,21 @@ def image_processor(checkpoint: Checkpoint) -> ImageProcessor:
     return processor
 
 
+def _check_patches(processor: PatchProcessor, config: Any, path: Path) -> None:
+    """Raise ExportError where the model takes patches of another size, or has fewer rows and columns."""
+    expected = config.patch_embed_hidden_size
+    if (found := processor.width - IDS) != expected:
+        raise ExportError(
+            f"{path}: makes patches of {found} numbers, config.json expects {expected}; give the file that belongs to "
+            "these weights"
+        )
+    if processor.most >= config.seq_len:
+        raise ExportError(
+            f"{path}: max_patches is {processor.most}, config.json has rows and columns up to {config.seq_len - 1}; "
+            "give the file that belongs to these weights"
+        )
+
+
 @dataclass(frozen=True)
 class ImageSamples:
     """Pages to compare a model on."""
@@ -55,10 +78,15 @@ class ImageSamples:
     rows: tuple[npt.NDArray[np.uint8], ...]
     """B images [rows, columns, 3]"""
     features: torch.Tensor
-    """float32 [B, 3, height, width], by transformers' own image processor"""
+    """float32 [B, 3, height, width], or patches [B, N, width], by transformers' own image processor"""
+    mask: torch.Tensor | None = None
+    """int64 [B, N], of patches"""
     as_ids = False
-    name = "pixel_values"
-    """input of the encoder"""
+
+    @property
+    def name(self) -> str:
+        """Input of the encoder."""
+        return "pixel_values" if self.mask is None else "flattened_patches"
 
     def lines(self, folder: Path) -> tuple[str, ...]:
         """Input lines for ``run-model``: paths of image files, written into ``folder``."""
@@ -71,7 +99,8 @@ class ImageSamples:
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Arguments of ``model.generate`` for the same input."""
-        return {"pixel_values": self.features.to(dtype)}
+        masked = {} if self.mask is None else {"attention_mask": self.mask}
+        return {self.name: self.features.to(dtype), **masked}
 
     def shown(self, text: str) -> str:
         """A decoded text as ``run-model`` prints it."""
@@ -91,13 +120,15 @@ def image_samples(checkpoint: Checkpoint) -> ImageSamples:
             # The one on pillow wherever torchvision is installed too: they resize differently.
             processor_class = getattr(transformers, f"{own.kind}ImageProcessorPil")
             processor = processor_class.from_pretrained(checkpoint.path, local_files_only=True)
-            pixels = processor(list(rows), input_data_format="channels_last", return_tensors="pt").pixel_values
+            made = processor(list(rows), input_data_format="channels_last", return_tensors="pt")
     except ImportError:
         raise ExportError(
             "comparing a model that reads images needs the package pillow; pip install 'tightbeam[image]', or export "
             "with --no-check"
         ) from None
-    return ImageSamples(rows, pixels)
+    if isinstance(own, PatchProcessor):
+        return ImageSamples(rows, made.flattened_patches, made.attention_mask.long())
+    return ImageSamples(rows, made.pixel_values)
 
 
 def _page(generator: np.random.Generator, height: int, width: int) -> npt.NDArray[np.uint8]:

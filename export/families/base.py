@@ -47,6 +47,8 @@ class Family:
     """regular expression of the tokens that name languages; its group that matched is the name"""
     image_config: str | None = None
     """file with the settings of the image processor of a model that reads images"""
+    takes_patches: bool = False
+    """images are as many patches as their proportions make, rather than pixels of one size"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """short name -> hub id"""
 
@@ -68,7 +70,7 @@ class Family:
     @property
     def has_whole_source(self) -> bool:
         """True where sources have one length: windows of audio, or images."""
-        return self.has_windows or self.reads_images
+        return self.has_windows or (self.reads_images and not self.takes_patches)
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         """Contradictions among the sizes in a config, clauses as of ``config_errors``, which begins with these.

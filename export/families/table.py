@@ -16,6 +16,7 @@ from tightbeam.export.families.gpt_neox import GPT_NEOX
 from tightbeam.export.families.m2m_100 import M2M_100
 from tightbeam.export.families.moonshine import MOONSHINE
 from tightbeam.export.families.opt import OPT
+from tightbeam.export.families.pix2struct import PIX2STRUCT
 from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.speech_to_text import SPEECH_TO_TEXT
 from tightbeam.export.families.t5 import MT5, T5, UMT5
@@ -118,6 +119,7 @@ FAMILIES: tuple[Family, ...] = (
     MOONSHINE,
     SPEECH_TO_TEXT,
     VISION_ENCODER_DECODER,
+    PIX2STRUCT,
     GPT2,
     GPT_BIGCODE,
     FALCON,

@@ -110,9 +110,10 @@ def build_engine(
             f"bundle {bundle.path} is in {manifest.precision}, which is for ONNX Runtime; engines of any precision are "
             f"built from an fp32 bundle: export-model --precision fp32, then build-engine --precision {precision}"
         )
-    if manifest.convolutions:
+    if manifest.convolutions or any(tensor.name == "flattened_patches" for tensor in manifest.encoder.inputs):
+        kind = "recordings" if manifest.convolutions else "images"
         raise ExportError(
-            f"bundle {bundle.path} takes recordings of any length, for which there are no engines; run it with ONNX "
+            f"bundle {bundle.path} takes {kind} of any length, for which there are no engines; run it with ONNX "
             "Runtime (--engine onnxruntime)"
         )
     if manifest.cpu_alone is not None:

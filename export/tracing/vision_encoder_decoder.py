@@ -21,7 +21,7 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.builder import read_instead, tidy
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
-__all__ = ["attention_interface", "trace_vision_encoder_decoder"]
+__all__ = ["TextStep", "attention_interface", "read_tokens", "trace_vision_encoder_decoder"]
 
 
 def trace_vision_encoder_decoder(
@@ -39,7 +39,7 @@ def trace_vision_encoder_decoder(
     positions = M2M100Positions(table) if computed else PositionTable(table, position_offset)
     with attention_interface(model), positions.in_place_of(decoder):
         step = trace_decoder(TextStep(decoder, model.decoder.get_output_embeddings(), positions), sizes)
-    _read_tokens(step)
+    read_tokens(step)
     graphs = ModelGraphs(encoder, step, sizes)
     canonicalise_encoder_decoder(graphs)
     return graphs
@@ -56,7 +56,7 @@ def _trace_encoder(model: Any, sizes: Sizes, shape: tuple[int, int, int]) -> gs.
     )
 
 
-def _read_tokens(step: gs.Graph) -> None:
+def read_tokens(step: gs.Graph) -> None:
     """Drop the Reshape of tokens [R, 1] to their own shape."""
     for node in [node for node in step.nodes if node.op == "Reshape" and node.inputs[0].name == "tokens"]:
         read_instead(node.outputs[0], node.inputs[0])

@@ -16,17 +16,22 @@ import torch
 import transformers
 
 from support.bundles import BundleCache
+from support.checkpoint_edits import edit_json, refusal
+from support.checkpoints import CheckpointCache
 from support.commands import SHORT, caller
-from support.image_checkpoints import IMAGE_FAMILIES, images
+from support.image_checkpoints import IMAGE_FAMILIES, PATCHES, images
 from support.slow_cases import slow_unless
 from support.tolerance import assert_runs_close
 from support.triton_requests import run as run_requests
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.image.patches import PatchProcessor
 from tightbeam.deploy.serving.messages import Request
 from tightbeam.deploy.serving.requests import RequestParser
 from tightbeam.deploy.serving.responses import tensors_of
+from tightbeam.export import export_model
 from tightbeam.export.checkpoint.quiet import quiet_transformers
+from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import PRESETS
 
 pillow = pytest.importorskip("PIL.Image")
@@ -266,6 +271,103 @@ def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
     reader = RequestParser(runner_of_text(bundles), max_rows=8)
     with pytest.raises(InputError, match="the request has IMAGE, expected"):
         reader.parse(Request(4, {"IMAGE": rows}, "{}"))
+
+
+def patches_of(checkpoint: Any, pages: list[Any]) -> dict[str, torch.Tensor]:
+    """What transformers' own processor on pillow makes of images."""
+    processor = transformers.Pix2StructImageProcessorPil.from_pretrained(checkpoint.path)
+    return dict(processor(pages, input_data_format="channels_last", return_tensors="pt"))
+
+
+@pytest.mark.parametrize(("variant",), slow_unless(((name,) for name in PRESETS), lambda variant: variant == "el"))
+def test_tokens_and_scores_of_patches_match_generate(bundles: BundleCache, variant: str) -> None:
+    """Images of three sizes, which have different numbers of patches, with transformers' patches and their padding."""
+    checkpoint = bundles.trace(PATCHES)[0]
+    model, runner = checkpoint.model, Runner.load(bundles(variant, PATCHES), threads=1)
+    scores, seen = [], set()
+    for index, own in enumerate(SETTINGS):
+        inputs = patches_of(checkpoint, images(index))
+        assert len(set(inputs["attention_mask"].sum(axis=1).tolist())) > 1
+        with torch.no_grad(), quiet_transformers():
+            how = {"return_dict_in_generate": True, "output_scores": True, **own}
+            expected = model.generate(**inputs, **how)
+            found = runner.generate_from_pixels(inputs["flattened_patches"].numpy(), **own)
+            np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
+            seen |= set(map(tuple, found.sequences.tolist()))
+            if found.scores is not None:
+                doubled = {name: tensor.double() for name, tensor in inputs.items()}
+                try:
+                    exact = model.double().generate(**doubled, **how)
+                finally:
+                    model.float()
+                scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
+    assert_runs_close(scores)
+    assert len(seen) > 8  # the images matter
+
+
+def test_images_are_read_as_patches(bundles: BundleCache, tmp_path: Path) -> None:
+    """Files and arrays of several sizes share a batch; the reference is transformers' processor and model."""
+    checkpoint = bundles.trace(PATCHES, tokenizer=True)[0]
+    runner = Runner.load(bundles("dedup", PATCHES, tokenizer=True), threads=1)
+    pages = images(9)
+    sources: list[Any] = [tmp_path / "a.png", *pages[1:]]
+    pillow.fromarray(pages[0]).save(sources[0])
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
+    with torch.no_grad(), quiet_transformers():
+        expected = checkpoint.model.generate(**patches_of(checkpoint, pages), **settings)
+    texts = checkpoint.tokenizer.batch_decode(expected, skip_special_tokens=True)
+    found = runner.read_images(sources, batch_size=2, **settings)
+    assert [output.texts for output in found] == [[text] for text in texts]
+    for shape, expected_error in (
+        ((1, 3, 20, 20), r"flattened_patches is \[1, 3, 20, 20\], expected \[B, X, 62\], X up to 23"),
+        ((1, 24, 62), r"expected \[B, X, 62\], X up to 23"),
+        ((1, 9, 62), "zeros before a patch"),
+    ):
+        with pytest.raises(InputError, match=expected_error):
+            runner.generate_from_pixels(np.zeros(shape, np.float32))
+
+
+def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
+    """At the published sizes too; torch resizes them, so that rounding differs."""
+    generator = np.random.default_rng(0)
+    for settings in ({"max_patches": 23, "patch_size": {"height": 4, "width": 5}}, {}, {"do_normalize": False}):
+        reference = transformers.Pix2StructImageProcessorPil(**settings)
+        own = PatchProcessor.of(settings, tmp_path)
+        for shape in ((31, 90), (20, 20), (700, 500), (1, 300), (64, 3)):
+            image = generator.integers(0, 256, (*shape, 3)).astype(np.uint8)
+            made = reference([image], input_data_format="channels_last", return_tensors="np")
+            count, patches = int(made.attention_mask[0].sum()), own.pixels(image)
+            assert patches.shape == (count, own.width)
+            largest = np.abs(made.flattened_patches).max()
+            np.testing.assert_allclose(patches, made.flattened_patches[0, :count], rtol=0, atol=4e-7 * largest)
+
+
+def test_checkpoints_of_patches_that_cannot_be_run(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", PATCHES)
+    before = (folder / "preprocessor_config.json").read_text()
+    for name, value, expected in (
+        ("is_vqa", True, "is_vqa is true, a model whose question is drawn into the image with a font"),
+        ("max_patches", 31, "max_patches is 31, config.json has rows and columns up to 30"),
+        ("max_patches", "many", "max_patches is 'many', expected a whole number"),
+        ("patch_size", {"height": 4}, "expected a height and a width in pixels"),
+        ("patch_size", {"height": 4, "width": 4}, "makes patches of 48 numbers, config.json expects 60"),
+        ("do_normalize", 1, "do_normalize is 1, expected true or false"),
+    ):
+        edit_json(folder / "preprocessor_config.json", **{name: value})
+        with pytest.raises(ExportError, match=expected):
+            export_model(folder, tmp_path / "out", check=False)
+        (folder / "preprocessor_config.json").write_text(before)
+    config = json.loads((folder / "config.json").read_text())
+    for part, name, value, expected in (
+        ("text_config", "d_kv", 11, "3 heads of 11 numbers are not the 36 of hidden_size"),
+        ("vision_config", "hidden_size", 30, "vision_config.hidden_size is 30, text_config.hidden_size is 36"),
+        ("vision_config", "seq_len", 0, "vision_config: seq_len is 0; expected a whole number of at least 1"),
+    ):
+        edit_json(folder / "config.json", **{part: {**config[part], name: value}})
+        assert expected in refusal(folder)
+        edit_json(folder / "config.json", **{part: config[part]})
+    edit_json(folder / "config.json", is_vqa=True)
+    assert "is_vqa is true" in refusal(folder)
 
 
 def runner_of_text(bundles: BundleCache) -> Runner:

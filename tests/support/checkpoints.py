@@ -47,7 +47,7 @@ from transformers import (
 )
 
 from support.causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
-from support.image_checkpoints import IMAGE_FAMILIES, image_model, save_processor
+from support.image_checkpoints import IMAGE_FAMILIES, PATCHES, image_model, patch_model, save_processor
 from support.speech_checkpoints import RECORDING_FAMILIES, save_extractor, speech_model
 
 STD = {
@@ -189,7 +189,7 @@ def make_checkpoint(
     `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if family in IMAGE_FAMILIES:
+    if family in (*IMAGE_FAMILIES, PATCHES):
         return make_image_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
     if family in RECORDING_FAMILIES:
         return make_speech_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
@@ -226,14 +226,15 @@ def make_image_checkpoint(
 ) -> Path:
     """The same for a model that reads images; ``decoder`` holds fields of the decoder's config."""
     with torch.random.fork_rng(devices=[]):
-        model = image_model(family, seed, **decoder)
+        model = patch_model(seed, **decoder) if family == PATCHES else image_model(family, seed, **decoder)
         randomise(model)
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
     save_processor(folder, family)
     if tokenizer:
-        make_tokenizer(model.config.decoder).save_pretrained(folder)
+        own = model.config.text_config if family == PATCHES else model.config.decoder
+        make_tokenizer(own).save_pretrained(folder)
     return folder
 
 
@@ -302,7 +303,7 @@ def make_tokenizer(config: PreTrainedConfig) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
-        model_max_length=next(filter(None, (getattr(config, name, None) for name in LENGTHS))),
+        model_max_length=next(filter(None, (getattr(config, name, None) for name in LENGTHS)), 512),
     )
 
 

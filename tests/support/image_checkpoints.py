@@ -13,15 +13,18 @@ from transformers import (
     DeiTConfig,
     DonutSwinConfig,
     MBartConfig,
+    Pix2StructConfig,
+    Pix2StructForConditionalGeneration,
     TrOCRConfig,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
     ViTConfig,
 )
 
-__all__ = ["IMAGE_FAMILIES", "image_config", "image_model", "images", "save_processor"]
+__all__ = ["IMAGE_FAMILIES", "PATCHES", "image_config", "image_model", "images", "patch_model", "save_processor"]
 
 IMAGE_FAMILIES = ("trocr", "trocr-small", "donut")
+PATCHES = "pix2struct"
 DECODER: dict[str, Any] = {
     **{"vocab_size": 101, "d_model": 36, "decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 44},
     **{"max_position_embeddings": 40, "is_decoder": True, "add_cross_attention": True, "scale_embedding": True},
@@ -35,6 +38,31 @@ SWIN: dict[str, Any] = {
     **{"embed_dim": 12, "depths": [2, 1], "num_heads": [2, 3], "window_size": 3, "patch_size": 2},
     "image_size": [22, 14],
 }
+
+
+PIX2STRUCT: dict[str, Any] = {
+    "text_config": {
+        **{"vocab_size": 97, "hidden_size": 36, "d_kv": 12, "d_ff": 44, "num_layers": 2, "num_heads": 3},
+        # Few, so that a short run meets buckets of many distances, and distances beyond the last.
+        **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 13},
+        **{"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "is_encoder_decoder": True},
+    },
+    "vision_config": {
+        **{"hidden_size": 36, "patch_embed_hidden_size": 60, "d_kv": 10, "d_ff": 50, "num_hidden_layers": 2},
+        **{"num_attention_heads": 2, "seq_len": 31},
+    },
+}
+PATCH = {"height": 4, "width": 5}
+
+
+def patch_model(seed: int, **text: Any) -> Pix2StructForConditionalGeneration:
+    """A Pix2Struct whose weights are yet to be spread; ``text`` holds fields of the decoder's config."""
+    torch.manual_seed(seed + zlib.crc32(PATCHES.encode()))
+    config = Pix2StructConfig(**{**PIX2STRUCT, "text_config": {**PIX2STRUCT["text_config"], **text}})
+    model = Pix2StructForConditionalGeneration(config)
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        setattr(model.generation_config, name, PIX2STRUCT["text_config"][name])
+    return model
 
 
 def image_config(family: str, **decoder: Any) -> VisionEncoderDecoderConfig:
@@ -62,6 +90,11 @@ def image_model(family: str, seed: int, **decoder: Any) -> VisionEncoderDecoderM
 
 def save_processor(folder: Path, family: str) -> None:
     """Write preprocessor_config.json, in the words of the published checkpoints of the family."""
+    if family == PATCHES:
+        patches = {"image_processor_type": "Pix2StructImageProcessor", "max_patches": 23, "patch_size": PATCH}
+        patches |= {"do_normalize": True, "do_convert_rgb": True, "is_vqa": False}
+        (folder / "preprocessor_config.json").write_text(json.dumps(patches))
+        return
     settings: dict[str, Any] = {"do_normalize": True, "do_resize": True, "image_mean": [0.5] * 3, "resample": 2}
     settings |= {"image_std": [0.5, 0.4, 0.6]}
     if family == "donut":
