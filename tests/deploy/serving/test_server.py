@@ -26,6 +26,7 @@ from support import served
 from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
+from support.image_checkpoints import images
 from support.served import Response, Send, metrics, processes, texts, until
 from support.timestamps import written_with_timestamps
 from tightbeam.deploy import Runner
@@ -47,6 +48,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "prompt": bundles("dedup", "gpt2", tokenizer=True, vocab_size=300),
         "ids": bundles("el"),
         "speech": written_with_timestamps(bundles("dedup", "whisper", tokenizer=True), root),
+        "image": bundles("dedup", "trocr", tokenizer=True),
         "slow": bundles("dedup", tokenizer=True, max_position_embeddings=2048),
     }
     for name, bundle in made.items():
@@ -67,7 +69,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
         started = processes(server, "stub") + processes(server, "worker")
         shared = [served.region(stub) for stub in processes(server, "stub")]
-        assert len(started) == 16 and all(path.exists() for path in shared)
+        assert len(started) == 18 and all(path.exists() for path in shared)
     # Triton may never finish requests of a model whose stub was killed under load: its exit timeout then ends it.
     assert server.process.returncode in ((0, 1) if killed_under_load else (0,))
     until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 5)
@@ -252,6 +254,37 @@ def test_recordings(world: SimpleNamespace) -> None:
     body = {"AUDIO_FILE": base64.b64encode(data.getvalue()).decode()}
     status, received = world.server.post("/v2/models/speech/generate", body)
     assert status == 200 and json.loads(received)["TEXT"] == done[2].result.texts[0]
+
+
+def test_images(world: SimpleNamespace) -> None:
+    """Files over both protocols and as JSON: several rows, one of them a TIFF of two pages; a broken one."""
+    pillow = pytest.importorskip("PIL.Image")
+    runner, names = world.runners["image"], (*served.OUTPUTS, "PAGES")
+    pages = [pillow.fromarray(page) for page in images(4)]
+    png, tiff = io.BytesIO(), io.BytesIO()
+    pages[0].save(png, "PNG")
+    pages[1].save(tiff, "TIFF", save_all=True, append_images=pages[2:])
+    files, own = [png.getvalue(), tiff.getvalue()], {"num_beams": 2, "max_new_tokens": 6}
+    expected = runner.read_images(files, **own)
+
+    async def send_all(http: Send, grpc: Send) -> list[Response]:
+        asked = [texts(*files), texts(*map(base64.b64encode, files)), texts(files[0][:99])]
+        return list(
+            await asyncio.gather(*(to("image", {"IMAGE": rows}, names, **own) for to in (http, grpc) for rows in asked))
+        )
+
+    for at, response in enumerate(served.run(world.server, send_all)):
+        if at % 3 == 2:
+            assert "the image cannot be read as an image" in response["error"]
+            continue
+        assert response.texts == [output.texts for output in expected]
+        listed = [json.loads(value) for value in response["PAGES"].ravel()]
+        assert listed[0] is None and [page["tokens"] for page in listed[1]] == [
+            page.sequences[0] for page in expected[1].pages
+        ]
+    body = {"IMAGE": base64.b64encode(files[0]).decode(), **own}
+    status, received = world.server.post("/v2/models/image/generate", body)
+    assert status == 200 and json.loads(received)["TEXT"] == expected[0].texts[0]
 
 
 ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
