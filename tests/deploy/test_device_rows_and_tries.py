@@ -12,10 +12,12 @@ import pytest
 
 from support import session_in_memory, tensorrt_in_memory
 from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
 from support.cuda_host import FLOATS
 from support.cuda_in_memory import CudaInMemory, expect_nothing_left
 from support.generate_runs import batch
 from support.runtime_comparison import ROWS, TRIES, expect_close, rows_and_tries, some_trie
+from support.timestamps import written_with_timestamps
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import build_command
 from tightbeam.deploy.errors import EngineFileError, GenerationError
@@ -171,3 +173,18 @@ def test_an_engine_with_logits_of_another_form(bundles: BundleCache) -> None:
         decoder = entry.decoder.model_copy(update={"outputs": outputs})
         with pytest.raises(EngineFileError, match="in its graphs: 'logits'"):
             tensorrt_in_memory.in_memory(path, entry.model_copy(update={"decoder": decoder}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_timestamps(bundles: BundleCache, device: str, tmp_path: Path) -> None:
+    path = written_with_timestamps(bundles("dedup", "whisper", generation=WHISPER_GENERATION), tmp_path)
+    made, cpu = DEVICES[device](path), Runner.load(path, threads=1)
+    assert cpu.log_mel is not None
+    features = np.random.default_rng(1).standard_normal((3, cpu.log_mel.mels, cpu.log_mel.frames), np.float32)
+    for asked in ({}, {"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2}):
+        found, expected = (
+            runner.generate_from_features(features, return_timestamps=True, **asked) for runner in (made.runner, cpu)
+        )
+        assert (expected.sequences > 55).any()
+        expect_close(found, expected)

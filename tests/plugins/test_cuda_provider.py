@@ -16,6 +16,7 @@ import pytest
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.cuda_stand_in import make_stand_in
+from tightbeam.deploy import Bundle
 from tightbeam.graph_passes import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,8 @@ def test_a_bundle_runs_on_the_provider(
     arguments: dict[str, Any],
     precision: str,
 ) -> None:
-    found = run(bundles(variant, family, precision=precision, **arguments), stand_in, tmp_path / "log")
+    path = bundles(variant, family, precision=precision, **arguments)
+    found = run(path, stand_in, tmp_path / "log")
     for graph in ("encoder", "decoder"):
         host = {op for provider, op, _ in found[graph]["nodes"] if provider == CPU}
         assert host <= SIZES, f"the {graph} runs on the CPU: {host - SIZES}"
@@ -93,6 +95,8 @@ def test_a_bundle_runs_on_the_provider(
     if "calls" not in found:
         return
     assert found["captured"]
+    scores = found["candidates"][0] // 4  # of each sample as many as twice its beams
+    assert found["logits"] == [scores // 2, Bundle.load(path).manifest.sizes.vocabulary]
     step = found["calls"]["captured"]
     assert [call.split()[0] for call in step] == ["cudaMemcpyAsync"] * len(step), "waits, or takes memory"
     back = [int(call.split()[1]) for call in step if call.endswith("DH")]

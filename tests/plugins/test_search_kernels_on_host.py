@@ -92,9 +92,9 @@ def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_beam_top_k_over_a_trie_breaks_ties_by_beam_and_token(dtype: str, penalty: float) -> None:
-    """Children with equal scores, and the lowest tokens where a sample has fewer than C children."""
+    """Children with equal scores, and the lowest tokens where a sample has fewer than C children: node 11 has none."""
     sizes = {"B": 3, "M": 2, "vocabulary": 9001, "C": 40, "T": 50, "P": 3, "n": 1, "levels": 2}
-    case = beam_top_k.random_case(1, **sizes, normalize=False, penalty=penalty, nodes=[1, 9, 10, 10, 0, 8])
+    case = beam_top_k.random_case(1, **sizes, normalize=False, penalty=penalty, nodes=[1, 9, 9, 11, 0, 8])
     few = case.inputs["trie_offsets"][9:11]
     few[1] = few[0] + 5  # node 9 has five children
     case.inputs["trie_tokens"][few[0] : few[1]] = [2, 3, 31, 4096, 9000]

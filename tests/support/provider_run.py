@@ -23,6 +23,7 @@ from tightbeam.deploy.compare import sources_of
 from tightbeam.deploy.runtimes import onnxruntime_cuda
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
+from tightbeam.deploy.tries.build import build_trie
 
 BEAMS, STEPS = 3, 4
 LOG = "CUDA_STAND_IN_LOG"
@@ -101,7 +102,10 @@ def main() -> None:
     if engine.makes_cuda_graphs and not needs_cudnn and not bundle.manifest.sizes.decoder_only:
         cuda.mark("encoder")
         decoding = engine.begin(sources.source, sources.mask, BEAMS, STEPS + 1, 2 * BEAMS)
+        decoding.use_trie(build_trie([[5, 7], [8]]))
         steps(cuda, decoding)
+        assert decoding.logits is not None
+        found["logits"] = len(decoding.logits), len(decoding.logits[BEAMS])
         found["calls"] = calls_of(Path(os.environ[LOG]))
         found["candidates"] = [array.nbytes for array in decoding.step()]
         found["captured"] = cuda.launches > 0

@@ -116,14 +116,15 @@ def test_a_wrong_result_is_found_and_not_timed(fault: Any, tmp_path: Path, monke
     assert sum("WRONG" in note for note in found["notes"]) == len(works)
 
 
-def test_a_mask_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_or_a_trie_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unmasked(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
         more = {"mask": torch.ones_like(inputs["mask"])} if "mask" in inputs else {}
+        more |= {"trie_nodes": torch.zeros_like(inputs["trie_nodes"])} if "trie_nodes" in inputs else {}
         return right(operator, {**inputs, **more}, outputs)
 
     found = found_with(unmasked, tmp_path, monkeypatch)
     wrong = {text.split(",")[0] for text in found["figures"]["wrong"]}
-    assert wrong == {"SourceAttention", "LatentAttention"}
+    assert wrong == {"SourceAttention", "LatentAttention", "BeamTopK"}
 
 
 def test_a_failure_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
       for (int i = thread; i < w.listed; i += TOP_K_THREADS) candidates[i] = 0;
       return;
     }
-    const unsigned taken = exist & (list == 0 ? ~penalised[thread] : penalised[thread]);
+    const unsigned taken = list == 0 ? exist & ~penalised[thread] : penalised[thread];
     if (taken != exist || forbids) {
       best = -infinity();
 #pragma unroll
