@@ -51,7 +51,6 @@ from tightbeam.graph_passes import (
     ModelGraphs,
     PassResult,
     RunSize,
-    quantize_source,
     rewrite,
     same_for_all,
     skip_small_weights,
@@ -240,9 +239,8 @@ def _lower_precision(export: _Export) -> None:
         return
     if precision == "int8":
         _guard_products(export)
-    graphs, results = to_precision(export.graphs, precision, forms_of(export.products))
-    if cache_precision is not None:
-        results.append(quantize_source(graphs))
+    forms = forms_of(export.products)
+    graphs, results = to_precision(export.graphs, precision, forms, cache_precision=cache_precision)
     export.exact = export.graphs if export.options.check else None
     export.graphs = graphs
     export.results += results

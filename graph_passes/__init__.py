@@ -14,7 +14,7 @@ from tightbeam.graph_passes.caches.kinds import (
 )
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, Pass, PassError, PassResult, RunSize, Sizes
 from tightbeam.graph_passes.pipeline import passes_of, rewrite, tensorrt_form, to_precision
-from tightbeam.graph_passes.precision.quantize_source import QUANTIZED_KINDS, quantize_source
+from tightbeam.graph_passes.precision.quantize_source import QUANTIZED_KINDS
 from tightbeam.graph_passes.precision.skip_small_weights import skip_small_weights
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "passes_of",
     "plan_bytes",
     "presets_of",
-    "quantize_source",
     "require_sizes",
     "rewrite",
     "same_for_all",

@@ -8,8 +8,8 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
-    to_precision        lower_precision for half precision; encoder_attention, quantize, flat_rows for int8: not exact
-    quantize_source     where asked for: not exact
+    to_precision        lower_precision for half precision; encoder_attention, quantize, flat_rows for int8; for an int8
+                        source cache encoder_attention and, at the end, quantize_source: not exact
     tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
                         to_plugin_nodes
 
@@ -33,6 +33,7 @@ from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
+from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
@@ -97,9 +98,9 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 
 
 def to_precision(
-    graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS
+    graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS, *, cache_precision: str | None = None
 ) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in a precision.
+    """Copy of a variant's graphs in a precision. What runs on CPUs alone gets the encoder's attention of CPUs, too.
 
     Parameters
     ----------
@@ -109,14 +110,18 @@ def to_precision(
         "fp32" (as they are), "fp16", "bf16" or "int8".
     forms
         What becomes of single products in int8 (``quantize``).
+    cache_precision
+        "int8" for a source cache in int8, with "fp32" and "int8".
 
     Raises
     ------
     PassError
-        For a weight beyond the range of the precision.
+        For a weight beyond the range of the precision, and for a source cache that cannot be int8.
     """
-    on_cpu: list[Pass] = [encoder_attention, partial(quantize, forms=forms), flat_rows]
-    return _run(on_cpu if precision == "int8" else _precision_passes(precision), graphs)
+    passes: list[Pass] = [encoder_attention] if precision == "int8" or cache_precision is not None else []
+    passes += [partial(quantize, forms=forms), flat_rows] if precision == "int8" else _precision_passes(precision)
+    passes += [quantize_source] if cache_precision is not None else []
+    return _run(passes, graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

@@ -10,7 +10,7 @@ import pytest
 
 from support.bundles import BundleCache
 from support.pass_runs import encoder_run
-from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all, to_precision
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.model import Array
 
@@ -47,6 +47,14 @@ def test_every_attention_is_replaced(bundles: BundleCache, family: str, tmp_path
     assert exact.keys() == found.keys()
     for name, expected in exact.items():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("precision", "cache", "taken"), [("fp32", None, 0), ("fp32", "int8", 2), ("int8", None, 2)])
+def test_graphs_for_cpus_alone_have_it(bundles: BundleCache, precision: str, cache: str | None, taken: int) -> None:
+    canonical = bundles.trace("whisper")[1]
+    variant, _ = rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))
+    graphs, _ = to_precision(variant, precision, cache_precision=cache)
+    assert [node.op for node in graphs.encoder.nodes].count("EncoderAttention") == taken
 
 
 def test_a_prompt_keeps_its_causal_attention(bundles: BundleCache) -> None:

@@ -20,7 +20,6 @@ from tightbeam.graph_passes import (
     SOURCE,
     LayerPlan,
     ModelGraphs,
-    quantize_source,
     rewrite,
     same_for_all,
     to_precision,
@@ -69,10 +68,8 @@ class BundleCache:
             checkpoint, canonical = self.trace(family, **arguments)
             plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
             graphs, results = rewrite(canonical, plan)
-            graphs, lowered = to_precision(graphs, precision)
+            graphs, lowered = to_precision(graphs, precision, cache_precision=cache_precision)
             results += lowered
-            if cache_precision is not None:
-                results.append(quantize_source(graphs))
             target = self.root / f"{family}-{variant}-{precision}-{len(self.made)}"
 
             def fill(folder: Path) -> Manifest:

@@ -56,6 +56,7 @@ CONTENDERS = {
     for each in (
         Contender(REFERENCE, "transformers", "fp32", "transformers", runs="checkpoint", tasks=ALL),
         Contender(EXACT, "tightbeam", "fp32", OWN, tasks=ALL),
+        Contender(f"{EXACT}, cache int8", "tightbeam", "fp32-cache-int8", OWN, tasks=ALL),
         Contender("Tightbeam int8", "tightbeam", "int8", OWN, tasks=ALL),
         Contender("Tightbeam int8, cache int8", "tightbeam", "int8-cache-int8", OWN, tasks=ALL),
         Contender("CTranslate2 fp32", "ctranslate2", "fp32", "ctranslate2"),

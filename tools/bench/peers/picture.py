@@ -47,7 +47,7 @@ def _bar(y: float, each: Figures, longest: float) -> list[str]:
     rate = each.samples_per_second
     width = max(1.0, (WIDTH - LEFT - RIGHT) * rate / longest)
     colour = next(colour for name, colour in COLOURS.items() if each.engine.startswith(name))
-    opacity = INT8_OPACITY if each.engine.endswith("int8") else FP32_OPACITY
+    opacity = INT8_OPACITY if each.engine.partition(",")[0].endswith("int8") else FP32_OPACITY
     return [
         text(LEFT - 8, y + 11, each.engine, 12, "end", INK, bold=each.engine.startswith("Tightbeam")),
         f"<rect x='{LEFT}' y='{y}' width='{width:.1f}' height='13' fill='{colour}' fill-opacity='{opacity}'/>",

@@ -13,8 +13,12 @@ def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any
     model = faster_whisper.WhisperModel(folder, device="cpu", cpu_threads=threads, num_workers=1)
     together = faster_whisper.BatchedInferencePipeline(model)
 
+    seconds = model.feature_extractor.chunk_length
+    size = seconds * model.feature_extractor.sampling_rate
+
     def features(samples: Any) -> None:
-        model.feature_extractor(samples)
+        for window in samples.reshape(-1, size):  # the extractor of recordings that run together, too, takes them alone
+            model.feature_extractor(window)
 
     def transcribe(samples: Any, job: dict[str, Any]) -> Any:
         settings = job["settings"]
@@ -36,8 +40,6 @@ def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any
             # CTranslate2 generates half of the length at most, the prompt left out.
             "max_new_tokens": 2 * settings["max_new_tokens"] - len(job["prompt"]),
         }
-        seconds = model.feature_extractor.chunk_length
-        size = seconds * model.feature_extractor.sampling_rate
         if len(samples) <= size:
             segments, _ = model.transcribe(samples, **own)
         else:

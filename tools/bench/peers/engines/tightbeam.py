@@ -1,4 +1,4 @@
-"""Tightbeam: the variant dedup on ONNX Runtime, in ``fp32``, ``int8`` or ``int8-cache-int8``."""
+"""Tightbeam: the variant dedup on ONNX Runtime, in ``fp32`` or ``int8``, or with ``-cache-int8``."""
 
 from __future__ import annotations
 
