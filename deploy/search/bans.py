@@ -11,8 +11,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search.rows import repeats
 from tightbeam.deploy.search.step import Candidates, best
 
 
@@ -29,6 +30,8 @@ class Bans:
     def __init__(self, options: GenerationOptions, source: Ints | None = None) -> None:
         banned_words = [*options.bad_words_ids, *_ngrams(source, options.encoder_no_repeat_ngram_size)]
         single = [word[0] for word in banned_words if len(word) == 1]
+        self.single, self.ends, self.suppressed = single, options.eos_token_ids, options.suppress_tokens
+        self.no_repeat_ngram_size = options.no_repeat_ngram_size
         always = {*options.suppress_tokens, *single}
         self.min_length = options.min_length
         self.always = np.array(sorted(always), np.int64)  # [P]
@@ -56,6 +59,31 @@ class Bans:
                 seen = matches.any(axis=(0, 1))
                 parts.append(np.where(matches[:, :, seen], words[seen, -1], -1))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+    def left_by_trie(self, tokens: Array, history: Ints) -> tuple[Ints, Ints]:
+        """Split what a trie allows after ``history`` int64 [T] by the processors before and behind that of a trie.
+
+        Parameters
+        ----------
+        tokens : integers [X]
+            The tokens that the trie allows.
+        history : int64 [T]
+
+        Returns
+        -------
+        before, behind : integers
+            Those of the tokens that no processor before that of the trie bans, and those that none behind it does.
+        """
+        T = len(history)
+        banned = [*self.single, *(self.ends if self.min_length > T else ())]
+        ended = [
+            words[(history[max(0, T + 1 - words.shape[1]) :] == words[:, :-1]).all(axis=1), -1]
+            for words in self.words
+            if words.shape[1] <= T + 1
+        ]
+        before = np.concatenate([np.array(banned, np.int64), repeats(history, self.no_repeat_ngram_size), *ended])
+        behind = [*self.suppressed, *(self.first if self.begin == T else ())]
+        return np.setdiff1d(tokens, before), np.setdiff1d(tokens, behind)
 
     def of_sample(self, history: Ints) -> Ints:
         """Return the tokens for one sample with ``history`` int64 [M, T]: int64 [M, P], or [P] for all rows."""

@@ -17,7 +17,7 @@ from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.measures import Measures
 from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.pool import Pool
-from tightbeam.deploy.search.step import Candidates, Step, StepInputs
+from tightbeam.deploy.search.step import Candidates, Step, StepInputs, best
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
 from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail
 from tightbeam.deploy.tries.trie import FREE, ROOT
@@ -192,10 +192,59 @@ class BatchSearch:
             if place.options.timestamps is not None:
                 ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
                 found.scores[index], found.beams[index], found.tokens[index] = ranked
+        for index in self._without_candidates(found, prompted):
+            if (continued := self.forced_by_trie(index, range(self.M))) is not None:
+                found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
+                self._force(found, index, continued)
         for index, only in forced:
             own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
             found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
         return found, prompted
+
+    def _without_candidates(self, found: Candidates, prompted: Bools) -> list[int]:
+        """The places of the samples whose candidates all score -inf, in a run with a trie."""
+        if self._trie is None:
+            return []
+        places: list[int] = np.flatnonzero(np.isneginf(found.scores[:, 0]) & ~prompted).tolist()
+        return places
+
+    def _force(self, found: Candidates, index: int, continued: list[Ints]) -> None:
+        """Write the candidates of a sample whose rows go on by some tokens each, with the token score 0."""
+        place, (M, C) = self.places[index], (self.M, found.scores.shape[1])
+        scores = np.full((M, place.options.vocab_size), -np.inf, np.float32)
+        for beam, tokens in enumerate(continued):
+            scores[beam, tokens] = self.scores[index, beam]
+        (chosen,) = best(scores.reshape(1, -1), C)
+        found.beams[index], found.tokens[index] = chosen // scores.shape[1], chosen % scores.shape[1]
+        found.scores[index] = scores.reshape(-1)[chosen]
+
+    def forced_by_trie(self, index: int, beams: Sequence[int]) -> list[Ints] | None:
+        """The tokens that rows of a sample go on by, each with the score 0, where all that the trie allows is banned.
+
+        transformers forces them where no row of a sample has another token: the trie outweighs the settings whose
+        processors come before it (repeated n-grams, bad words, least lengths), not those behind it (suppressed tokens).
+
+        Parameters
+        ----------
+        index : int
+            The sample's place.
+        beams : sequence of int
+            Its rows that are searched together.
+
+        Returns
+        -------
+        list of integers [X], or None
+            The tokens of each row; None where something else may follow, and where the trie is not begun or has ended.
+        """
+        place, length = self.places[index], int(self.lengths[index])
+        if self._trie is None or self.nodes[index, 0] == FREE:
+            return None
+        children = [self._trie.children(int(self.nodes[index, beam])) for beam in beams]
+        rows = [self.step.history[index, beam, :length] for beam in beams]
+        split = [place.bans.left_by_trie(tokens, row) for tokens, row in zip(children, rows, strict=True)]
+        if any(len(before) for before, _ in split):
+            return None
+        return [behind for _, behind in split] if any(len(behind) for _, behind in split) else None
 
     def run_decoder(self) -> tuple[Candidates, Bools]:
         """Run the decoder over all rows, as `run_step` does; forced tokens are not among the candidates."""
@@ -320,6 +369,11 @@ class BatchSearch:
         """The scores that a sample's row chooses its next token by, before anything is written."""
         scores, scoring = self.next_scores(candidates, index, row), self.places[index].options.scoring
         assert scoring is not None
+        if self._trie is not None and scores.max() == -np.inf:
+            continued = self.forced_by_trie(index, range(self.M))
+            if continued is not None:
+                scores = np.full_like(scores, -np.inf)
+                scores[continued[row]] = 0
         return RowScores(scores, normalize=scoring.normalize)
 
     def write(self, tokens: Ints, last: Bools) -> None:

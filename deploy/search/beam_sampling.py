@@ -62,6 +62,9 @@ class BeamSampleSearch(BeamSearch):
                 rows = [self._whole_row(found, index, beam) for beam in range(self.M)]
             else:
                 rows = [row or self._whole_row(found, index, beam) for beam, row in enumerate(listed[index])]
+            if all(warped.max(initial=-np.inf) == -np.inf for warped, _ in rows):
+                continued = self.forced_by_trie(index, range(self.M))
+                rows = rows if continued is None else [self._forced_row(index, tuple(only)) for only in continued]
             self._rows[index] = rows
             self._draw(index, rows, drawn)
         return drawn, prompted
@@ -113,6 +116,8 @@ class BeamSampleSearch(BeamSearch):
 
     def _forced_row(self, index: int, only: tuple[int, ...]) -> Row:
         """A row of which some tokens alone may follow, ascending, each with the score 0."""
+        if not len(only):
+            return np.zeros(0, np.float32), np.zeros(0, np.int64)
         weights = Warpers([settings_of(self.places[index].options)]).weights(np.zeros((1, len(only)), np.float32))[0]
         return np.where(weights > 0, np.float32(0), np.float32(-np.inf)), np.array(only)
 

@@ -73,7 +73,7 @@ class Rows:
             scores = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
         length = int(self.lengths[row * len(self.lengths) // len(self.logits)])
         history = self.history[row, :length]
-        out = [_repeats(history, self.no_repeat_ngram_size), self.banned[row][self.banned[row] >= 0]]
+        out = [repeats(history, self.no_repeat_ngram_size), self.banned[row][self.banned[row] >= 0]]
         node = FREE if self.trie is None else int(self.nodes[row])
         if self.repetition_penalty == 1 and not any(map(len, out)) and node == FREE:
             return scores
@@ -108,7 +108,7 @@ def largest(scores: Floats, count: int) -> Ints:
     return ordered[: int(np.count_nonzero(scores[ordered] >= scores[ordered[count - 1]]))]
 
 
-def _repeats(history: Ints, size: int) -> Ints:
+def repeats(history: Ints, size: int) -> Ints:
     """The tokens that would end an n-gram of ``size`` that ``history`` int64 [T] has already."""
     if not 0 < size <= len(history):
         return np.zeros(0, np.int64)

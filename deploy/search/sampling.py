@@ -12,7 +12,6 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.sampling import Sampling
-from tightbeam.deploy.search.bans import forced_tokens
 from tightbeam.deploy.search.batch import BatchSearch, Place, scored_rows
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step
@@ -76,20 +75,31 @@ class SampleSearch(BatchSearch):
 
     def _choose(self, candidates: Candidates, prompted: Bools) -> Ints:
         """Draw the next tokens int64 [B, M]; those of a sample in its decoder prompt do not count."""
-        forced = dict(self.forced())
+        self._only = {(index, row): only for index, only in self.forced() for row in range(self.M)}
         free = ~prompted
-        free[list(forced)] = False
+        free[[index for index, _ in self._only]] = False
         if self.places[0].options.samples_candidates:
+            for index in self._without_candidates(candidates, ~free):
+                free[index] = not self._forced_by_trie(index, 0)
             tokens = self._among_candidates(candidates, free)
         else:
             tokens = np.array([place.options.pad_token_id or 0 for place in self.places])[:, None].repeat(self.M, 1)
             for index, row in zip(*np.nonzero(free[:, None] & ~self.ended), strict=True):
                 tokens[index, row] = self._from_row(candidates, int(index), int(row))
-        for index, only in forced.items():
-            weights = Warpers([settings_of(self.places[index].options)]).weights(np.zeros((1, len(only)), np.float32))
-            for row in np.flatnonzero(~self.ended[index]).tolist():
+        for (index, row), only in self._only.items():
+            if not self.ended[index, row]:
+                weights = Warpers([settings_of(self.places[index].options)]).weights(
+                    np.zeros((1, len(only)), np.float32)
+                )
                 tokens[index, row] = drawn(np.array([only]), weights, np.array([self._uniforms(index, row)]))[0]
         return tokens
+
+    def _forced_by_trie(self, index: int, row: int) -> bool:
+        """True where a row goes on by tokens that its trie forces, which are kept."""
+        continued = self.forced_by_trie(index, [row])
+        if continued is not None:
+            self._only[index, row] = tuple(continued[0].tolist())
+        return continued is not None
 
     def _among_candidates(self, candidates: Candidates, free: Bools) -> Ints:
         """Draw among the candidates, tokens int64 [B, 1]. Where more tokens than these equal the last one that is kept,
@@ -115,6 +125,8 @@ class SampleSearch(BatchSearch):
         best = float(candidates.scores[index, 0])
         token = drawn_from_row(scores, settings_of(place.options), self._uniforms(index, row), best)
         if token < 0:
+            if self._forced_by_trie(index, row):
+                return token
             raise NonFiniteError(NONE_LEFT)
         if place.measures is not None:
             place.measures.set_rows([kept_scores(scores, settings_of(place.options))])
@@ -125,7 +137,7 @@ class SampleSearch(BatchSearch):
         sampling, scoring = settings_of(options), options.scoring
         assert scoring is not None
         tokens: Ints | None
-        only = forced_tokens(options, int(self.lengths[index]))
+        only = self._only.get((index, row))
         if not only and (not options.samples_candidates or index in self._from_rows):
             scores = self.row_scores(candidates, index, row)
             weights, tokens = row_weights(scores, sampling)

@@ -209,6 +209,33 @@ def test_few_entries(bundles: BundleCache, entries: list[list[int]], beams: int)
     equal(runner, model, ids, mask, build_trie(entries), how, **own)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    ("entries", "own"),
+    [
+        ([[7, 8, 7, 8, 7, END]], {"no_repeat_ngram_size": 2}),
+        ([[7, 30, 8, END]], {"bad_words_ids": [[30], [30, 8]], "repetition_penalty": 1.3}),
+        ([[7, 9, END]], {"min_new_tokens": 6}),
+        ([[7, 30, END], [7, 31, END]], {"bad_words_ids": [[30], [31]], "suppress_tokens": [31]}),
+    ],
+    ids=str,
+)
+def test_a_trie_outweighs_what_bans_all_its_tokens(
+    bundles: BundleCache, entries: list[list[int]], own: dict[str, Any], beams: int
+) -> None:
+    """But for suppressed tokens."""
+    model = bundles.trace("bart")[0].model
+    runner = Runner.load(bundles("dedup"), threads=1)
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 5)
+    own = {"num_beams": beams, "forced_eos_token_id": None, **own}
+    allowed = {"prefix_allowed_tokens_fn": Allowed(entries, runner.options(**own).begin)}
+    equal(runner, model, ids, mask, build_trie(entries), allowed, **own)
+    scored = runner.generate(ids, mask, trie=build_trie(entries), return_token_scores=True, max_new_tokens=9, **own)
+    assert scored.token_scores is not None and np.isfinite(scored.token_scores[0]).all()
+    drawn = runner.generate(ids, mask, trie=build_trie(entries), max_new_tokens=9, do_sample=True, **own)
+    assert {tuple(row[1 : 1 + len(entries[0])]) for row in drawn.sequences.tolist()} == {tuple(entries[0])}
+
+
 def test_dead_ends(bundles: BundleCache) -> None:
     """Entries without an end token: nothing follows them, so others win, or rows at the length limit."""
     model = bundles.trace("t5")[0].model
