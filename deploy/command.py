@@ -147,8 +147,8 @@ def run_model(
         int | None,
         typer.Option(
             min=1,
-            help="Threads of one operator on the CPU; by default one for each core that this process may use. One is "
-            "the least work for a model of a few million numbers, and for any model where all cores are busy.",
+            help="Threads of one operator on the CPU; by default one for each core that this process may use. 1 is the "
+            "least work for a model of a few million parameters, and for any model where all cores are busy.",
         ),
     ] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams of beam search; 1 is greedy search.")] = None,
@@ -174,8 +174,8 @@ def run_model(
     temperature: Annotated[
         str | None,
         typer.Option(
-            help="Scores are divided by it before tokens are drawn; below 1 favours likely tokens. For Whisper those "
-            "of each attempt at a window: 0,0.2,0.4."
+            help="Scores are divided by it before tokens are drawn; below 1 favours likely tokens. For Whisper one "
+            "for each attempt at a window, such as 0,0.2,0.4."
         ),
     ] = None,
     top_k: Annotated[
@@ -189,7 +189,9 @@ def run_model(
     ] = None,
     typical_p: Annotated[
         float | None,
-        typer.Option(help="Draw among the tokens of most expected information, with this probability together."),
+        typer.Option(
+            help="Draw among the most typical tokens with this probability together (locally typical sampling)."
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -227,14 +229,14 @@ def run_model(
         bool | None,
         typer.Option(
             "--return-timestamps/--no-return-timestamps",
-            help="Go through recordings by timestamps, which those of more than a window are by default; Whisper only.",
+            help="Predict timestamps, and go through recordings by them: the default beyond one window; Whisper only.",
         ),
     ] = None,
     condition_on_prev_tokens: Annotated[
         bool | None,
         typer.Option(
             "--condition-on-prev-tokens/--no-condition-on-prev-tokens",
-            help="Let windows begin with the tokens of those before them; Whisper only.",
+            help="Give each window the tokens of those before it as context; Whisper only.",
         ),
     ] = None,
     prompt: Annotated[
@@ -256,26 +258,28 @@ def run_model(
         ),
     ] = None,
     compression_ratio_threshold: Annotated[
-        float | None, typer.Option(help="Another attempt where tokens repeat more than this; Whisper only.")
+        float | None,
+        typer.Option(
+            help="Run a window again at the next --temperature if its tokens repeat more than this; Whisper only."
+        ),
     ] = None,
     logprob_threshold: Annotated[
         float | None,
-        typer.Option(help="Another attempt where the mean log-probability of the tokens is lower; Whisper only."),
+        typer.Option(help="Run a window again if the mean log-probability of its tokens is lower; Whisper only."),
     ] = None,
     no_speech_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Skip windows with more than this probability of no speech and unlikely tokens; Whisper only."
+            help="Skip a window if its probability of no speech is higher and its tokens are unlikely; Whisper only."
         ),
     ] = None,
     silence_threshold_db: Annotated[
         float | None,
-        typer.Option(
-            help="Do not run windows without sound above this level, in decibels of full scale (-45); Whisper only."
-        ),
+        typer.Option(help="Skip windows without sound above this level in dBFS, such as -45; Whisper only."),
     ] = None,
     min_speech_s: Annotated[
-        float | None, typer.Option(help="Seconds above that level that a window needs: 0.1; Whisper only.")
+        float | None,
+        typer.Option(help="Seconds above --silence-threshold-db that a window needs, 0.1 by default; Whisper only."),
     ] = None,
     early_stopping: Annotated[
         str | None,
@@ -298,7 +302,7 @@ def run_model(
     ] = None,
     trie: Annotated[
         Path | None,
-        typer.Option(help="File of build-trie with all outputs that may be generated; no others are."),
+        typer.Option(help="File of build-trie; only the outputs in it are generated."),
     ] = None,
     return_token_scores: Annotated[
         bool | None,
@@ -325,15 +329,17 @@ def run_model(
     text_field: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Field of JSON lines, or column of Parquet, with the text: text; with --ray."
+            metavar="NAME",
+            help="Field of JSON lines, or column of Parquet, with the text; text by default. With --ray.",
         ),
     ] = None,
     key_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field or column that is copied to the results as key; with --ray."),
+        typer.Option(metavar="NAME", help="Field or column that is copied to the results as key. With --ray."),
     ] = None,
     partition_rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows that one actor runs and writes at a time: 256; with --ray.")
+        int | None,
+        typer.Option(min=1, help="Rows that one actor runs and writes at a time; 256 by default. With --ray."),
     ] = None,
     version: Version = False,
 ) -> None:

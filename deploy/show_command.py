@@ -27,17 +27,17 @@ def main() -> None:
 def show_bundle(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
     batch_size: Annotated[
-        int | None, typer.Option(help="Inputs of the batch that the cache is for; 1 by default.")
+        int | None, typer.Option(help="Inputs of the batch whose cache is printed; 1 by default.")
     ] = None,
     num_beams: Annotated[
-        int | None, typer.Option(help="Beams of that batch; by default those of the checkpoint's settings.")
+        int | None, typer.Option(help="Beams of the batch whose cache is printed; by default the checkpoint's.")
     ] = None,
     source_length: Annotated[
         int | None,
-        typer.Option(help="Tokens of each of its sources or prompts; by default the most that the model takes."),
+        typer.Option(help="Tokens of each source or prompt of that batch; by default the most that the model takes."),
     ] = None,
     new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens generated for each; by default those of the checkpoint's settings.")
+        int | None, typer.Option(help="New tokens of each input of that batch; by default the checkpoint's limit.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, with more facts, and sizes in bytes.")

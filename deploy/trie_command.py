@@ -45,7 +45,11 @@ def build_trie_command(
         ),
     ] = None,
     open_ended: Annotated[
-        bool, typer.Option("--open-ended", help="Add no end token: lines are beginnings, or have theirs.")
+        bool,
+        typer.Option(
+            "--open-ended",
+            help="Add no end token: the lines are beginnings of outputs, or end with their own end tokens.",
+        ),
     ] = False,
     version: Version = False,
 ) -> None:

@@ -71,12 +71,13 @@ def export_model(
     cache_precision: Annotated[
         str | None,
         typer.Option(
-            help="int8 for a source cache of a quarter of the size (on the CPU alone, inexact), with fp32 or int8; by "
-            "default that of --precision, float32 in int8."
+            help="int8 keeps the source cache in a quarter of the size (on the CPU alone, inexact), with --precision "
+            "fp32 or int8; by default float32, or float16 with --precision fp16."
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Default length of the bundle in new tokens; the checkpoint's by default.")
+        int | None,
+        typer.Option(help="Most new tokens of a run that sets no limit itself; by default the checkpoint's."),
     ] = None,
     calibration: Annotated[
         Path | None,
@@ -148,11 +149,15 @@ def export_model(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show caches and predicted times by config.json alone; write nothing."),
+        typer.Option(
+            "--dry-run", help="Print the variants' caches and predicted times from config.json; export nothing."
+        ),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="Print what each pass did, all variants' caches and measured errors too."),
+        typer.Option(
+            "--verbose", help="Also print what each pass did, the caches of all variants, and measured errors."
+        ),
     ] = False,
     version: Version = False,
 ) -> None:
