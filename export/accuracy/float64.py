@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["softmax_in"]
+__all__ = ["exact_softmax"]
 
 
-def softmax_in(dtype: torch.dtype) -> Any:
-    """Context in which a model of this type, where that is float64, does not round its scores to float32.
+def exact_softmax(model: Any) -> AbstractContextManager[None]:
+    """Context in which a model in float64 does not round its scores to float32; any other stays as it is.
 
     Attention that a module of transformers makes itself does so: in float32 the lowest float64, which stands for a
     masked position, is -inf, so that padding in front of a prompt would be NaN.
     """
-    return _softmax_as_it_comes() if dtype == torch.float64 else nullcontext()
+    if model.dtype != torch.float64:
+        return nullcontext()
+    if model.config.model_type == "mpt":  # which rounds them before the softmax
+        from tightbeam.export.tracing.mpt import attention_interface
+
+        return attention_interface(model)
+    return _softmax_as_it_comes()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.export.accuracy.draws import bundle_draws
-from tightbeam.export.accuracy.float64 import softmax_in
+from tightbeam.export.accuracy.float64 import exact_softmax
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
 from tightbeam.export.checkpoint.image import ImageSamples, image_samples
 from tightbeam.export.checkpoint.load import Checkpoint
@@ -146,7 +146,7 @@ def generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any])
     """Run ``model.generate`` under one setting; the best sequence of each sample, as the command prints it."""
     arguments = samples.arguments(checkpoint.model.dtype)
     asked = {name: value for name, value in settings.items() if name != SEED}
-    draws, softmax = _draws(checkpoint, samples, settings), softmax_in(checkpoint.model.dtype)
+    draws, softmax = _draws(checkpoint, samples, settings), exact_softmax(checkpoint.model)
     with torch.no_grad(), quiet_transformers(), draws, softmax:
         out = checkpoint.model.generate(**arguments, return_dict_in_generate=True, output_scores=True, **asked)
     scores = getattr(out, "sequences_scores", None)

@@ -15,6 +15,7 @@ from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
 from tightbeam.export.families.gpt_neox import GPT_NEOX
 from tightbeam.export.families.m2m_100 import M2M_100
 from tightbeam.export.families.moonshine import MOONSHINE
+from tightbeam.export.families.mpt import MPT
 from tightbeam.export.families.opt import OPT
 from tightbeam.export.families.pix2struct import PIX2STRUCT
 from tightbeam.export.families.prophetnet import PROPHETNET
@@ -126,6 +127,7 @@ FAMILIES: tuple[Family, ...] = (
     GPT_NEOX,
     OPT,
     BLOOM,
+    MPT,
     # Llama (Touvron et al. 2023, Dubey et al. 2024): rotary positions, key heads shared by query heads.
     Causal(model_type="llama", architecture="LlamaForCausalLM"),
     # Mistral (Jiang et al. 2023): Llama with a window over the newest positions.

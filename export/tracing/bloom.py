@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 
-from tightbeam.export.tracing.fused_heads import attend_by_heads, three_products
+from tightbeam.export.tracing.fused_heads import attend_by_heads, named_interface, three_products
 
 __all__ = ["attention_interface", "key_bias"]
 
@@ -25,16 +24,9 @@ def key_bias(heads: int, positions: int) -> Tensor:
 @contextmanager
 def attention_interface(model: Any) -> Iterator[None]:
     """Context in which the attention of a BLOOM goes through the attention interface."""
-    config = model.config
-    own, config._attn_implementation = config._attn_implementation, "sdpa"
-    try:
-        with (
-            patch.object(BloomAttention, "config", config, create=True),
-            three_products(model, BloomAttention, _attend, config.hidden_size // config.n_head),
-        ):
-            yield
-    finally:
-        config._attn_implementation = own
+    K = model.config.hidden_size // model.config.n_head
+    with named_interface(model, BloomAttention), three_products(model, BloomAttention, _attend, K):
+        yield
 
 
 def _attend(

@@ -52,7 +52,10 @@ def test_other_families(bundles: BundleCache, family: str, variant: str) -> None
 
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [("gpt2", "baseline"), ("gpt2", "dedup"), ("gpt2", "el"), ("gpt2", "kcache"), ("llama", "dedup")],
+    [
+        *(("gpt2", variant) for variant in ("baseline", "dedup", "el", "kcache")),
+        *(("llama", "dedup"), ("gemma2", "dedup"), ("bloom", "slim")),
+    ],
 )
 def test_decoder_only(bundles: BundleCache, family: str, variant: str) -> None:
     path = bundles(variant, family)

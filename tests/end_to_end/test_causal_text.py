@@ -278,6 +278,7 @@ LONGROPE = {
         ("gemma2", {"use_bidirectional_attention": True}, "expected a model that generates from left to right"),
         ("bloom", {"seq_length": 0}, "seq_length is 0; expected a whole number of at least 1"),
         ("bloom", {"n_head": 5}, "hidden_size 36 is not divisible by n_head 5"),
+        ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "clip_qkv of attn_config is 6.0; expected none"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected none"),
         ("llama", {"architectures": ["LlamaModel"]}, "only LlamaForCausalLM generates text"),
     ],

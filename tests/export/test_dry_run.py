@@ -31,7 +31,7 @@ from tightbeam.graph_passes.caches.cost import Machine, count_weights
 
 SMALL = [
     *CLASSES,
-    *("gpt2", "gpt_bigcode", "falcon", "bloom", "llama", "mistral", "qwen3", "olmo2", "phi3", "gemma", "gemma2"),
+    *("gpt2", "gpt_bigcode", "falcon", "bloom", "mpt", "llama", "mistral", "qwen3", "olmo2", "phi3", "gemma", "gemma2"),
     "starcoder2",
 ]
 MACHINE = Workload(batch_size=3, bandwidth_gb_s=10.0, gflop_s=100.0)

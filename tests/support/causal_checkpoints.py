@@ -28,6 +28,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -70,6 +72,7 @@ CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] 
     "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM),
     "opt": (OPTConfig, OPTForCausalLM),
     "bloom": (BloomConfig, BloomForCausalLM),
+    "mpt": (MptConfig, MptForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
     "stablelm": (StableLmConfig, StableLmForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
@@ -104,6 +107,7 @@ OPT_SIZES: dict[str, Any] = {
     "word_embed_proj_dim": 36,
 }
 BLOOM_SIZES: dict[str, Any] = {"hidden_size": 36, "n_layer": 2, "n_head": 3, "seq_length": 64}
+MPT_SIZES: dict[str, Any] = {"d_model": 36, "n_layers": 2, "n_heads": 3, "max_seq_len": 64}
 SPECIAL: dict[str, Any] = {"vocab_size": 101, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2_SIZES,
@@ -129,6 +133,7 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     },
     "opt": OPT_SIZES,
     "bloom": BLOOM_SIZES,
+    "mpt": MPT_SIZES,
     "phi": {
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
@@ -169,7 +174,8 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
 
 def causal_config(family: str, overrides: dict[str, Any]) -> PreTrainedConfig:
     """The config of a family's tiny model."""
-    base = {} if CAUSAL_SIZES[family] in (GPT2_SIZES, FALCON_SIZES, OPT_SIZES, BLOOM_SIZES) else LLAMA_SIZES
+    own = (GPT2_SIZES, FALCON_SIZES, OPT_SIZES, BLOOM_SIZES, MPT_SIZES)
+    base = {} if CAUSAL_SIZES[family] in own else LLAMA_SIZES
     return CAUSAL_CLASSES[family][0](**{**SPECIAL, **base, **CAUSAL_SIZES[family], **overrides})
 
 
@@ -203,6 +209,10 @@ def randomise_causal(model: PreTrainedModel) -> None:
             D, H = tensor.shape[1], model.config.n_head
             by_head = tensor.view(H, 3, D // H, D)
             by_head[:, 1] = torch.nn.init.orthogonal_(torch.empty(D, D), gain=D**0.5 / 4).view(H, D // H, D)
+        elif name.endswith("Wqkv.weight"):
+            tensor.normal_(0.0, 0.25)
+            D = tensor.shape[1]
+            tensor[D : 2 * D] = torch.nn.init.orthogonal_(torch.empty(D, D), gain=D**0.5 / 4)
         elif name.endswith("c_attn.weight") and tensor.shape[0] * 3 == tensor.shape[1]:
             tensor.normal_(0.0, 0.25)
             D = tensor.shape[0]

@@ -30,6 +30,7 @@ VARIANTS = {
     "gpt_neox": ("baseline", "dedup", "kcache"),
     "opt": ALL_VARIANTS,
     "bloom": ALL_VARIANTS,
+    "mpt": ("baseline", "dedup", "kcache", "xcache"),
     "phi": ("dedup", "kcache"),
     "stablelm": ("dedup", "kcache"),
     "gemma2": ("baseline", "dedup", "kcache"),

@@ -13,7 +13,7 @@ import torch
 
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
-from tightbeam.export.accuracy.float64 import softmax_in
+from tightbeam.export.accuracy.float64 import exact_softmax
 
 Array = Any
 Run = tuple[Array, Array, dict[str, Any]]
@@ -33,7 +33,7 @@ _MADE: WeakKeyDictionary[Any, dict[str, Expected]] = WeakKeyDictionary()
 
 
 def generate(model: Any, ids: Array, mask: Array, settings: dict[str, Any]) -> Any:
-    with torch.no_grad(), softmax_in(model.dtype):
+    with torch.no_grad(), exact_softmax(model):
         return model.generate(
             torch.tensor(ids),
             attention_mask=torch.tensor(mask, dtype=torch.double if model.dtype == torch.double else None),

@@ -1,0 +1,59 @@
+"""MPT (MosaicML 2023): GPT-2's structure without biases, with biases of the scores in place of positions (ALiBi).
+
+transformers gives it an attention outside the attention interface; ``export/tracing/mpt.py`` replaces it by one through
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tightbeam.export.families.causal import Causal
+from tightbeam.graph_passes import ModelGraphs, Sizes
+
+
+class Mpt(Causal):
+    """A model whose queries, keys and values are not clipped, as those of MPT-7B-StoryWriter are."""
+
+    def config_errors(self, config: Any) -> Iterator[str]:
+        yield from super().config_errors(config)
+        if clip := config.attn_config.clip_qkv:
+            yield f"clip_qkv of attn_config is {clip!r}; expected none: no cache supports it"
+
+    def key_heads(self, config: Any) -> Any:
+        return getattr(config, self.heads)
+
+    def key_bias(self, sizes: Sizes) -> Any:
+        from tightbeam.export.tracing.mpt import key_bias
+
+        return key_bias(sizes.H, sizes.max_target)
+
+    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
+        with self.attention_interface(model):
+            return super().trace(model, sizes)
+
+    def attention_interface(self, model: Any) -> AbstractContextManager[None]:
+        from tightbeam.export.tracing.mpt import attention_interface
+
+        return attention_interface(model)
+
+
+MPT = Mpt(
+    model_type="mpt",
+    architecture="MptForCausalLM",
+    width="d_model",
+    layers="n_layers",
+    heads="n_heads",
+    positions="max_seq_len",
+    activation="",
+    inner="",
+    rotary=False,
+    alibi=True,
+    gated=False,
+    aliases={
+        **{f"mpt-7b{kind}": f"mosaicml/mpt-7b{kind}" for kind in ("", "-instruct", "-chat")},
+        **{f"mpt-30b{kind}": f"mosaicml/mpt-30b{kind}" for kind in ("", "-instruct", "-chat")},
+    },
+)
