@@ -113,8 +113,9 @@ def run_model(
         str | None,
         typer.Option(
             metavar="FIELD",
-            help="Read each line as a JSON object with the text (with --ids, the token ids) in FIELD. Its other fields "
-            "are settings of this line by the names of model.generate, such as num_beams, or truncate.",
+            help="Read each line as a JSON object with the text in FIELD (with --ids the token ids, for recordings and "
+            "images the name of a file). Its other fields are settings of this line by the names of model.generate, "
+            "such as num_beams, or truncate.",
         ),
     ] = None,
     document: Annotated[

@@ -20,6 +20,7 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.text.file_lines import FileLine, LineReader
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 from tightbeam.deploy.text.token_ids import as_array
@@ -242,7 +243,7 @@ class WholeRecordingReader:
 
 def run_recordings(
     model: RecordingModel,
-    sources: Iterable[Source],
+    sources: Iterable[Source | FileLine],
     *,
     batch_size: int = 8,
     typed: bool = False,
@@ -255,7 +256,7 @@ def run_recordings(
     model
         The runner of a speech model that takes whole recordings.
     sources
-        Names of files, contents of files, samples, or an error in the place of one.
+        Names of files, contents of files, samples, or an error in the place of one; or names with their own settings.
     batch_size
         Recordings in the running batch, at most.
     typed
@@ -273,7 +274,11 @@ def run_recordings(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    reader = WholeRecordingReader(model, settings)
+    numbers = count()
+
+    def make(given: Mapping[str, Any]) -> WholeRecordingReader:
+        return WholeRecordingReader(model, given, numbers=numbers)
+
+    reader = LineReader(make, settings, batch_size)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    rows = batch_size * reader.options.num_beams
-    yield from run_inputs(model, inputs, max_rows=rows, typed=typed, ahead=FILES_AHEAD)
+    yield from run_inputs(model, inputs, max_rows=reader.max_rows, typed=typed, ahead=FILES_AHEAD)

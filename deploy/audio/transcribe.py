@@ -28,6 +28,7 @@ from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
+from tightbeam.deploy.text.file_lines import FileLine, LineReader
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, join, output_of, text_of
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
@@ -259,7 +260,7 @@ class RecordingReader:
 
 def transcribe_files(
     model: SpeechModel,
-    sources: Iterable[Source],
+    sources: Iterable[Source | FileLine],
     *,
     batch_size: int = 8,
     typed: bool = False,
@@ -273,7 +274,7 @@ def transcribe_files(
     model
         The runner of a speech model.
     sources
-        Names of files, samples, or an error in the place of one.
+        Names of files, contents of files, samples, or an error in the place of one; or names with their own settings.
     batch_size
         Windows in the running batch, at most.
     typed
@@ -293,11 +294,15 @@ def transcribe_files(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    reader = RecordingReader(model, settings, on_heard=on_heard)
+    numbers = count()
+
+    def make(given: Mapping[str, Any]) -> RecordingReader:
+        return RecordingReader(model, given, on_heard=on_heard, numbers=numbers)
+
+    reader = LineReader(make, settings, batch_size, windows=True)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    rows = batch_size * reader.options.num_beams
     yield from run_inputs(
-        model, inputs, max_rows=rows, typed=typed, ahead=FILES_AHEAD, most_open=batch_size + FILES_AHEAD
+        model, inputs, max_rows=reader.max_rows, typed=typed, ahead=FILES_AHEAD, most_open=batch_size + FILES_AHEAD
     )
 
 

@@ -21,6 +21,7 @@ from tightbeam.deploy.image.processors import AnyProcessor
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
+from tightbeam.deploy.text.file_lines import FileLine, LineReader
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, join
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
@@ -215,7 +216,12 @@ class ImageReader:
 
 
 def run_images(
-    model: ImageModel, sources: Iterable[Source], *, batch_size: int = 8, typed: bool = False, **settings: Any
+    model: ImageModel,
+    sources: Iterable[Source | FileLine],
+    *,
+    batch_size: int = 8,
+    typed: bool = False,
+    **settings: Any,
 ) -> Iterator[OpenInput]:
     """Generate for images. Several run together, while the next ones are read.
 
@@ -224,7 +230,7 @@ def run_images(
     model
         The runner of a model that reads images.
     sources
-        The images.
+        The images, or names of files with their own settings.
     batch_size
         Images in the running batch, at most.
     typed
@@ -242,11 +248,15 @@ def run_images(
     GenerationError
         A setting is wrong; raised before any image is read.
     """
-    reader = ImageReader(model, settings)
+    numbers = count()
+
+    def make(given: Mapping[str, Any]) -> ImageReader:
+        return ImageReader(model, given, numbers=numbers)
+
+    reader = LineReader(make, settings, batch_size)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    rows = batch_size * reader.options.num_beams
     yield from run_inputs(
-        model, inputs, max_rows=rows, typed=typed, ahead=IMAGES_AHEAD, most_open=batch_size + IMAGES_AHEAD
+        model, inputs, max_rows=reader.max_rows, typed=typed, ahead=IMAGES_AHEAD, most_open=batch_size + IMAGES_AHEAD
     )
 
 

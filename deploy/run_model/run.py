@@ -34,6 +34,7 @@ from tightbeam.deploy.run_model.resume import WrittenResults, read_written
 from tightbeam.deploy.run_model.subtitles import SubtitleFolder, subtitles
 from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text.file_lines import file_lines
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 
@@ -223,8 +224,10 @@ class _Run:
             raise InputError(f"--format {run.subtitles} needs timestamps, which this model does not make; leave it out")
         if not self._runner.has_tokenizer:
             raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
-        if run.resume is not None or run.json_lines:
-            raise InputError(f"--format {run.subtitles} does not go with --resume or --json; leave one out")
+        if run.resume is not None or run.json_lines or run.lines_are.field is not None:
+            raise InputError(
+                f"--format {run.subtitles} does not go with --resume, --json or --json-input; leave one out"
+            )
         how = self._runner.options(**self._settings).recording
         if how is not None and how.return_timestamps is False:
             raise InputError(f"--format {run.subtitles} needs timestamps; leave --no-return-timestamps out")
@@ -238,15 +241,13 @@ class _Run:
     def _check_kind(self) -> None:
         """Raise InputError for options, or files, of another kind of model."""
         lines_are = self._run.lines_are
-        text_only = lines_are.ids or lines_are.truncate or self._run.document or lines_are.field is not None
+        text_only = lines_are.ids or lines_are.truncate or self._run.document
         runner, files = self._runner, self._files
         self._kind = kind = (
             "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
         )
         if text_only and (runner.is_speech or runner.reads_images):
-            raise InputError(
-                f"--ids, --truncate, --document and --json-input are for text, this is {kind}; leave them out"
-            )
+            raise InputError(f"--ids, --truncate and --document are for text, this is {kind}; leave them out")
         if not runner.is_speech and self._run.sound_file is not None:
             raise InputError(f"--sound-input is for speech models, this is {kind}; leave it out")
         fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
@@ -280,14 +281,15 @@ class _Run:
         run, runner = self._run, self._runner
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
+        names = named_files(lines, "an image file" if runner.reads_images else "an audio file")
+        files = names if run.lines_are.field is None else file_lines(names, run.lines_are.field)
         if runner.recordings is not None:
-            files = named_files(lines)
             done = run_recordings(runner, files, batch_size=together, typed=typed, **self._settings)
             return (each.result for each in done)
         if runner.is_speech:
             done = transcribe_files(
                 runner,
-                named_files(lines),
+                files,
                 batch_size=together,
                 typed=typed,
                 on_heard=lambda seconds: self._on_heard(seconds),
@@ -295,8 +297,7 @@ class _Run:
             )
             return (each.result for each in done)
         if runner.reads_images:
-            names = named_files(lines, "an image file")
-            done = run_images(runner, names, batch_size=together, typed=typed, **self._settings)
+            done = run_images(runner, files, batch_size=together, typed=typed, **self._settings)
             return (each.result for each in done)
         how: dict[str, Any] = {"batch_size": together, "max_rows": run.max_rows, "typed": typed, "first": first}
         return run_text_input(runner, lines, run.lines_are, **how, **self._settings)

@@ -12,7 +12,7 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
-__all__ = ["read_json_line", "read_settings", "settings_of_line"]
+__all__ = ["TRUNCATE", "read_json_line", "read_settings", "settings_of_line"]
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
@@ -73,7 +73,7 @@ def read_settings(value: Any, field: str) -> dict[str, Any]:
 
 
 def settings_of_line(
-    own: Mapping[str, Any], common: Mapping[str, Any], truncate: bool
+    own: Mapping[str, Any], common: Mapping[str, Any], truncate: bool, *, speech: bool = False
 ) -> tuple[dict[str, Any], bool, list[str]]:
     """Put the settings of a line over those of all lines.
 
@@ -85,6 +85,8 @@ def settings_of_line(
         Settings of all lines.
     truncate
         True where texts are cut unless the line says otherwise.
+    speech
+        True for a model whose settings are those of Whisper.
 
     Returns
     -------
@@ -105,7 +107,7 @@ def settings_of_line(
         raise InputError(f"truncate={reprlib.repr(truncate)} is neither true nor false; pass one of them")
     if GENERATION_CONFIG in own:
         raise GenerationError(f"{GENERATION_CONFIG} is not a field of a line; write its settings into the line")
-    effective, notes = remove_settings_without_effect(own, speech=False, source=LINE)
+    effective, notes = remove_settings_without_effect(own, speech=speech, source=LINE)
     overridden = {name for limits in ONE_LIMIT if own.keys() & set(limits) for name in limits}
     below = [_without(layer, overridden) for layer in caller_layers(common)]
     return settings_of([*below, *caller_layers(effective)]), truncate, notes

@@ -249,7 +249,7 @@ def test_the_command_writes_a_line_for_each_file(
     done.failed("broken.png cannot be read as an image")
     first, broken, last = done.records
     assert [first["tokens"], last["tokens"]] == expected and "error" in broken
-    run(folder, names[0], "--ids").failed("--ids, --truncate, --document and --json-input are for text", code=1)
+    run(folder, names[0], "--ids").failed("--ids, --truncate and --document are for text", code=1)
     run(folder, tmp_path / "a.wav").failed("a.wav is an audio file, and this is a model of images; pass an image file")
 
 
