@@ -18,6 +18,10 @@ from tightbeam.plugins.draw import native_draw
 
 __all__ = ["Warpers", "drawn", "drawn_from_row", "drawn_in_turn", "kept_scores", "row_weights", "warped_scores"]
 
+BINS, BINS_OF_E = 4096, 64
+"""Bins of scores, and bins within which a weight falls to 1 / e of another."""
+TOGETHER = 8192
+"""Tokens that are counted together."""
 LISTED = 256
 """The most likely tokens of a row that are looked at, before all of them are."""
 
@@ -189,7 +193,8 @@ def row_weights(scores: Floats, sampling: Sampling) -> tuple[Floats, Ints | None
     rest = 0.0 if complete else max(0.0, float(weights.sum(dtype=np.float64) - weights[tokens].sum(dtype=np.float64)))
     kept = Warpers([sampling]).weights(scores[None, tokens], rest)
     if not complete and kept[0, -1] > 0:  # tokens that are not listed may be kept, too
-        return np.where(_nucleus(scores, weights, sampling), weights, np.float32(0)), None
+        weights *= _nucleus(scores, weights, sampling)
+        return weights, None
     return kept[0], tokens
 
 
@@ -214,16 +219,31 @@ def kept_scores(scores: Floats, sampling: Sampling) -> Floats:
 
 
 def _nucleus(scores: Floats, weights: Floats, sampling: Sampling) -> Bools:
-    """The tokens bool [vocabulary] that ``top_p`` and ``min_p`` keep; sorts numbers alone, not their tokens."""
-    descending = -np.sort(-scores)
-    ratios = np.exp((descending - descending[0]) / np.float32(sampling.temperature))
-    before = ratios.cumsum(dtype=np.float64) - ratios
-    count = (
-        len(scores) if sampling.top_p == 1 else max(1, int((before < sampling.top_p * (before[-1] + ratios[-1])).sum()))
-    )
-    kept: Bools = scores > descending[count - 1]
-    kept[np.flatnonzero(scores == descending[count - 1])[: count - int(kept.sum())]] = True
-    return kept & (weights >= sampling.min_p)
+    """The tokens bool [vocabulary] that ``top_p`` and ``min_p`` keep.
+
+    Tokens are counted into bins by their scores, so that those of one bin alone are sorted: the one in which the mass
+    of the tokens before reaches ``top_p``.
+    """
+    if sampling.top_p == 1:
+        return weights >= sampling.min_p
+    best, scale = scores.max(), np.float32(BINS_OF_E / sampling.temperature)
+    bins, ends = np.empty(len(scores), np.int16), np.zeros(BINS)
+    for start in range(0, len(scores), TOGETHER):  # arrays of their own would be new pages each time
+        own = slice(start, start + TOGETHER)
+        bins[own] = np.minimum((best - scores[own]) * scale, np.float32(BINS - 1))
+        ends += np.bincount(bins[own], weights[own], BINS)
+    np.cumsum(ends, out=ends)
+    mass = sampling.top_p * ends[-1]
+    edge = int(ends.searchsorted(mass))
+    tokens = np.flatnonzero(bins == edge)
+    tokens = tokens[np.argsort(-scores[tokens], kind="stable")]
+    held = weights[tokens].astype(np.float64)
+    before = (ends[edge - 1] if edge else 0) + held.cumsum() - held
+    kept: Bools = bins < edge
+    kept[tokens[: max(not edge, int((before < mass).sum()))]] = True  # the best one of all stays
+    if sampling.min_p > 0:
+        kept &= weights >= sampling.min_p
+    return kept
 
 
 def _drawn_by_blocks(weights: Floats, uniform: float) -> int:
