@@ -308,7 +308,7 @@ def _read(name: str, document: bool) -> _File:
     except FileNotFoundError:
         raise InputError(f"there is no file {name}; pass a text file, or - for standard input") from None
     except IsADirectoryError:
-        raise InputError(f"{name} is a folder; pass a text file, or - for standard input") from None
+        raise InputError(f"{name} is a folder; pass a text file, - for standard input, or --ray for a folder") from None
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"cannot read {name}: {reason}; pass a text file, or - for standard input") from None
