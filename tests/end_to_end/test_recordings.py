@@ -225,6 +225,7 @@ def test_a_request_holds_samples_or_a_file(bundles: BundleCache) -> None:
         parser.parse(Request(2, {"AUDIO": wave[None, :9]}, "{}"))
 
 
+@pytest.mark.slow
 def test_an_export_is_compared_with_torch(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     bundle = export_model(checkpoints("moonshine", tokenizer=True), tmp_path / "out", variant="slim")
     assert bundle.manifest.parity is not None and bundle.manifest.parity.tokens > 100

@@ -16,6 +16,8 @@ from rich.console import Console, RenderableType
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
 from support.checkpoints import CLASSES, CheckpointCache
+from support.image_checkpoints import PATCHES
+from support.speech_checkpoints import RECORDING_FAMILIES
 from tightbeam.export import ExportError
 from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload
@@ -31,6 +33,8 @@ from tightbeam.graph_passes.caches.cost import Machine, count_weights
 
 SMALL = [
     *CLASSES,
+    *RECORDING_FAMILIES,
+    PATCHES,
     *("gpt2", "gpt_bigcode", "falcon", "bloom", "mpt", "llama", "mistral", "qwen3", "olmo2", "phi3", "gemma", "gemma2"),
     "starcoder2",
 ]

@@ -267,7 +267,9 @@ def randomise(model: PreTrainedModel) -> None:
             tensor.normal_(1.0, 0.2).mul_(torch.randint(0, 2, tensor.shape) * 2 - 1)
         elif name.endswith("bias"):
             tensor.normal_(0.0, 0.3)
-        elif name.endswith(("k_proj.weight", "key_proj.weight", "Attention.k.weight")):
+        elif name.endswith(
+            ("k_proj.weight", "key_proj.weight", "Attention.k.weight", "_attention.attention.key.weight")
+        ):
             # As sharp as random numbers, with an inverse that adds nothing to the error: what K-only caches do where
             # there is none is test_guard.py's matter.
             torch.nn.init.orthogonal_(tensor, gain=STD["k_proj"] * max(tensor.shape) ** 0.5)
