@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tightbeam.export.families.causal import Causal
-from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes import Sizes
 
 
 class Bloom(Causal):
@@ -23,10 +23,6 @@ class Bloom(Causal):
         from tightbeam.export.tracing.bloom import key_bias
 
         return key_bias(sizes.H, sizes.max_target)
-
-    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        with self.attention_interface(model):
-            return super().trace(model, sizes)
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
         from tightbeam.export.tracing.bloom import attention_interface

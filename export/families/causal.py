@@ -143,7 +143,8 @@ class Causal(Family):
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.decoder_only import trace_causal
 
-        return trace_causal(model, sizes, self.key_bias(sizes))
+        with self.attention_interface(model):
+            return trace_causal(model, sizes, self.key_bias(sizes))
 
 
 def rope_kind(parameters: dict[str, Any]) -> Any:

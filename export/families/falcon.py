@@ -14,7 +14,7 @@ from typing import Any
 
 from tightbeam.export.families.base import head_errors
 from tightbeam.export.families.causal import Causal
-from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes import Sizes
 
 
 class FalconLike(Causal):
@@ -49,10 +49,6 @@ class FalconLike(Causal):
         from tightbeam.export.tracing.falcon import key_bias
 
         return None if sizes.rotary else key_bias(sizes.H, sizes.max_target, sizes.D // sizes.H)
-
-    def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        with self.attention_interface(model):
-            return super().trace(model, sizes)
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
         from tightbeam.export.tracing.falcon import attention_interface

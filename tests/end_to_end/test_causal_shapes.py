@@ -30,10 +30,8 @@ SHAPES: tuple[Shape, ...] = (
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
-    ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),  # as RW
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 28, "num_hidden_layers": 1}),
-    ("gpt_bigcode", {"multi_query": False}),
 )
 LLAMA_3 = {
     **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 16},
@@ -53,6 +51,10 @@ REPEATED: tuple[Shape, ...] = (
     # Biases as Qwen 2's, a key head for each query head as OLMo's, and a single one as Gemma's.
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu", "num_hidden_layers": 1}),
+    # As RW: BLOOM's biases, but rounded to bfloat16.
+    ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    # GPT-2 with the fused product of BLOOM.
+    ("gpt_bigcode", {"multi_query": False}),
     # Angles that are Llama's up to the length of the config.
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.0}, "num_hidden_layers": 1}),
     # Another window, and none, which is Llama.
