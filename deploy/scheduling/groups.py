@@ -80,7 +80,7 @@ class GroupScheduler:
         return sum(group.scheduler.running_rows for group in self._groups.values())
 
     def add(self, sample: Sample) -> None:
-        """Add a sample, which is run in later turns. Its number is larger than those of the samples before it."""
+        """Add a sample, which is run in later turns. Between groups, lower numbers are older."""
         key = replace(sample, alone=False).group
         if key not in self._groups:
             self._close_idle()
