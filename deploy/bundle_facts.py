@@ -18,7 +18,7 @@ from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import options_for
-from tightbeam.deploy.runtimes.base import resolve, sizes_of
+from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
 
 __all__ = ["Workload", "cache_bytes", "facts_of", "report_of", "workload_of"]
 
@@ -115,7 +115,7 @@ def cache_bytes(manifest: Manifest, workload: Workload) -> tuple[int, int]:
         tensors = [inputs[name] for name in names]
         return sum(math.prod(resolve(tensor.shape, sizes)) * np.dtype(tensor.dtype).itemsize for tensor in tensors)
 
-    source = nbytes(tensor.name for tensor in manifest.encoder.outputs)
+    source = nbytes(source_outputs(manifest.encoder))
     return source, nbytes(state.input for state in manifest.cache_states)
 
 

@@ -233,6 +233,17 @@ def run_model(
             help="Predict timestamps, and go through recordings by them: the default beyond one window; Whisper only.",
         ),
     ] = None,
+    word_timestamps: Annotated[
+        bool,
+        typer.Option(
+            "--word-timestamps",
+            help="Give the words of each segment with their times and probabilities, with --json; with --format srt or "
+            "vtt the times of subtitles are those of their words; Whisper only.",
+        ),
+    ] = False,
+    max_words_per_line: Annotated[
+        int | None, typer.Option(min=1, help="The most words of a subtitle; with --word-timestamps.")
+    ] = None,
     condition_on_prev_tokens: Annotated[
         bool | None,
         typer.Option(
@@ -376,6 +387,7 @@ def run_model(
         "source_language": source_language,
         "target_language": target_language,
         "return_timestamps": return_timestamps,
+        "return_token_timestamps": word_timestamps or None,
         "condition_on_prev_tokens": condition_on_prev_tokens,
         "prompt": prompt,
         "prompt_condition_type": prompt_condition_type,
@@ -404,6 +416,8 @@ def run_model(
         if json_lines and result_format not in (None, "json"):
             raise InputError(f"--json and --format {result_format} are two formats; leave one out")
         json_lines = json_lines or result_format == "json"
+        if max_words_per_line is not None and not (word_timestamps and result_format in FORMATS):
+            raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
         settings = _settings(given, generation_config)
         common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN])}
         common |= {"json_lines": json_lines, "quiet": quiet, "engine": engine, "device": device, "threads": threads}
@@ -441,6 +455,7 @@ def run_model(
                     max_rows=max_rows,
                     subtitles=result_format if result_format in FORMATS else None,
                     sound_input=sound_input,
+                    max_words=max_words_per_line,
                 )
             )
     except (BundleError, GenerationError, InputError) as error:

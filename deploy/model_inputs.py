@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.image.read import check_image_options
 from tightbeam.deploy.model_settings import ModelSettings
@@ -193,6 +194,9 @@ class ModelInputs(ModelSettings):
             A setting is unknown, not supported, or impossible for this model.
         """
         options = self._for_one_window(self.options_for(1, settings))
+        if options.aligned:
+            where = "Runner.transcribe_segments and run-model --word-timestamps"
+            raise GenerationError(f"{TIMES}=True is for {where}; leave it out")
         return Sample(number, options, features, self.manifest.sizes.max_source)
 
     def sample_of_recording(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:

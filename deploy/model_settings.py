@@ -15,6 +15,7 @@ from tightbeam.deploy.generation.given import Layer, caller_layers, merged, sett
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.image.processors import read_processor
 from tightbeam.deploy.runtimes.base import Runtime
@@ -177,6 +178,8 @@ class ModelSettings:
             groups = f"num_beam_groups={options.num_beam_groups}"
             asked = f"do_sample with num_beams={options.num_beams}" if options.samples_beams else groups
             raise GenerationError(f"{asked} cannot be used: {obstacle}")
+        if options.aligned and (obstacle := self._runtime.alignment_obstacle):
+            raise GenerationError(f"{TIMES}=True cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
             raise GenerationError(
                 f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"

@@ -31,9 +31,11 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.alignment import check_frames, with_times
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image.read import check_image_options, check_pixels, image_processor_of, read_all
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
@@ -225,8 +227,9 @@ class Runner(WholeBatches):
             Log-mel features of whole windows, as `LogMel.features` makes them; or those of whole recordings, of
             `Recordings.features`, padded on the right.
         attention_mask : integers [B, X], optional
-            1 at the samples or frames of whole recordings, 0 at padding. As in transformers, padding changes what the
-            encoder makes of a shorter recording; `transcribe` runs each without.
+            1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. Of windows
+            it is read with ``return_token_timestamps`` alone. As in transformers, padding changes what the encoder
+            makes of a shorter whole recording; `transcribe` runs each without.
         callback : SearchCallback, optional
             Receiver of results while the search runs, the ``callback`` of ``generate``.
         **settings
@@ -235,7 +238,8 @@ class Runner(WholeBatches):
         Returns
         -------
         SearchResult
-            Sequences from the start token on, the prompt of language and task included.
+            Sequences from the start token on, the prompt of language and task included. ``token_timestamps`` float32
+            [B, T] with ``return_token_timestamps``: those of each sample alone.
 
         Raises
         ------
@@ -253,8 +257,8 @@ class Runner(WholeBatches):
         options = self._for_one_window(self.options(**settings))
         if not self.log_mel:
             raise InputError("this is a text model; pass text or token ids instead of audio")
-        if attention_mask is not None:
-            raise InputError("attention_mask is for whole recordings; windows have none, leave it out")
+        if attention_mask is not None and not options.aligned:
+            raise InputError(f"attention_mask of windows is read with {TIMES}=True alone; leave it out")
         features = as_array("input_features", input_features)
         mels, frames = self.log_mel.mels, self.log_mel.frames
         if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
@@ -264,8 +268,11 @@ class Runner(WholeBatches):
             )
         if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):
             raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
+        own_frames = check_frames(attention_mask, *features.shape[::2])
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        return self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, callback)
+        found = self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, callback)
+        about = self.manifest.alignment
+        return found if about is None else with_times(found, options.beginning, own_frames, about.median_filter_width)
 
     def generate_from_pixels(
         self, pixel_values: Array, *, callback: SearchCallback | None = None, **settings: Any
@@ -411,7 +418,9 @@ class Runner(WholeBatches):
         BundleError
             The runtime failed.
         """
-        found = self._transcribed(recordings, batch_size, self._without_effect(settings))
+        settings = self._without_effect(settings)
+        _check_texts_alone(self.options(**settings))
+        found = self._transcribed(recordings, batch_size, settings)
         return [each.texts[0] if each.texts else "" for each in found]
 
     def transcribe_segments(
@@ -432,7 +441,8 @@ class Runner(WholeBatches):
         Returns
         -------
         list of list of TextSegment
-            The segments of each recording, in order. Their tokens are together those of ``model.generate``.
+            The segments of each recording, in order. Their tokens are together those of ``model.generate``. With
+            ``return_token_timestamps`` they have words, each with its times and its probability.
 
         Raises
         ------
@@ -444,13 +454,14 @@ class Runner(WholeBatches):
             The runtime failed.
         """
         settings = {**self._without_effect(settings), "return_timestamps": True}
+        if not (options := self.options(**settings)).aligned:
+            _check_texts_alone(options)
         return [each.segments or [] for each in self._transcribed(recordings, batch_size, settings)]
 
     def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[InputResult]:
         from tightbeam.deploy.audio.recordings import run_recordings
         from tightbeam.deploy.audio.transcribe import transcribe_files
 
-        _check_texts_alone(self.options(**settings))
         if isinstance(recordings, str | bytes) or not hasattr(recordings, "__iter__"):
             kind = "one string" if isinstance(recordings, str) else type(recordings).__name__
             raise InputError(f"recordings is {kind}, expected a list of file names; pass [path]")
@@ -543,7 +554,8 @@ def _check_texts_alone(options: GenerationOptions) -> None:
     """Raise GenerationError for settings that ask for more than texts."""
     if options.scoring is not None:
         asked = options.scoring.asked
-        raise GenerationError(f"{asked} is more than texts; call Runner.generate_outputs or Runner.generate")
+        fix = "Runner.transcribe_segments" if options.aligned else "Runner.generate_outputs or Runner.generate"
+        raise GenerationError(f"{asked} is more than texts; call {fix}")
 
 
 def _check_batch_size(batch_size: Any, of: str) -> None:

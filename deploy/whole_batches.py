@@ -112,12 +112,14 @@ class WholeBatches(ModelInputs):
         positions = max(own.max_length for own in each) - P  # the last token is never fed back
         with self._lock:
             groups = options.candidate_groups
-            decoding = self._runtime.begin(source, mask, options.num_beams, positions, options.candidates, P, groups)
+            shape = options.num_beams, positions, options.candidates, P, groups
+            decoding = self._runtime.begin(source, mask, *shape, aligned=options.aligned)
             beginnings = None if prompt is None else prompt.tokens
             read = source if prompt is None else prompt.tokens
             sources = None if read.dtype.kind == "f" else read  # not of features
             keyed = _keyed(source, mask, each, prompt)
-            result = search(BeamStepper(decoding, options, prompt), keyed, len(source), beginnings, sources, callback)
+            step, keys = BeamStepper(decoding, options, prompt), decoding.alignment_keys
+            result = search(step, keyed, len(source), beginnings, sources, callback, keys)
             self.cache_bytes = decoding.cache_bytes
             decoding.close()
         return result

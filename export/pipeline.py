@@ -34,6 +34,7 @@ from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
+from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
 from tightbeam.export.checkpoint.image import check_image
@@ -129,6 +130,7 @@ def _load(export: _Export) -> None:
     checkpoint = export.checkpoint = load_files(export.preparation.files)
     check_speech(checkpoint)
     check_image(checkpoint)
+    alignment_of(checkpoint)  # an error before minutes of work
     if options.max_new_tokens is not None:
         set_max_new_tokens(checkpoint, options.max_new_tokens)
     if note := disable_sampling(checkpoint):
@@ -149,6 +151,8 @@ def _trace(export: _Export) -> None:
     """Trace the model once; every variant is a rewrite of this trace."""
     export.on_step(TRACING)
     export.canonical = trace(export.checkpoint)
+    if alignment := alignment_of(export.checkpoint):
+        export.canonical.alignment_heads = alignment.heads
 
 
 def trace(checkpoint: Checkpoint) -> ModelGraphs:

@@ -109,6 +109,8 @@ class ModelGraphs:
     """float32 [H, positions]: added to the scores of the decoder-only model by the position of the key (ALiBi)"""
     buckets: Array | None = None
     """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """layer and head of each cross-attention that follows the sound (Whisper)"""
 
     def window(self, layer: int) -> int:
         """Attention window of a layer in positions, 0 for none."""

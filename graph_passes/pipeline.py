@@ -3,6 +3,7 @@
     tracing             fold_scales (Whisper), canonicalise_encoder_decoder [canonicalise_two_stream]
                         or canonicalise_decoder_only
     rewrite             tie_embeddings, fold_biases
+                        alignment_outputs (Whisper with alignment heads)
                         a pass for each kind of source cache, or of prompt cache in a decoder-only model
                         a pass for each kind of generated cache
                         prompt_outputs (decoder-only)
@@ -10,8 +11,8 @@
     skip_small_weights  where asked for: not exact
     to_precision        lower_precision for half precision; encoder_attention, quantize, flat_rows for int8; for an int8
                         source cache encoder_attention and, at the end, quantize_source: not exact
-    tensorrt_form       decompose_attention, fixed_capacity, lower_precision; then, on the written messages,
-                        to_plugin_nodes
+    tensorrt_form       drop_alignment, decompose_attention, fixed_capacity, lower_precision; then, on the written
+                        messages, to_plugin_nodes
 
 Every pass has the signature ``pass_(graphs, ...) -> PassResult``.
 """
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from tightbeam.graph_passes.caches.kinds import GENERATED, PROMPT, SOURCE, LayerPlan, require_kinds
+from tightbeam.graph_passes.cleanup.alignment_outputs import alignment_outputs
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
@@ -35,17 +37,20 @@ from tightbeam.graph_passes.precision.lower_precision import lower_precision
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
+from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 
 __all__ = ["passes_of", "rewrite", "tensorrt_form", "to_precision"]
 
 BEFORE_CACHES: tuple[Pass, ...] = (tie_embeddings, fold_biases)
+ALIGNMENT: tuple[Pass, ...] = (alignment_outputs,)
+"""For a model with alignment heads, after these."""
 AFTER_PROMPT_CACHES: tuple[Pass, ...] = (prompt_outputs,)
 """For a decoder-only model."""
 AFTER_CACHES: tuple[Pass, ...] = (search_head, step_rows, fold_residuals)
 
 
-def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False) -> list[Pass]:
+def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned: bool = False) -> list[Pass]:
     """Passes that make a plan's graphs of the canonical ones, in order.
 
     Parameters
@@ -54,6 +59,8 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False) -> list[
         Kinds of cache of each of L layers.
     decoder_only
         Take the source caches from ``PROMPT``.
+    aligned
+        The model has alignment heads.
 
     Raises
     ------
@@ -68,7 +75,8 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False) -> list[
             layers = [layer for layer, chosen_kind in enumerate(chosen) if chosen_kind == kind]
             if layers:
                 caches.append(partial(apply, layers=layers))
-    return [*BEFORE_CACHES, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
+    before = (*BEFORE_CACHES, *(ALIGNMENT if aligned else ()))
+    return [*before, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
 
 
 def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGraphs, list[PassResult]]:
@@ -94,7 +102,8 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
     """
     if len(plan) != canonical.sizes.L:
         raise PassError(f"the plan is for {len(plan)} layers, the model has {canonical.sizes.L}")
-    return _run(passes_of(plan, decoder_only=canonical.sizes.decoder_only), canonical)
+    passes = passes_of(plan, decoder_only=canonical.sizes.decoder_only, aligned=bool(canonical.alignment_heads))
+    return _run(passes, canonical)
 
 
 def to_precision(
@@ -149,7 +158,7 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
     PassError
         For a graph that a pass cannot rewrite, and for a weight beyond the range of the precision.
     """
-    first: list[Pass] = [decompose_attention, partial(fixed_capacity, capacity=capacity)]
+    first: list[Pass] = [drop_alignment, decompose_attention, partial(fixed_capacity, capacity=capacity)]
     return _run([*first, *_precision_passes(precision)], graphs)
 
 

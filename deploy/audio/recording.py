@@ -38,6 +38,8 @@ class Recording:
     ----------
     frames : int
         Columns of the features; at least those of one window.
+    own_frames : int
+        Those that are no padding.
     seconds : float
         Length of what was recorded.
     close : function
@@ -57,6 +59,7 @@ class Recording:
             self.frames += len(logs)
             samples = count
         self._levels = np.concatenate(levels)
+        self.own_frames = min(self.frames, -(-samples // log_mel.hop))
         self.seconds = samples / log_mel.sampling_rate_hz
 
     def loud_frames(self, first: int, count: int, threshold_db: float) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["FRAME_S", "Segment", "cut_segments"]
+__all__ = ["FRAMES", "FRAME_S", "TIMESTAMP_S", "Segment", "TokenTime", "cut_segments"]
 
 TIMESTAMP_S = 0.02
 """Seconds from one timestamp to the next."""
@@ -18,6 +18,24 @@ FRAME_S = 0.01
 """Seconds of one frame of the features."""
 FRAMES = 2
 """Frames from one timestamp to the next."""
+
+
+@dataclass(frozen=True)
+class TokenTime:
+    """When a token of a recording is spoken.
+
+    Attributes
+    ----------
+    token : int
+    end_s : float
+        Seconds from the beginning of the recording. It begins where the token before it ends.
+    probability : float
+        Its probability among the tokens that the processors allow.
+    """
+
+    token: int
+    end_s: float
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -30,14 +48,19 @@ class Segment:
         Seconds from the beginning of the recording.
     tokens : tuple of int
         Its tokens, timestamps among them.
+    times : tuple of TokenTime or None
+        Those of its tokens; None where they were not asked for.
     """
 
     start_s: float
     end_s: float
     tokens: tuple[int, ...]
+    times: tuple[TokenTime, ...] | None = None
 
 
-def cut_segments(tokens: Sequence[int], first: int, seek: int, frames: int) -> tuple[list[Segment], int]:
+def cut_segments(
+    tokens: Sequence[int], first: int, seek: int, frames: int, times: Sequence[TokenTime] | None = None
+) -> tuple[list[Segment], int]:
     """Cut the tokens of one window.
 
     Parameters
@@ -50,6 +73,8 @@ def cut_segments(tokens: Sequence[int], first: int, seek: int, frames: int) -> t
         The window's first frame in the recording.
     frames : int
         Frames of the window that are the recording's.
+    times : sequence of TokenTime, optional
+        Those of the tokens.
 
     Returns
     -------
@@ -66,7 +91,8 @@ def cut_segments(tokens: Sequence[int], first: int, seek: int, frames: int) -> t
         found = [token for token in tokens if token >= first]
         if found and found[-1] != first:
             last = float(found[-1] - first)
-        return [Segment(begin_s, begin_s + last * TIMESTAMP_S, tuple(tokens))], frames
+        whole = None if times is None else tuple(times)
+        return [Segment(begin_s, begin_s + last * TIMESTAMP_S, tuple(tokens), whole)], frames
     if ends_single:
         cuts.append(len(tokens))
     else:
@@ -75,9 +101,8 @@ def cut_segments(tokens: Sequence[int], first: int, seek: int, frames: int) -> t
     for cut in cuts:
         own = tokens[before:cut]
         end = own[-1] if cut != cuts[-1] or ends_single else own[-2]
-        segments.append(
-            Segment(begin_s + (own[0] - first) * TIMESTAMP_S, begin_s + (end - first) * TIMESTAMP_S, tuple(own))
-        )
+        start_s, end_s = (begin_s + (token - first) * TIMESTAMP_S for token in (own[0], end))
+        segments.append(Segment(start_s, end_s, tuple(own), None if times is None else tuple(times[before:cut])))
         before = cut
     if ends_single:
         return segments, frames

@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.alignment import token_times
 from tightbeam.deploy.audio.recording import Recording
-from tightbeam.deploy.audio.segments import FRAME_S, Segment, cut_segments
+from tightbeam.deploy.audio.segments import FRAME_S, FRAMES, TIMESTAMP_S, Segment, TokenTime, cut_segments
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.search import SearchResult
+from tightbeam.deploy.search import Scored, SearchResult
 
 __all__ = ["SequentialTranscription", "WindowModel", "compression_ratio"]
 
@@ -42,6 +45,7 @@ class _Attempt:
     tokens: list[int]
     is_good: bool
     is_silence: bool
+    scored: Scored
 
 
 class SequentialTranscription:
@@ -55,6 +59,8 @@ class SequentialTranscription:
         Arguments of ``model.generate``.
     timestamps : bool
         False for a recording of one window, whose tokens have no timestamps.
+    begin_s : float
+        Seconds before it, of a recording that is cut into several.
 
     Attributes
     ----------
@@ -65,8 +71,15 @@ class SequentialTranscription:
     """
 
     def __init__(
-        self, model: WindowModel, recording: Recording, settings: Mapping[str, Any], *, timestamps: bool
+        self,
+        model: WindowModel,
+        recording: Recording,
+        settings: Mapping[str, Any],
+        *,
+        timestamps: bool,
+        begin_s: float = 0.0,
     ) -> None:
+        self.begin_s = begin_s
         self._model, self._recording = model, recording
         self._settings = {**settings, "return_timestamps": timestamps}
         self._own = self._options(WindowStart())
@@ -82,6 +95,13 @@ class SequentialTranscription:
         self.seek = 0
         self._steps = self._run()
         self._wanted = next(self._steps, None)
+
+    @property
+    def language(self) -> str | None:
+        """The code of the language, such as "en"; None for a model of one language."""
+        tokens = {self._language, *self._own.prompt}
+        table: Mapping[str, int] = self._model.manifest.generation.get("lang_to_id") or {}
+        return next((name.strip("<|>") for name, token in table.items() if token in tokens), None)
 
     @property
     def options(self) -> GenerationOptions:
@@ -137,9 +157,21 @@ class SequentialTranscription:
             tokens = attempt.tokens
             if tokens and tokens[-1] in self._own.eos_token_ids:
                 tokens = tokens[:-1]
-            segments, offset = cut_segments(tokens, self._first, self.seek, frames)
+            times = self._times(tokens, attempt.scored)
+            segments, offset = cut_segments(tokens, self._first, self.seek, frames, times)
             self.segments += segments
             self.seek += offset
+
+    def _times(self, tokens: list[int], scored: Scored) -> list[TokenTime] | None:
+        """The times of a window's tokens, where they are asked for."""
+        about = self._model.manifest.alignment
+        if about is None or scored.alignments is None or scored.tokens is None:
+            return None
+        own_frames = self._recording.own_frames - self.seek
+        ends_s = token_times(scored.alignments[0], own_frames, about.median_filter_width)
+        ends_s = np.maximum(ends_s + np.float32(self.seek * TIMESTAMP_S / FRAMES), 0)
+        each = zip(tokens, ends_s.tolist(), np.exp(scored.tokens[0]).tolist(), strict=False)  # without the end token
+        return [TokenTime(*one) for one in each]
 
     def _is_quiet(self, frames: int) -> bool:
         """True for a window that holds too little sound above the level of silence."""
@@ -184,10 +216,11 @@ class SequentialTranscription:
         if how.compression_ratio_threshold is not None:
             is_good = compression_ratio(tokens, options.vocab_size) <= how.compression_ratio_threshold
         if how.logprob_threshold is None or result.confidence is None:
-            return _Attempt(tokens, is_good, False)
+            return _Attempt(tokens, is_good, False, result.scored)
         unlikely = result.confidence.mean_logprob < how.logprob_threshold
         silent = how.no_speech_threshold is not None and result.confidence.no_speech > how.no_speech_threshold
-        return _Attempt(tokens, (is_good and not unlikely) or (unlikely and silent), unlikely and silent)
+        is_good = (is_good and not unlikely) or (unlikely and silent)
+        return _Attempt(tokens, is_good, unlikely and silent, result.scored)
 
     def _before(self) -> tuple[int, ...]:
         """The tokens before the start token of the next window."""
@@ -225,5 +258,11 @@ def _language_alone(options: GenerationOptions) -> GenerationOptions:
     """Options that choose the language behind the start token, and one token more, which does not matter."""
     prompt = options.prompt[: options.prompt.index(CHOSEN) + 1]
     return replace(
-        options, prompt=prompt, beginning=len(prompt), max_length=len(prompt) + 1, min_length=0, timestamps=None
+        options,
+        prompt=prompt,
+        beginning=len(prompt),
+        max_length=len(prompt) + 1,
+        min_length=0,
+        timestamps=None,
+        scoring=None,
     )

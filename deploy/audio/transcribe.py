@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import Source, cut, read_audio, sound_blocks, windows
 from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.sequential import SequentialTranscription
+from tightbeam.deploy.audio.words import words_of
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
@@ -139,22 +140,38 @@ class _Recordings(OpenInput):
 
     def output(self, model: LoadedModel) -> Output:
         options = self.parts[0].options
-        segments = [segment for part in self.parts for segment in part.segments]
-        tokens = [token for segment in segments for token in segment.tokens]
+        tokens = [token for part in self.parts for segment in part.segments for token in segment.tokens]
 
-        def text(of: Iterable[int]) -> str | None:
-            return text_of(model, list(of), options).strip() if model.has_tokenizer else None
+        def text(of: Iterable[int]) -> str:
+            return text_of(model, list(of), options)
 
-        whole = text(tokens)
+        text_or_none = text if model.has_tokenizer else None
+        segments = [own for part in self.parts for own in _text_segments(part, text_or_none)]
         return Output(
             sequences=[tokens],
             scores=None,
-            texts=None if whole is None else [whole],
+            texts=[text(tokens).strip()] if model.has_tokenizer else None,
             new_tokens=len(tokens),
-            segments=[
-                TextSegment(segment.start_s, segment.end_s, list(segment.tokens), text(segment.tokens))
-                for segment in segments
-            ],
+            segments=segments,
+        )
+
+
+def _text_segments(part: SequentialTranscription, text: Callable[[Iterable[int]], str] | None) -> Iterator[TextSegment]:
+    """The segments of a part of a recording; ``text`` makes text of tokens, None without a tokenizer."""
+    begin_s = before_s = part.begin_s
+    for segment in part.segments:
+        times, words = segment.times, None
+        if times is not None:
+            times = tuple(replace(own, end_s=own.end_s + begin_s) for own in times)
+            words = None if text is None else words_of(times, before_s, text, part.language)
+            before_s = times[-1].end_s if times else before_s
+        yield TextSegment(
+            segment.start_s + begin_s,
+            segment.end_s + begin_s,
+            list(segment.tokens),
+            None if text is None else text(segment.tokens).strip(),
+            None if times is None else [round(own.end_s, 2) for own in times],
+            words,
         )
 
 
@@ -220,13 +237,14 @@ class RecordingReader:
         if self._obstacle and len(parts) > 1:
             note = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
             result.notes.append(f"{note}: {self._obstacle}")
-        if (timestamps or self._how.asked) and self.options.scoring is not None:
+        in_sequence = timestamps or bool(self._how.asked) or self.options.aligned
+        if in_sequence and self.options.scoring is not None and not self.options.aligned:
             fix = "leave it out, or pass return_timestamps=False"
             asked = self.options.scoring.asked
             return OpenInput(
                 result, [], InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
             )
-        if timestamps or self._how.asked:
+        if in_sequence:
             return self._in_sequence(result, parts, timestamps=timestamps)
         made = []
         for part in parts:
@@ -248,9 +266,10 @@ class RecordingReader:
         return [Recording(log_mel, [part]) for part in chain([first, second], parts)]
 
     def _in_sequence(self, result: InputResult, recordings: list[Recording], *, timestamps: bool) -> OpenInput:
+        window_s = _log_mel(self._model).chunk_s
         parts = [
-            SequentialTranscription(self._model, recording, self._settings, timestamps=timestamps)
-            for recording in recordings
+            SequentialTranscription(self._model, own, self._settings, timestamps=timestamps, begin_s=index * window_s)
+            for index, own in enumerate(recordings)
         ]
         made = _Recordings(result, [], parts=parts, recordings=recordings, numbers=self._numbers)
         made.on_heard = self._on_heard

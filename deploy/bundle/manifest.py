@@ -15,6 +15,7 @@ __all__ = [
     "MANIFEST",
     "PRECISIONS",
     "WEIGHTS",
+    "AlignmentEntry",
     "CacheStateEntry",
     "EnginePrecision",
     "Entry",
@@ -218,6 +219,21 @@ class TokenizerEntry(Entry):
     files: tuple[FileEntry, ...]
 
 
+class AlignmentEntry(Entry):
+    """Cross-attentions of a speech model that the times of tokens are made of.
+
+    Attributes
+    ----------
+    heads : tuple of (int, int)
+        Layer and head of each, in the order of the graphs' outputs.
+    median_filter_width : int
+        Source positions that the filter over their attention spans.
+    """
+
+    heads: Annotated[tuple[tuple[int, int], ...], Field(min_length=1)]
+    median_filter_width: Annotated[int, Field(ge=1, lt=2**15)]
+
+
 class ParityReport(Entry):
     """Comparison with ``model.generate`` at the end of the export.
 
@@ -340,6 +356,8 @@ class Manifest(Entry):
         of a recording; empty where all sources have one length, or are tokens.
     image : FileEntry or None
         The image processor's settings of a model that reads images, whose encoder takes ``pixel_values``.
+    alignment : AlignmentEntry or None
+        What times of tokens are made of; None without alignment heads, and in bundles from before them.
     precision_error : PrecisionErrorEntry or None
         The error of half precision or int8; None in float32, and where it was not measured.
     provenance : Provenance or None
@@ -368,6 +386,7 @@ class Manifest(Entry):
     speech: FileEntry | None = None
     convolutions: tuple[tuple[Size, Size, Annotated[int, Field(ge=0, lt=2**15)]], ...] = ()
     image: FileEntry | None = None
+    alignment: AlignmentEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None

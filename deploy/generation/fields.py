@@ -115,7 +115,8 @@ NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".sp
 """Fields that transformers requires: None in a call leaves the checkpoint's value, and unsets any other field."""
 
 SPEECH_ONLY = frozenset(
-    """language task return_timestamps condition_on_prev_tokens prompt prompt_ids prompt_condition_type
+    """language task return_timestamps return_token_timestamps condition_on_prev_tokens prompt prompt_ids
+    prompt_condition_type
     compression_ratio_threshold logprob_threshold no_speech_threshold silence_threshold_db min_speech_s""".split()
 )
 """Fields of speech models only."""

@@ -233,6 +233,10 @@ class GenerationOptions:
     @property
     def kind(self) -> str:
         """The kind of search, which samples of one batch share."""
+        return f"{self._search}, aligned" if self.aligned else self._search
+
+    @property
+    def _search(self) -> str:
         if self.sampling is not None:
             drawn = "among candidates" if self.samples_candidates else "from rows"
             return f"drawn beams {drawn}" if self.samples_beams else drawn
@@ -242,6 +246,11 @@ class GenerationOptions:
             return "beams with forced words"
         search = "beams" if self.normalize else "greedy"
         return f"{search} from rows" if self.reads_logits else search
+
+    @property
+    def aligned(self) -> bool:
+        """True where times of tokens are asked for, so that each step gives the queries of the alignment heads."""
+        return self.scoring is not None and self.scoring.times
 
     @property
     def reads_logits(self) -> bool:

@@ -11,8 +11,10 @@ import numpy as np
 
 from tightbeam.deploy.generation.fields import Fields
 
-__all__ = ["Scoring", "read_scoring"]
+__all__ = ["TIMES", "Scoring", "read_scoring"]
 
+TIMES = "return_token_timestamps"
+"""The setting of a speech model that asks for the times of its tokens."""
 MOST_ALTERNATIVES = 1024
 """Bound on the alternatives of a position."""
 
@@ -29,15 +31,20 @@ class Scoring:
         The best tokens at each position, with their scores; 0 for none.
     normalize : bool
         Log-softmax of the scores that the search chose by.
+    times : bool
+        What the times of tokens are made of.
     """
 
     tokens: bool
     alternatives: int
     normalize: bool
+    times: bool = False
 
     @property
     def asked(self) -> str:
         """The setting that asks for it, as errors show it."""
+        if self.times:
+            return f"{TIMES}=True"
         return "return_token_scores=True" if self.tokens else f"return_alternatives={self.alternatives}"
 
 

@@ -15,6 +15,7 @@ from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.given import Layer, layers, merged
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_layers
 from tightbeam.deploy.generation.recording import RECORDING_FIELDS, WindowStart, read_recording_settings
+from tightbeam.deploy.generation.scoring import TIMES, Scoring
 from tightbeam.deploy.generation.timestamps import TimestampRules
 
 __all__ = ["has_timestamps", "last_text_token", "speech_options"]
@@ -25,11 +26,9 @@ PROMPT_FIELDS = frozenset(
     max_initial_timestamp_index""".split()
 )
 LATEST_START = "max_initial_timestamp_index"
-INERT = frozenset(
-    """alignment_heads median_filter_width prev_sot_token_id return_segments
-    return_token_timestamps""".split()
-)
+INERT = frozenset({"alignment_heads", "median_filter_width", "prev_sot_token_id", "return_segments", TIMES})
 """Fields that cannot change a token."""
+HEADS = "alignment_heads"
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "do_sample": (False,),
     "decoder_input_ids": (),
@@ -62,6 +61,7 @@ def speech_options(
     after_start, choices = _prompt(given, merged(whole[1:]), vocab_size)
     timestamps = _timestamps(given, vocab_size)
     recording = read_recording_settings(whole, vocab_size)
+    timed = _asks_for_times(whole)
     own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys() | RECORDING_FIELDS
     plain = [{name: value for name, value in layer.values.items() if name not in own} for layer in whole]
     first, measured, sampled = window or WindowStart(), None, list[Layer]()
@@ -87,7 +87,23 @@ def speech_options(
         choices=choices,
         timestamps=timestamps,
     )
-    return replace(options, measured=measured, recording=recording)
+    options = replace(options, measured=measured, recording=recording)
+    if not timed:
+        return options
+    if options.scoring is not None:
+        raise GenerationError(f"{TIMES}=True does not go with {options.scoring.asked}; leave one out")
+    return replace(options, scoring=Scoring(tokens=True, alternatives=0, normalize=True, times=True))
+
+
+def _asks_for_times(whole: list[Layer]) -> bool:
+    """True where the caller asks for times of tokens; the checkpoint cannot, as in transformers."""
+    call = merged(whole[1:])
+    asked, own = call.get(TIMES), merged(whole[:1]).get(HEADS)
+    if asked is not None and not isinstance(asked, bool):
+        raise GenerationError(f"{TIMES}={reprlib.repr(asked)} is no choice; pass True or False")
+    if asked and call.get(HEADS) not in (None, own):
+        raise GenerationError(f"{HEADS} is another than the checkpoint's, which an export fixes; leave it out")
+    return bool(asked)
 
 
 def _timestamps(given: Mapping[str, Any], vocab_size: int) -> TimestampRules | None:

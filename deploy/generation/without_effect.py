@@ -16,7 +16,7 @@ SAMPLED = frozenset({*SAMPLING, *WARPERS})
 """Fields that are read while sampling."""
 OF_FILES = frozenset({"_from_model_config", "_commit_hash", "transformers_version"})
 """Fields that a saved config carries, which ask for nothing."""
-SPEECH = frozenset("""return_segments return_token_timestamps encoder_no_repeat_ngram_size""".split())
+SPEECH = frozenset({"return_segments", "encoder_no_repeat_ngram_size"})
 """Fields of Whisper that are accepted and have no effect."""
 
 

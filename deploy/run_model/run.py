@@ -15,6 +15,7 @@ from tightbeam.deploy.audio.transcribe import named_files, transcribe_files
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.image.read import run_images
 from tightbeam.deploy.run_model.input_files import (
@@ -66,6 +67,8 @@ class FileRun(RunOptions):
         Standard input is one recording.
     sound_file : str or None
         The file that it was written to.
+    max_words : int or None
+        The most words of a subtitle; None for those of a segment.
     """
 
     output: str
@@ -79,6 +82,7 @@ class FileRun(RunOptions):
     subtitles: str | None
     sound_input: bool
     sound_file: str | None = None
+    max_words: int | None = None
 
     @property
     def target(self) -> str:
@@ -147,8 +151,7 @@ class _Run:
         self._check_subtitles()
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
-        if self._options.scoring is not None and not run.json_lines:
-            raise InputError(f"{self._options.scoring.asked} is more than a line of text; pass --json too")
+        self._check_scoring()
         whole = runner.is_speech or runner.reads_images
         if not whole and not run.lines_are.ids:
             runner.require_tokenizer()
@@ -205,7 +208,8 @@ class _Run:
             line = result.as_json() if run.json_lines else result.as_text()
             sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
         elif self._folder is None:
-            sink.write(subtitles(result.segments or [], run.subtitles) if result.error is None else "")
+            shown = subtitles(result.segments or [], run.subtitles, run.max_words) if result.error is None else ""
+            sink.write(shown)
         elif result.error is None:
             try:
                 self._folder.write(result.source or str(result.number), result.segments or [])
@@ -235,8 +239,20 @@ class _Run:
         if several and run.output == STDOUT:
             raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
         if several:
-            self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force)
+            self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force, max_words=run.max_words)
             self._folder.check(self._files.known_recordings())
+
+    def _check_scoring(self) -> None:
+        """Raise InputError for what no line of text shows. Times of words need segments, and so timestamps."""
+        run, options = self._run, self._options
+        if options.scoring is not None and not run.json_lines and not (options.aligned and run.subtitles):
+            format_too = ", or --format srt or vtt" if options.aligned else " too"
+            raise InputError(f"{options.scoring.asked} is more than a line of text; pass --json{format_too}")
+        how = options.recording
+        if options.aligned and how is not None and how.return_timestamps is None:
+            timestamps = has_timestamps(self._runner.manifest.generation, options.vocab_size)
+            self._settings = {**self._settings, **({"return_timestamps": True} if timestamps else {})}
+            self._runner.options(**self._settings)
 
     def _check_kind(self) -> None:
         """Raise InputError for options, or files, of another kind of model."""

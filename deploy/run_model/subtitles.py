@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tightbeam.deploy.errors import InputError
@@ -14,7 +15,16 @@ __all__ = ["FORMATS", "SubtitleFolder", "subtitles"]
 FORMATS = ("srt", "vtt")
 
 
-def subtitles(segments: Sequence[TextSegment], kind: str) -> str:
+@dataclass(frozen=True)
+class _Cue:
+    """What is shown from one time to another."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+def subtitles(segments: Sequence[TextSegment], kind: str, max_words: int | None = None) -> str:
     """Write segments as a file of subtitles.
 
     Parameters
@@ -23,23 +33,34 @@ def subtitles(segments: Sequence[TextSegment], kind: str) -> str:
         In order; those without text are left out.
     kind : str
         One of `FORMATS`.
+    max_words : int, optional
+        The most words of a subtitle, of segments that have words; by default all of a segment.
 
     Returns
     -------
     str
-        The content of the file.
+        The content of the file. Subtitles of words are shown from the first one's start to the last one's end.
     """
-    shown = [(part, " ".join((part.text or "").split())) for part in segments]
-    shown = [(part, text) for part, text in shown if text]
+    shown = [cue for part in segments for cue in _cues(part, max_words) if cue.text]
     if kind == "vtt":
-        cues = (f"{_times(part, '.')}\n{html.escape(text, quote=False)}\n" for part, text in shown)
+        cues = (f"{_times(cue, '.')}\n{html.escape(cue.text, quote=False)}\n" for cue in shown)
         return "\n".join(["WEBVTT\n", *cues])
-    cues = (f"{number}\n{_times(part, ',')}\n{text}\n" for number, (part, text) in enumerate(shown, start=1))
+    cues = (f"{number}\n{_times(cue, ',')}\n{cue.text}\n" for number, cue in enumerate(shown, start=1))
     return "\n".join(cues)
 
 
-def _times(part: TextSegment, point: str) -> str:
-    return f"{_time(part.start_s, point)} --> {_time(max(part.start_s, part.end_s), point)}"
+def _cues(part: TextSegment, max_words: int | None) -> Iterator[_Cue]:
+    if not part.words:
+        yield _Cue(part.start_s, part.end_s, " ".join((part.text or "").split()))
+        return
+    for first in range(0, len(part.words), max_words or len(part.words)):
+        words = part.words[first : first + (max_words or len(part.words))]
+        text = "".join(own.word for own in words)
+        yield _Cue(words[0].start_s, words[-1].end_s, " ".join(text.split()))
+
+
+def _times(cue: _Cue, point: str) -> str:
+    return f"{_time(cue.start_s, point)} --> {_time(max(cue.start_s, cue.end_s), point)}"
 
 
 def _time(seconds: float, point: str) -> str:
@@ -61,6 +82,8 @@ class SubtitleFolder:
         One of `FORMATS`.
     force : bool
         Replace files.
+    max_words : int, optional
+        The most words of a subtitle.
 
     Raises
     ------
@@ -68,8 +91,8 @@ class SubtitleFolder:
         The folder cannot be made.
     """
 
-    def __init__(self, folder: str, kind: str, *, force: bool) -> None:
-        self._folder, self._kind, self._force = Path(folder), kind, force
+    def __init__(self, folder: str, kind: str, *, force: bool, max_words: int | None = None) -> None:
+        self._folder, self._kind, self._force, self._max_words = Path(folder), kind, force, max_words
         self._written: set[Path] = set()
         try:
             self._folder.mkdir(exist_ok=True)
@@ -94,7 +117,7 @@ class SubtitleFolder:
             raise InputError(_shared(path, f"{recording} and another recording"))
         self._check_free(path)
         self._written.add(path)
-        path.write_text(subtitles(segments, self._kind), encoding="utf-8")
+        path.write_text(subtitles(segments, self._kind, self._max_words), encoding="utf-8")
 
     def _path(self, recording: str) -> Path:
         return self._folder / f"{Path(recording).stem}.{self._kind}"

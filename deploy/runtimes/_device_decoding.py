@@ -15,6 +15,7 @@ from tightbeam.deploy.runtimes._device_graphs import BYTES, DeviceGraphs, Device
 from tightbeam.deploy.runtimes._device_logits import DeviceLogits
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._step_uploads import StepUploads
+from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     LOGIT_TYPES,
@@ -39,7 +40,7 @@ NO_TRIE = Trie(np.zeros(3, np.int32), np.zeros(0, np.int32), vocabulary=0, entri
 log = logging.getLogger(__name__)
 
 
-class DeviceDecoding:
+class DeviceDecoding(WithoutAlignment):
     """One batch on a GPU.
 
     A step uploads the small inputs, runs the decoder, and downloads the candidates. The first step after a binding is

@@ -36,6 +36,8 @@ class DeviceRuntime(DeviceGraphs):
         candidates: int,
         prompt_length: int = 1,
         groups: int = 1,
+        *,
+        aligned: bool = False,  # refused before, by the obstacle
     ) -> DeviceDecoding:
         B, N = attention_mask.shape
         self.check_limits(B, num_beams, N, positions, candidates)
@@ -55,6 +57,10 @@ class DeviceRuntime(DeviceGraphs):
     @property
     def groups_obstacle(self) -> str:
         return obstacle_to_groups(self.decoder_interface.inputs)
+
+    @property
+    def alignment_obstacle(self) -> str:
+        return "times of tokens are made by ONNX Runtime on the CPU; leave it out, or run the bundle with device='cpu'"
 
     def joining(self) -> SlotRuntime | None:
         return None if any(state.kind == "append" for state in self.states) else SlotRuntime(self)

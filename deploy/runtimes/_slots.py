@@ -21,6 +21,7 @@ from tightbeam.deploy.runtimes._device_graphs import BYTES, DeviceGraphs, Device
 from tightbeam.deploy.runtimes._device_logits import DeviceLogits
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._places import Places
+from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import SMALL_INPUTS, Encoded, StepOutputs, resolve, sizes_of
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
@@ -56,7 +57,13 @@ class SlotRuntime:
         return STEPS_IN_TURN
 
     def encode(
-        self, source: Array, attention_mask: Array, num_beams: int, into: Encoded | None = None
+        self,
+        source: Array,
+        attention_mask: Array,
+        num_beams: int,
+        into: Encoded | None = None,
+        *,
+        aligned: bool = False,  # refused before, by the obstacle
     ) -> EncodedSamples:
         graphs, (B, N) = self._graphs, attention_mask.shape
         graphs.check_limits(B, num_beams, N, 0, 0)
@@ -72,7 +79,7 @@ class SlotRuntime:
         return SlotDecoding(self._graphs, places, num_beams, candidates, groups)
 
 
-class SlotDecoding:
+class SlotDecoding(WithoutAlignment):
     """A batch without samples at first, which are joined to it.
 
     Parameters

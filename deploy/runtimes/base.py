@@ -17,6 +17,8 @@ from tightbeam.deploy.search.rows import LogitRows
 from tightbeam.deploy.tries.trie import Trie
 
 __all__ = [
+    "ALIGNMENT_KEYS",
+    "ALIGNMENT_QUERIES",
     "CANDIDATE_OUTPUTS",
     "ENCODER_INPUTS",
     "FEATURE_INPUTS",
@@ -40,6 +42,7 @@ __all__ = [
     "resolve",
     "sizes_of",
     "small_inputs",
+    "source_outputs",
     "unexpected_names",
 ]
 
@@ -86,6 +89,9 @@ LOGIT_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint
 """The numpy type of a logit on the host by its tensor's type; numpy has no bfloat16, so its bits are read."""
 LOGITS = "logits"
 """Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
+ALIGNMENT_QUERIES, ALIGNMENT_KEYS = "alignment_queries", "alignment_keys"
+"""Outputs of the decoder [R, A, K] and of the encoder [B, A, N, K] that the host reads where times of tokens are asked
+for; only speech models with alignment heads have them."""
 GROUPED = "B groups"
 """The dimension of ``beam_scores`` in decoders that take groups of beams."""
 FEATURE_INPUTS = frozenset({"flattened_patches", "input_features", "input_values", "pixel_values"})
@@ -130,6 +136,21 @@ class Decoding(Protocol):
         """All logits of the latest step, which the next one overwrites; None where they are not fetched."""
         ...
 
+    def fetch_alignment(self) -> None:
+        """Make later steps give `alignment_queries` too, where the runtime has no ``alignment_obstacle``."""
+        ...
+
+    @property
+    def alignment_queries(self) -> Array | None:
+        """The queries [R, A, K] of the alignment heads in the latest step, which the next one overwrites; None where
+        they are not fetched."""
+        ...
+
+    @property
+    def alignment_keys(self) -> Array | None:
+        """The keys [B, A, N, K] of the alignment heads of a batch that was begun with ``aligned``; else None."""
+        ...
+
     def compact(self, compaction: Compaction) -> None:
         """Remove samples: move the last ones into their places, in every buffer. Later steps run the remaining rows."""
         ...
@@ -169,6 +190,8 @@ class Runtime(Protocol):
         candidates: int,
         prompt_length: int = 1,
         groups: int = 1,
+        *,
+        aligned: bool = False,
     ) -> Decoding:
         """Encode a batch and allocate its caches.
 
@@ -188,6 +211,8 @@ class Runtime(Protocol):
             P, the tokens that each row begins with. The decoder is fed the last of them first.
         groups : int
             Groups of a sample's beams, of which each has its C candidates. The runtime takes them (`groups_obstacle`).
+        aligned : bool
+            Keep the keys of the alignment heads, which the runtime gives (`alignment_obstacle`).
 
         Raises
         ------
@@ -204,6 +229,11 @@ class Runtime(Protocol):
     @property
     def groups_obstacle(self) -> str:
         """The reason why no step gives candidates by groups of beams, and the fix; empty where steps can."""
+        ...
+
+    @property
+    def alignment_obstacle(self) -> str:
+        """The reason why no times of tokens can be made, and the fix; empty where they can."""
         ...
 
     def joining(self) -> JoiningRuntime | None:
@@ -272,7 +302,15 @@ class JoiningRuntime(Protocol):
         """Steps that a batch takes before another one does, since a change between batches takes time."""
         ...
 
-    def encode(self, source: Array, attention_mask: Array, num_beams: int, into: Encoded | None = None) -> Encoded:
+    def encode(
+        self,
+        source: Array,
+        attention_mask: Array,
+        num_beams: int,
+        into: Encoded | None = None,
+        *,
+        aligned: bool = False,
+    ) -> Encoded:
         """Encode a batch.
 
         Parameters
@@ -281,6 +319,8 @@ class JoiningRuntime(Protocol):
             Arguments of ``Runtime.begin``.
         into : Encoded, optional
             Arrays that take the results, from ``JoiningDecoding.free_places``.
+        aligned : bool
+            Give the keys of the alignment heads too, as `ALIGNMENT_KEYS`.
 
         Returns
         -------
@@ -305,13 +345,18 @@ class GraphTensors(Protocol):
 def unexpected_names(encoder: GraphTensors, decoder: GraphTensors, states: Sequence[CacheStateEntry]) -> set[str]:
     """Names that make two graphs unusable: inputs that nothing fills, missing outputs, dimensions without a size."""
     inputs = {tensor.name: tensor for tensor in decoder.inputs}
-    produced = {tensor.name for tensor in encoder.outputs}
+    produced = set(source_outputs(encoder))
     names = {tensor.name for tensor in encoder.inputs} - ENCODER_INPUTS
     names |= (inputs.keys() - {*SMALL_INPUTS, "attention_mask", *(state.input for state in states)}) ^ produced
     names |= CANDIDATE_OUTPUTS.keys() - {tensor.name for tensor in decoder.outputs}
     for name in produced & inputs.keys():
         names |= letters_of(inputs[name].shape) - SOURCE_DIMENSIONS
     return names
+
+
+def source_outputs(encoder: GraphTensors) -> list[str]:
+    """Return the names of the encoder's outputs that the decoder reads."""
+    return [tensor.name for tensor in encoder.outputs if tensor.name != ALIGNMENT_KEYS]
 
 
 def letters_of(shape: Sequence[int | str]) -> set[str]:

@@ -22,6 +22,8 @@ from tightbeam.deploy.runtimes._onnxruntime import (
 )
 from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.deploy.runtimes.base import (
+    ALIGNMENT_KEYS,
+    ALIGNMENT_QUERIES,
     CANDIDATE_OUTPUTS,
     FEATURE_INPUTS,
     LOGITS,
@@ -34,6 +36,7 @@ from tightbeam.deploy.runtimes.base import (
     resolve,
     sizes_of,
     small_inputs,
+    source_outputs,
 )
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
@@ -106,11 +109,13 @@ class OnnxRuntimeCpu:
         candidates: int,
         prompt_length: int = 1,
         groups: int = 1,
+        *,
+        aligned: bool = False,
     ) -> CpuDecoding:
         B, N = attention_mask.shape
         sizes = sizes_of(B, N, num_beams, positions, prompt_length, groups)
         try:
-            encoded = self._encode(source, attention_mask, sizes)
+            encoded = self._encode(source, attention_mask, sizes, aligned=aligned)
             return CpuDecoding(self, encoded, sizes, candidates)
         except MemoryError as error:
             raise ExecutionError(f"no memory for {sizes['R']} rows; run fewer rows together ({error})") from error
@@ -129,6 +134,17 @@ class OnnxRuntimeCpu:
     def groups_obstacle(self) -> str:
         return obstacle_to_groups(self.manifest.decoder.inputs)
 
+    @property
+    def alignment_obstacle(self) -> str:
+        if ALIGNMENT_QUERIES in self.dtypes:
+            return ""
+        if "alignment_heads" in self.manifest.generation:
+            return "this bundle was exported before there were times of tokens; export the model again"
+        return (
+            "the checkpoint's generation_config.json has no alignment_heads; leave it out, or add those of the "
+            "published checkpoint and export again"
+        )
+
     def joining(self) -> OnnxRuntimeCpu | None:
         return None if any(state.kind == "append" for state in self.manifest.cache_states) else self
 
@@ -145,17 +161,23 @@ class OnnxRuntimeCpu:
         return 1
 
     def encode(
-        self, source: Array, attention_mask: Array, num_beams: int, into: Mapping[str, Array] | None = None
+        self,
+        source: Array,
+        attention_mask: Array,
+        num_beams: int,
+        into: Mapping[str, Array] | None = None,
+        *,
+        aligned: bool = False,
     ) -> Mapping[str, Array]:
         B, N = attention_mask.shape
         try:
-            return self._encode(source, attention_mask, sizes_of(B, N, num_beams, 0, 1), into)
+            return self._encode(source, attention_mask, sizes_of(B, N, num_beams, 0, 1), into, aligned=aligned)
         except MemoryError as error:
             raise ExecutionError(f"no memory to encode {B} samples; run fewer together ({error})") from error
 
     def open(self, places: int, num_beams: int, candidates: int, groups: int = 1) -> CpuDecoding:
         sizes = sizes_of(places, 0, num_beams, 0, 1, groups)
-        names = {tensor.name for tensor in self.manifest.encoder.outputs} | {"attention_mask"} & self.shapes.keys()
+        names = {*source_outputs(self.manifest.encoder)} | {"attention_mask"} & self.shapes.keys()
         try:
             return CpuDecoding(self, self.allocate(sorted(names), sizes), sizes, candidates, used=0)
         except MemoryError as error:
@@ -167,11 +189,16 @@ class OnnxRuntimeCpu:
         attention_mask: Array,
         sizes: Mapping[str, int],
         into: Mapping[str, Array] | None = None,
+        *,
+        aligned: bool = False,
     ) -> dict[str, Array]:
         """Run the encoder over a few samples at a time. Returns its outputs by name, new arrays or ``into``'s."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
-        names = [tensor.name for tensor in self.manifest.encoder.outputs]
+        names = source_outputs(self.manifest.encoder)
         encoded = self.allocate(names, sizes) if into is None else {name: into[name] for name in names}
+        if aligned:
+            keys = next(tensor for tensor in self.manifest.encoder.outputs if tensor.name == ALIGNMENT_KEYS)
+            encoded[ALIGNMENT_KEYS] = np.empty(resolve(keys.shape, sizes), keys.dtype)
         count = max(1, ENCODED_TOGETHER // N)
         for start in range(0, B, count):
             samples = slice(start, start + count)
@@ -185,7 +212,7 @@ class OnnxRuntimeCpu:
             for tensor in self.manifest.encoder.inputs:
                 binding.bind_cpu_input(tensor.name, inputs[tensor.name])
             for name, array in encoded.items():
-                part = array[rows if self.shapes[name][0] == "R" else samples]
+                part = array[rows if self.shapes.get(name, ("B",))[0] == "R" else samples]
                 binding.bind_ortvalue_output(name, _value(part))
             _run(self.encoder, binding, "encoder")
             self._tied.release_pages()
@@ -263,6 +290,8 @@ class CpuDecoding:
         self._rows = {name: by_first.get(str(shape[0])) if shape else None for name, shape in self._shapes.items()}
         self._bindings: dict[int, ort.IOBinding] = {}
         self._logits: Array | None = None  # of all places
+        self._queries: Array | None = None  # likewise
+        self._keys = source.get(ALIGNMENT_KEYS)
         self._view()
 
     @property
@@ -279,6 +308,21 @@ class CpuDecoding:
     @property
     def logits(self) -> Array | None:
         return None if self._logits is None else self._logits[: self._used * self._sizes["M"]]
+
+    def fetch_alignment(self) -> None:
+        outputs = self._runtime.manifest.decoder.outputs
+        queries = next((tensor for tensor in outputs if tensor.name == ALIGNMENT_QUERIES), None)
+        if self._queries is None and queries is not None:
+            self._queries = np.zeros((self._sizes["B"] * self._sizes["M"], *map(int, queries.shape[1:])), queries.dtype)
+            self._bindings.clear()
+
+    @property
+    def alignment_queries(self) -> Array | None:
+        return None if self._queries is None else self._queries[: self._used * self._sizes["M"]]
+
+    @property
+    def alignment_keys(self) -> Array | None:
+        return self._keys
 
     def step(self) -> StepOutputs:
         if self._first_row_counts() and self._step_first_row():
@@ -328,6 +372,8 @@ class CpuDecoding:
             binding.bind_ortvalue_output(name, _value(by_group(name, array, self._sizes["groups"])))
         if self.logits is not None:
             binding.bind_ortvalue_output(LOGITS, _value(self.logits))
+        if self.alignment_queries is not None:
+            binding.bind_ortvalue_output(ALIGNMENT_QUERIES, _value(self.alignment_queries))
         for name, array in self._in_place.items():
             value = _value(self._first_row(name, array) if first_row else array)
             binding.bind_ortvalue_input(name, value)

@@ -26,6 +26,7 @@ from tightbeam.deploy.runtimes._onnxruntime import (
     register_library,
     session_options,
 )
+from tightbeam.deploy.runtimes.base import source_outputs
 from tightbeam.plugins.library import ENVIRONMENT, cuda_library
 
 __all__ = [
@@ -157,8 +158,10 @@ class OnnxRuntimeCuda(DeviceRuntime):
         host = on_host or inputs_on_host
         check_names(bundle, dtypes_of(decoder))
         self.sessions = encoder, decoder
+        names = source_outputs(manifest.encoder)
+        read = tuple(tensor for tensor in manifest.encoder.outputs if tensor.name in names)
         interfaces = (
-            Interface(manifest.encoder.inputs, manifest.encoder.outputs, host(encoder)),
+            Interface(manifest.encoder.inputs, read, host(encoder)),
             Interface(manifest.decoder.inputs, manifest.decoder.outputs, host(decoder)),
         )
         _check_on_host(*interfaces)

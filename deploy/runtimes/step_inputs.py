@@ -56,6 +56,8 @@ class BeamStepper:
         inputs["candidates"][...] = options.candidates
         if options.reads_logits:
             decoding.fetch_logits()
+        if options.aligned:
+            decoding.fetch_alignment()
         self._slots = np.arange(self._beams)  # [M]
         if options.trie is not None:
             decoding.use_trie(options.trie)
@@ -99,7 +101,7 @@ class BeamStepper:
         self._ban(banned)
         scores, beams, tokens = self._decoding.step()
         self._check(scores, tokens, inputs.lengths)
-        return Candidates(scores, beams, tokens, self._whole_rows())
+        return Candidates(scores, beams, tokens, self._whole_rows(), self._decoding.alignment_queries)
 
     def _whole_rows(self) -> Rows | None:
         """All scores of the step, where they are fetched."""

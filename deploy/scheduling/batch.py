@@ -9,7 +9,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.padding import right_pad
-from tightbeam.deploy.runtimes.base import Decoding, Encoded, JoiningDecoding, JoiningRuntime, Runtime
+from tightbeam.deploy.runtimes.base import ALIGNMENT_KEYS, Decoding, Encoded, JoiningDecoding, JoiningRuntime, Runtime
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.queue import WaitingSamples
 from tightbeam.deploy.scheduling.sample import Sample
@@ -54,10 +54,13 @@ class Batch:
         """Return the buffers to the runtime."""
         self.decoding.close()
 
-    def _start(self, sample: Sample) -> None:
-        """Begin the search of a sample whose source has its place in the decoding."""
+    def _start(self, sample: Sample, keys: Array | None) -> None:
+        """Begin the search of a sample whose source has its place in the decoding; ``keys`` [A, N, K] are those of its
+        alignment heads, where times of tokens are asked for."""
         self._stepper.join(sample.number, sample.first_length, sample.first_position)
         self._search.join(sample.number, sample.options, sample.prompt, sample.tokens)
+        if keys is not None:
+            self._search.align(keys)
 
 
 class WholeBatch(Batch):
@@ -76,10 +79,11 @@ class WholeBatch(Batch):
         first, history = samples[0].options, max(sample.options.max_length for sample in samples) - 1
         cached = max(sample.cached for sample in samples)
         P, groups = history + 1 - cached, first.candidate_groups
-        decoding = runtime.begin(source, mask, first.num_beams, cached, first.candidates, P, groups)
+        shape = first.num_beams, cached, first.candidates, P, groups
+        decoding = runtime.begin(source, mask, *shape, aligned=first.aligned)
         super().__init__(decoding, samples[0], callback)
-        for sample in samples:
-            self._start(sample)
+        for index, sample in enumerate(samples):
+            self._start(sample, None if decoding.alignment_keys is None else decoding.alignment_keys[index])
 
 
 class JoiningBatch(Batch):
@@ -163,14 +167,15 @@ class JoiningBatch(Batch):
     def _encode(self, samples: Sequence[Sample]) -> None:
         source, mask = padded(samples)
         into = self._joining.free_places(*mask.shape)
-        encoded = self._runtime.encode(source, mask, self.group[0], into)
+        aligned = samples[0].options.aligned
+        encoded = self._runtime.encode(source, mask, self.group[0], into, aligned=aligned)
         self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
 
     def _join(self, sample: Sample, encoded: Encoded, index: int) -> None:
         self._joining.join(
             encoded, index, width=sample.width, positions=sample.cached, tokens=sample.options.max_length - 1
         )
-        self._start(sample)
+        self._start(sample, encoded[ALIGNMENT_KEYS][index].copy() if sample.options.aligned else None)
 
 
 def padded(samples: Sequence[Sample]) -> tuple[Array, Ints]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.arrays import Array, Bools, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.beam import BeamSearch
@@ -52,6 +52,7 @@ def search(
     beginnings: Ints | None = None,
     sources: Ints | None = None,
     callback: SearchCallback | None = None,
+    keys: Array | None = None,
 ) -> SearchResult:
     """Generate for ``batch_size`` samples: by sampling, greedily, or with beams.
 
@@ -73,6 +74,8 @@ def search(
         The tokens of each sample's source or prompt; None for features.
     callback : SearchCallback, optional
         Receives tokens and results while the search runs, and may cancel samples.
+    keys : floats [B, A, N, K], optional
+        Those of the alignment heads, where times of tokens are asked for.
 
     Returns
     -------
@@ -92,6 +95,8 @@ def search(
     for sample, own in enumerate(each):
         beginning, source = (None if rows is None else rows[sample] for rows in (beginnings, sources))
         run.join(sample, own, beginning, source)
+        if keys is not None:
+            run.align(keys[sample])
     while run.places:
         run.advance()
     return results.join(batch_size, each[0], run.filler(each[0]))

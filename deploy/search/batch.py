@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints, Nodes
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints, Nodes
 from tightbeam.deploy.generation.confidence import Confidence
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates, forced_tokens
@@ -133,6 +133,12 @@ class BatchSearch:
         self.nodes = np.concatenate([self.nodes, np.full((1, self.M), node, np.int32)])
         self._joined = True
 
+    def align(self, keys: Array) -> None:
+        """Give the newest sample, which asks for times of tokens, the keys [A, N, K] of its alignment heads."""
+        trail = self.places[-1].trail
+        assert trail is not None
+        trail.keys = keys
+
     def advance(self) -> None:
         """Run one step. Reports samples that are final to the callback, and removes them and the cancelled ones."""
         raise NotImplementedError
@@ -184,7 +190,8 @@ class BatchSearch:
         forced = self.forced()
         by_rows = [] if found.rows is None else [place for place in self._looked_at if not prompted[place]]
         if forced or by_rows:
-            found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
+            copies = found.scores.copy(), found.beams.copy(), found.tokens.copy()
+            found = Candidates(*copies, found.rows, found.queries)
         for index in by_rows:
             place, rows = self.places[index], [self.row_scores(found, index, beam) for beam in range(self.M)]
             if place.measures is not None:
@@ -355,7 +362,9 @@ class BatchSearch:
         """Let the trails of samples whose decoder prompt is over read the scores of this step."""
         for index, place in enumerate(self.places):
             if place.trail is not None and not prompted[index]:
-                place.trail.begin(partial(self.scored_row, candidates, index))
+                rows = slice(index * self.M, (index + 1) * self.M)
+                queries = None if candidates.queries is None else candidates.queries[rows]
+                place.trail.begin(partial(self.scored_row, candidates, index), queries)
 
     def advance_trails(self, tokens: Ints, prompted: Bools, ended: Bools | None = None) -> None:
         """Let the trails follow a step, in which each row continues its parent by one of ``tokens`` int64 [B, M]; rows

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Floats, Ints, Nodes
+from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.generation.confidence import Confidence
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
@@ -66,12 +66,15 @@ class Candidates:
         The token that continues it.
     rows : Rows or None
         All scores, where the step was asked for them.
+    queries : floats [R, A, K] or None
+        Those of the alignment heads, where the step was asked for them; the next step overwrites them.
     """
 
     scores: Floats
     beams: Ints
     tokens: Ints
     rows: Rows | None = None
+    queries: Array | None = None
 
 
 class Step(Protocol):
@@ -111,6 +114,9 @@ class SearchResult:
         What was asked for of single tokens.
     confidence : Confidence or None
         That of the only sample, where it is measured.
+    token_timestamps : float32 [B * num_return_sequences, T] or None
+        Seconds from the beginning of the window at which each token of a speech model ends; 0 for the prompt and behind
+        the end. None without ``return_token_timestamps``.
     """
 
     sequences: Ints
@@ -121,7 +127,8 @@ class SearchResult:
     def token_scores(self) -> Floats | None:
         """The scores of the new tokens.
 
-        float32 [B * num_return_sequences, T], 0 behind the end of a sequence; None without ``return_token_scores``.
+        float32 [B * num_return_sequences, T], 0 behind the end of a sequence; None without ``return_token_scores`` and
+        ``return_token_timestamps``.
         """
         return self.scored.tokens
 
@@ -131,6 +138,7 @@ class SearchResult:
         return self.scored.alternatives
 
     confidence: Confidence | None = None
+    token_timestamps: Floats | None = None
 
     def of(self, sample: int, returned: int = 1) -> SearchResult:
         """Return the part of one sample.

@@ -1,4 +1,4 @@
-"""Scores of single tokens: of those in a result, and of the best ones in their places.
+"""Scores of single tokens, of those in a result and of the best ones in their places, and what their times are made of.
 
 Source: transformers 5.23 `GenerationMixin.compute_transition_scores`. A trail keeps what a sample's rows were given at
 each step, and which row each of them continued, so that a sequence is followed back from its end.
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.generation.scoring import Scoring
 from tightbeam.deploy.search.rows import largest
 
-__all__ = ["Alternatives", "End", "RowScores", "Scored", "Trail"]
+__all__ = ["Alignment", "Alternatives", "End", "RowScores", "Scored", "Trail"]
 
 NONE = -np.inf
 
@@ -36,6 +36,22 @@ class Alternatives:
     scores: Floats
 
 
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """What the times of the n new tokens of a sequence are made of, in the alignment heads of a speech model.
+
+    Attributes
+    ----------
+    queries : floats [n, A, K]
+        Those of the steps that the tokens were chosen in.
+    keys : floats [A, N, K]
+        Those of the sound, by position.
+    """
+
+    queries: Array
+    keys: Array
+
+
 @dataclass(frozen=True)
 class Scored:
     """What a result says of its tokens; None for what was not asked for.
@@ -45,17 +61,21 @@ class Scored:
     tokens : float32 [S, T] or None
         The score of each new token, 0 behind the end of a sequence.
     alternatives : Alternatives or None
+    alignments : tuple of Alignment, or None
+        One for each sequence.
     """
 
     tokens: Floats | None = None
     alternatives: Alternatives | None = None
+    alignments: tuple[Alignment, ...] | None = None
 
     def rows(self, chosen: slice) -> Scored:
         """Those of some sequences."""
-        tokens, others = self.tokens, self.alternatives
+        tokens, others, aligned = self.tokens, self.alternatives, self.alignments
         return Scored(
             None if tokens is None else tokens[chosen],
             None if others is None else Alternatives(others.tokens[chosen], others.scores[chosen]),
+            None if aligned is None else aligned[chosen],
         )
 
     @staticmethod
@@ -78,7 +98,10 @@ class Scored:
                 _, T, n = part.alternatives.tokens.shape
                 others.tokens[rows, :T, :n] = part.alternatives.tokens
                 others.scores[rows, :T, :n] = part.alternatives.scores
-        return Scored(tokens, others)
+        placed = {
+            place: own for places, part in parts for place, own in zip(places, part.alignments or (), strict=False)
+        }
+        return Scored(tokens, others, tuple(placed[place] for place in sorted(placed)) if placed else None)
 
 
 class RowScores:
@@ -143,6 +166,8 @@ class Trail:
 
     Attributes
     ----------
+    keys : floats [A, N, K] or None
+        The keys of the sample's alignment heads, where times of tokens are asked for.
     heads : list of End
         The newest token of each row; None before there are any.
     pool : list of End or None
@@ -154,13 +179,17 @@ class Trail:
         self._parents: list[list[int]] = []  # by step: the row that each row continued
         self._scores: list[list[float]] = []  # by step: the score of the token that it got
         self._best: list[dict[int, tuple[Ints, Floats]]] = []  # by step: the best tokens of rows that were continued
+        self._queries: list[Array] = []  # by step [M, A, K], where they are given
         self._rows: dict[int, RowScores] = {}
+        self.keys: Array | None = None
         self.heads: list[End | None] = []
         self.pool: list[End | None] = []
 
-    def begin(self, scores_of: Callable[[int], RowScores]) -> None:
-        """Begin a step, with a function that gives the scores of a row."""
+    def begin(self, scores_of: Callable[[int], RowScores], queries: Array | None = None) -> None:
+        """Begin a step, with a function that gives the scores of a row, and the queries [M, A, K] of the rows."""
         self._scores_of = scores_of
+        if queries is not None:
+            self._queries.append(queries.copy())
         self._rows = {}
         self._best.append({})
 
@@ -196,4 +225,19 @@ class Trail:
                     others.tokens[sequence, step], others.scores[sequence, step] = self._best[step][row]
                 if step:
                     row, score = self._parents[step - 1][row], self._scores[step - 1][row]
-        return Scored(tokens if self._scoring.tokens else None, others if self._scoring.alternatives else None)
+        return Scored(
+            tokens if self._scoring.tokens else None,
+            others if self._scoring.alternatives else None,
+            None if self.keys is None else tuple(map(self._alignment, ends)),
+        )
+
+    def _alignment(self, end: End | None) -> Alignment:
+        """The queries of the rows that a sequence continued, from its first token to its last."""
+        assert self.keys is not None
+        queries: list[Array] = []
+        row = 0 if end is None else end.row
+        for step in range(-1 if end is None else end.step, -1, -1):
+            queries.append(self._queries[step][row])
+            row = self._parents[step - 1][row] if step else row
+        heads, _, width = self.keys.shape
+        return Alignment(np.array(queries[::-1], self.keys.dtype).reshape(-1, heads, width), self.keys)

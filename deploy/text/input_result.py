@@ -109,10 +109,20 @@ class InputResult:
 
 def segment_records(segments: Sequence[TextSegment]) -> list[dict[str, Any]]:
     """Segments as JSON has them."""
-    return [
-        {"start": round(part.start_s, 2), "end": round(part.end_s, 2), "text": part.text, "tokens": part.tokens}
-        for part in segments
-    ]
+    return list(map(_segment, segments))
+
+
+def _segment(part: TextSegment) -> dict[str, Any]:
+    times = {"start": round(part.start_s, 2), "end": round(part.end_s, 2)}
+    record: dict[str, Any] = {**times, "text": part.text, "tokens": part.tokens}
+    if part.token_timestamps is not None:
+        record["token_timestamps"] = part.token_timestamps
+    if part.words is not None:
+        record["words"] = [
+            {"word": own.word, "start": own.start_s, "end": own.end_s, "probability": round(own.probability, 4)}
+            for own in part.words
+        ]
+    return record
 
 
 def page_records(pages: Sequence[Output]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from tightbeam.deploy.generation.whisper import last_text_token
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.search import Scored, SearchResult
 
-__all__ = ["Output", "TextSegment", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
+__all__ = ["Output", "TextSegment", "TextWord", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
 
 Each = TypeVar("Each")
 
@@ -22,6 +22,26 @@ TokenScores: TypeAlias = list[float | None]
 """A number for each token of a sequence; None for one that was given."""
 TokenAlternatives: TypeAlias = list[list[tuple[int, float]] | None]
 """Tokens and their scores, best first, for each token of a sequence; None for one that was given."""
+
+
+@dataclass(frozen=True)
+class TextWord:
+    """A word of a recording, as users read it.
+
+    Attributes
+    ----------
+    word : str
+        With the space before it, and the punctuation around it.
+    start_s, end_s : float
+        Seconds from the beginning of the recording.
+    probability : float
+        Mean of the probabilities of its tokens, each among those that the processors allow.
+    """
+
+    word: str
+    start_s: float
+    end_s: float
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -36,12 +56,18 @@ class TextSegment:
         Its tokens, timestamps among them.
     text : str or None
         None where the bundle has no tokenizer.
+    token_timestamps : list of float or None
+        Seconds from the beginning of the recording at which each token ends; None where they were not asked for.
+    words : list of TextWord or None
+        None where they were not asked for, and where the bundle has no tokenizer.
     """
 
     start_s: float
     end_s: float
     tokens: list[int]
     text: str | None
+    token_timestamps: list[float] | None = None
+    words: list[TextWord] | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tightbeam.deploy.bundle.manifest import (
     QuantizedEntry,
 )
 from tightbeam.deploy.bundle.writer import file_entry
+from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.config import AUDIO, IMAGES, feature_settings, longest_output
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
@@ -123,6 +124,7 @@ def write_files(
         speech=_copied_settings(checkpoint, checkpoint.family.feature_config, AUDIO, folder),
         convolutions=checkpoint.family.convolutions(checkpoint.config),
         image=_copied_settings(checkpoint, checkpoint.family.image_config, IMAGES, folder),
+        alignment=alignment_of(checkpoint) if graphs.alignment_heads else None,
         generation=checkpoint.generation_config,
         parity=None,
         provenance=provenance_of(checkpoint),

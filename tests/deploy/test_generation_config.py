@@ -222,4 +222,4 @@ def test_each_field_without_effect_is_removed() -> None:
     asked = {"return_segments": True, "return_token_timestamps": True}
     kept, notes = remove_settings_without_effect(asked, speech=False)
     assert (kept, notes) == ({"generation_config": (Layer("the call", asked, asked=True),)}, [])
-    assert len(remove_settings_without_effect(asked, speech=True)[1]) == 2
+    assert len(remove_settings_without_effect(asked, speech=True)[1]) == 1

@@ -136,8 +136,8 @@ def test_a_step_is_one_launch_and_brings_back_candidates_alone(bundles: BundleCa
     allocations = []
     begin_as_it_is = made.runtime.begin
 
-    def begin(*arguments: Any) -> Any:
-        decoding = begin_as_it_is(*arguments)
+    def begin(*arguments: Any, **named: Any) -> Any:
+        decoding = begin_as_it_is(*arguments, **named)
         assert not any(work.kind == "device to host" for work in made.cuda.done)
         step = decoding.step
 

@@ -126,8 +126,8 @@ def test_a_line_whose_scores_are_nan_fails_alone(
     expected = [next(run_text_input(runner, [line], LineFormat(ids=True), **settings)).sequences for line in lines]
     encode = OnnxRuntimeCpu._encode
 
-    def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
-        encoded = encode(self, source, *args)
+    def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any, **named: Any) -> Any:
+        encoded = encode(self, source, *args, **named)
         for name, array in encoded.items():
             if name != "attention_mask":
                 array[(source == 77).any(axis=1)] = np.nan
@@ -202,10 +202,10 @@ def test_a_turn_ends_before_the_next_run_of_the_encoder(runner: Runner, monkeypa
     read = ReadAhead([OpenInput(InputResult(number), [sample]) for number, sample in enumerate(samples)])
     encode, runs = OnnxRuntimeCpu.encode, []
 
-    def interrupted(self: OnnxRuntimeCpu, *args: Any) -> Any:
+    def interrupted(self: OnnxRuntimeCpu, *args: Any, **named: Any) -> Any:
         runs.append(1)
         read.__exit__(None, None, None)
-        return encode(self, *args)
+        return encode(self, *args, **named)
 
     monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", 3)
     monkeypatch.setattr(OnnxRuntimeCpu, "encode", interrupted)

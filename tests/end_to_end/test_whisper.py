@@ -168,8 +168,8 @@ def test_a_window_of_nan_fails_its_file_alone(
     marked = read_features(runner, three_files[1])[1]
     encode = OnnxRuntimeCpu._encode
 
-    def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
-        encoded = encode(self, source, *args)
+    def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any, **named: Any) -> Any:
+        encoded = encode(self, source, *args, **named)
         for name, array in encoded.items():
             if name != "attention_mask":
                 array[(source == marked).all(axis=(1, 2))] = np.nan

@@ -238,9 +238,9 @@ def test_windows_without_sound_are_not_run(bundles: BundleCache, monkeypatch: py
     runner = with_timestamps(bundles, "el")[1]
     encode, encoded = OnnxRuntimeCpu._encode, []
 
-    def counted(self: OnnxRuntimeCpu, source: Any, *rest: Any) -> Any:
+    def counted(self: OnnxRuntimeCpu, source: Any, *rest: Any, **named: Any) -> Any:
         encoded.append(len(source))
-        return encode(self, source, *rest)
+        return encode(self, source, *rest, **named)
 
     monkeypatch.setattr(OnnxRuntimeCpu, "_encode", counted)
     silence, tone = np.zeros(2 * RATE_HZ, np.float32), chirp(0.6, high_hz=700)

@@ -12,6 +12,7 @@ from support.checkpoints import CheckpointCache
 from support.traces import traced
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
+from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
@@ -41,6 +42,8 @@ class BundleCache:
         if key not in self.traced:
             checkpoint = load_checkpoint(self.checkpoints(family, **arguments))
             self.traced[key] = (checkpoint, traced(checkpoint))
+            if alignment := alignment_of(checkpoint):
+                self.traced[key][1].alignment_heads = alignment.heads
         return self.traced[key]
 
     def mixed(self, family: str, seed: int, target: Path) -> Path:

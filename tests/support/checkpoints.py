@@ -164,6 +164,7 @@ WHISPER_GENERATION: dict[str, Any] = {
     "task_to_id": {"transcribe": 93, "translate": 94},
     "no_timestamps_token_id": 106,
     "max_length": 30,
+    "alignment_heads": [[0, 2], [1, 0], [1, 1]],
 }
 """Generation config of the published multilingual checkpoints."""
 

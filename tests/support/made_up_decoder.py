@@ -10,6 +10,7 @@ import numpy as np
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
+from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.step import Candidates, StepInputs
@@ -60,7 +61,7 @@ def best_of(scores: Any, banned: Any, beam_scores: Any, count: int) -> Candidate
     return Candidates(np.take_along_axis(flat, order, 1), order // VOCABULARY, order % VOCABULARY)
 
 
-class MadeUpDecoding:
+class MadeUpDecoding(WithoutAlignment):
     """A joining decoding that keeps its sources in Python, and checks what the stepper writes.
 
     ``most``: samples with which a step does not fail.
@@ -164,7 +165,7 @@ class MadeUpRuntime:
     def joining(self) -> MadeUpRuntime:
         return self
 
-    def encode(self, source: Any, mask: Any, num_beams: int, into: None) -> dict[str, Any]:
+    def encode(self, source: Any, mask: Any, num_beams: int, into: None, *, aligned: bool) -> dict[str, Any]:
         rows = [ids[: max(1, count)].tolist() for ids, count in zip(source, mask.sum(axis=1).tolist(), strict=True)]
         self.encoded.append(rows)
         if any(self.faults.get(tuple(row)) == 0 for row in rows):

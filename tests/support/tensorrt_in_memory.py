@@ -22,6 +22,7 @@ from tightbeam.deploy.bundle.engine_files import (
 )
 from tightbeam.deploy.bundle.manifest import GraphEntry, TensorEntry
 from tightbeam.deploy.runtimes._cuda import CudaDevice
+from tightbeam.deploy.runtimes.base import ALIGNMENT_KEYS, ALIGNMENT_QUERIES
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
 from tightbeam.deploy.text.tokenizer import load_codec
@@ -51,6 +52,8 @@ def engine_entry(bundle: Bundle, distribution: str = "tensorrt_rtx", **limits: i
 
     def graph(entry: GraphEntry, name: str) -> EngineGraph:
         inputs, outputs = (tuple(map(fixed, tensors)) for tensors in (entry.inputs, entry.outputs))
+        dropped = (ALIGNMENT_QUERIES, ALIGNMENT_KEYS)  # as drop_alignment
+        outputs = tuple(tensor for tensor in outputs if tensor.name not in dropped)
         on_host = tuple(tensor.name for tensor in inputs if tensor.name in READ_ON_HOST)
         return EngineGraph(
             file=f"{name}.engine", bytes=0, sha256="", inputs=inputs, outputs=outputs, on_host=on_host, plugins={}

@@ -34,6 +34,7 @@ TIMESTAMPS: dict[str, Any] = {
     "decoder_start_token_id": 46,
     "suppress_tokens": [5, 6, 46, 50, 51, 52, 53, 54],
     "begin_suppress_tokens": [9, 45],
+    "alignment_heads": WHISPER_GENERATION["alignment_heads"],
 }
 """Tokens in Whisper's order: text below 45, end, start, languages, tasks, no speech (54), timestamps from 56 on. A
 window is one second, in 50 positions."""

@@ -34,6 +34,10 @@ class TimedRuntime:
     def groups_obstacle(self) -> str:
         return self._runtime.groups_obstacle
 
+    @property
+    def alignment_obstacle(self) -> str:
+        return self._runtime.alignment_obstacle
+
     def joining(self) -> None:
         """Whole batches alone are timed."""
         return None

@@ -64,10 +64,10 @@ def test_a_runtime_that_fails(runner: Runner, monkeypatch: pytest.MonkeyPatch, e
     token = (tokens[1] - tokens[0] - tokens[2] - tokens[3]).pop()
     encode = OnnxRuntimeCpu._encode
 
-    def fails(self: OnnxRuntimeCpu, source: Any, *args: Any) -> Any:
+    def fails(self: OnnxRuntimeCpu, source: Any, *args: Any, **named: Any) -> Any:
         if (source == token).any():
             raise error
-        return encode(self, source, *args)
+        return encode(self, source, *args, **named)
 
     expected = rows_of(runner, list(TEXTS))
     monkeypatch.setattr(OnnxRuntimeCpu, "_encode", fails)

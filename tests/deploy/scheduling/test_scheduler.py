@@ -271,9 +271,9 @@ def test_lines_of_one_length_are_encoded_in_their_places(bundles: BundleCache, m
     runner = Runner.load(bundles("dedup", "bart"), threads=1)
     encode, targets = OnnxRuntimeCpu.encode, []
 
-    def watched(self: OnnxRuntimeCpu, *args: Any) -> Any:
+    def watched(self: OnnxRuntimeCpu, *args: Any, **named: Any) -> Any:
         targets.append(args[-1] is not None)
-        return encode(self, *args)
+        return encode(self, *args, **named)
 
     monkeypatch.setattr(OnnxRuntimeCpu, "encode", watched)
     monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", 24)

@@ -87,6 +87,17 @@ def test_segments_are_json_beside_rows_that_have_none(whisper: Runner) -> None:
     assert found["SCORES"].shape == (2, 0), "no score where a row has none"
 
 
+def test_segments_have_times_of_tokens(whisper: Runner) -> None:
+    """Beside a request that asks for none."""
+    asked: dict[str, Any] = {"return_timestamps": True, "return_token_timestamps": True, "num_beams": 2}
+    rows = [file_of("WAV", 2.2), file_of("FLAC", 0.5)]
+    log = run(whisper, [file_request(0, *rows, **asked), file_request(1, rows[0])])
+    found = [json.loads(value) for (value,) in tensors_of(log.outputs(0), 0)["SEGMENTS"]]
+    expected = [json.loads(done.result.as_json())["segments"] for done in transcribe_files(whisper, rows, **asked)]
+    assert found == expected and all(part["token_timestamps"] for parts in found for part in parts)
+    expect_transcribed(whisper, log, {1: rows[:1]})
+
+
 def test_a_cancelled_recording_leaves_the_others(whisper: Runner) -> None:
     long, other = file_of("WAV", 6.5), file_of("FLAC", 2.2)
     turns = iter(range(1000))
