@@ -7,6 +7,7 @@ transformers leaves to the order of its sort, the lower ones are kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ BINS, BINS_OF_E = 4096, 64
 """Bins of scores, and bins within which a weight falls to 1 / e of another."""
 TOGETHER = 8192
 """Tokens that are counted together."""
+FEW = 2048
+"""Weights that are summed up anew for each draw."""
 LISTED = 256
 """The most likely tokens of a row that are looked at, before all of them are."""
 
@@ -135,14 +138,16 @@ def drawn_in_turn(weights: Floats, uniforms: Floats) -> Ints:
     int64 [K]
         Places in the order in which they were drawn; fewer where fewer weigh anything.
     """
+    if len(weights) <= FEW:
+        return _drawn_of_few(weights.copy(), uniforms)
     left = np.zeros((-(-len(weights) // LISTED), LISTED))
     left.reshape(-1)[: len(weights)] = weights
     sums, chosen = left.sum(axis=1), []
     for uniform in uniforms.tolist():
         ends = sums.cumsum()
-        if not len(ends) or not ends[-1] > 0:
+        if not ends[-1] > 0:
             break
-        below = min(uniform * ends[-1], np.nextafter(ends[-1], 0))
+        below = _part(uniform, float(ends[-1]))
         block = int(ends.searchsorted(below, side="right"))
         within = left[block].cumsum()
         place = int(within.searchsorted(below - (ends[block - 1] if block else 0), side="right"))
@@ -151,6 +156,24 @@ def drawn_in_turn(weights: Floats, uniforms: Floats) -> Ints:
         sums[block] = left[block].sum()
         chosen.append(block * LISTED + place)
     return np.array(chosen, np.int64)
+
+
+def _drawn_of_few(left: Floats, uniforms: Floats) -> Ints:
+    """Draw places in turn; those that are drawn weigh nothing in ``left`` float64 [n] from then on."""
+    chosen: list[int] = []
+    for uniform in uniforms.tolist() if len(left) else ():
+        ends = left.cumsum()
+        total = float(ends[-1])
+        if not total > 0:
+            break
+        chosen.append(int(ends.searchsorted(_part(uniform, total), side="right")))
+        left[chosen[-1]] = 0
+    return np.array(chosen, np.int64)
+
+
+def _part(uniform: float, total: float) -> float:
+    """A part of a total, below it: a product may be rounded up to it."""
+    return min(uniform * total, math.nextafter(total, 0))
 
 
 def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float, best: float = np.nan) -> int:

@@ -131,7 +131,7 @@ def test_wrong_distributions_fail_that_bound() -> None:
     assert chi_square(again, exact_pairs(np.maximum(shares_of(SETTINGS[1], beams=1), 1e-9))) > MOST
 
 
-@pytest.mark.parametrize("count", [5, 700])
+@pytest.mark.parametrize("count", [5, 4000])
 def test_draws_in_turn(count: int) -> None:
     """Of a few places among many: as often in each order as their weights say, and none twice."""
     generator, weights = np.random.default_rng(count), np.zeros(count)
