@@ -111,10 +111,10 @@ def build_engine(
             f"built from an fp32 bundle: export-model --precision fp32, then build-engine --precision {precision}"
         )
     if manifest.convolutions or any(tensor.name == "flattened_patches" for tensor in manifest.encoder.inputs):
-        kind = "recordings" if manifest.convolutions else "images"
+        kind = "recordings of any length" if manifest.convolutions else "images of any number of patches"
         raise ExportError(
-            f"bundle {bundle.path} takes {kind} of any length, for which there are no engines; run it with ONNX "
-            "Runtime (--engine onnxruntime)"
+            f"bundle {bundle.path} takes {kind}, for which there are no engines; run it with ONNX Runtime "
+            "(--engine onnxruntime)"
         )
     if manifest.cpu_alone is not None:
         raise ExportError(

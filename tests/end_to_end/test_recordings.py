@@ -18,6 +18,7 @@ from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json, refusal
 from support.checkpoints import CheckpointCache
 from support.commands import SHORT, caller
+from support.image_checkpoints import PATCHES
 from support.slow_cases import slow_unless
 from support.speech_checkpoints import RECORDING_FAMILIES
 from support.tolerance import assert_runs_close
@@ -30,6 +31,7 @@ from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
+from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
@@ -223,6 +225,12 @@ def test_a_request_holds_samples_or_a_file(bundles: BundleCache) -> None:
         parser.parse(Request(4, {"AUDIO": np.zeros((1, 3600 * 16000 + 1), np.float32)}, "{}"))
     with pytest.raises(InputError, match="the recording has 9 samples, expected 895 at least"):
         parser.parse(Request(2, {"AUDIO": wave[None, :9]}, "{}"))
+
+
+def test_there_are_no_engines(bundles: BundleCache) -> None:
+    for folder, kind in ((bundles("dedup", "moonshine"), "recordings"), (bundles("dedup", PATCHES), "images")):
+        with pytest.raises(ExportError, match=f"takes {kind} of any .*, for which there are no engines"):
+            build_engine(folder, capabilities=["80"])
 
 
 @pytest.mark.slow
