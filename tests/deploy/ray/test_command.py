@@ -33,9 +33,9 @@ def text(tmp_path: Path) -> Path:
     [
         (["--ray", "--resume", "x"], ["--resume, --force and --document are not for --ray"]),
         (["--ray", "--document"], ["not for --ray"]),
-        (["--text-field", "body"], ["are for --ray; leave them out, or add it"]),
+        (["--text-field", "body"], ["are for --ray; leave them out, or add --ray"]),
         (["--partition-rows", "9"], ["are for --ray"]),
-        (["--ray", "--max-new-tokens", "100000"], ["max_new_tokens=100000", "pass max_new_tokens="]),
+        (["--ray", "--max-new-tokens", "100000"], ["max_new_tokens=100000", "pass --max-new-tokens 31 or less"]),
         (["--ray", "--device", "cuda", "--threads", "2"], ["--threads is for the CPU"]),
     ],
 )
