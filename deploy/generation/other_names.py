@@ -22,6 +22,7 @@ RENAMED = {
     "random_seed": "seed",
     "logprobs": "return_alternatives",
     "return_log_probs": "return_token_scores",
+    "word_timestamps": "return_token_timestamps",
 }
 """Settings of CTranslate2, faster-whisper, vLLM and TensorRT-LLM, and ours."""
 

@@ -123,6 +123,8 @@ NOT_SETTINGS = {
     "partition_rows",
     "result_format",
     "sound_input",
+    "word_timestamps",
+    "max_words_per_line",
 }
 SAMPLING: dict[str, Any] = {"temperature": 3.0, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5, "seed": 9}
 
