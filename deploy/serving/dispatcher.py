@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tightbeam.deploy.serving.messages import Cancel, Event, Request, Requests, Started, Stats
+from tightbeam.deploy.serving.messages import Cancel, Event, Reading, Request, Requests, Started, Stats
 from tightbeam.deploy.serving.responses import Outcome, Responder
 from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess
 
@@ -35,11 +35,13 @@ AGAIN = "send the request again"
 
 @dataclass(eq=False)
 class _Open:
-    """A request without its last response. ``ends``: those of workers that it ran in; ``sent_to``: a worker's start."""
+    """A request without its last response. ``reading``: its files are being decoded; ``ends``: those of workers that it
+    ran in; ``sent_to``: a worker's start."""
 
     request: Request
     responder: Responder
     started: bool = False
+    reading: bool = False
     ends: int = 0
     sent_to: int = -1
 
@@ -206,6 +208,9 @@ class Dispatcher:
             found.started = True
             self._changed.notify_all()
             return
+        if isinstance(event, Reading):
+            found.reading = not event.ended
+            return
         try:
             found.responder.add(event)
         except Exception as error:  # a defect must not end the thread
@@ -217,6 +222,8 @@ class Dispatcher:
     def _recover(self, reason: str) -> None:
         """Restart a worker that has ended, and send its requests again, those that were running alone."""
         with self._changed:
+            # A file that ends a decoder would end every worker, so its request is not sent again.
+            self._fail([each for each in self._open.values() if each.reading], f"{reason}, while it read a file")
             for each in self._open.values():
                 each.ends += each.started
                 each.started = False

@@ -2,7 +2,8 @@
 
 backend -> worker    Requests, Cancel, Shutdown
 worker -> backend    Ready or Failed, once the model is loaded or cannot be; then Reports, with events of the requests:
-                     Started and Token, as many as there are; for each row a Row, or for the whole request a Refused
+                     Reading, Started and Token, as many as there are; for each row a Row, or for the whole request a
+                     Refused
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "Cancel",
     "Event",
     "Failed",
+    "Reading",
     "Ready",
     "Refused",
     "Report",
@@ -129,6 +131,14 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Event: the files of a request are about to be decoded, or, where it has ``ended``, have been."""
+
+    number: int
+    ended: bool = False
+
+
+@dataclass(frozen=True)
 class Token:
     """Event: the next token of a row, its place among the row's new tokens, from 1, and the text that it adds.
 
@@ -161,7 +171,7 @@ class Refused:
     client_error: bool = True
 
 
-Event = Started | Token | Row | Refused
+Event = Started | Reading | Token | Row | Refused
 
 
 @dataclass

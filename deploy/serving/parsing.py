@@ -24,10 +24,14 @@ class ParsingThreads:
     ----------
     parse
         Function of a request, which is called in several threads.
+    on_reading
+        Function of a request's number, called in its thread before it is parsed.
     """
 
-    def __init__(self, parse: Callable[[Request], ParsedRequest]) -> None:
-        self._parse = parse
+    def __init__(
+        self, parse: Callable[[Request], ParsedRequest], on_reading: Callable[[int], None] = lambda number: None
+    ) -> None:
+        self._parse, self._on_reading = parse, on_reading
         self._given: SimpleQueue[Request] = SimpleQueue()
         self._parsed: SimpleQueue[Parsed] = SimpleQueue()
         self._open: set[int] = set()
@@ -71,6 +75,7 @@ class ParsingThreads:
             if request.number not in self._open:
                 continue
             try:
+                self._on_reading(request.number)
                 self._parsed.put((request, self._parse(request)))
             except Exception as error:  # that of a defect must not end the thread
                 self._parsed.put((request, error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections import deque
@@ -13,7 +14,7 @@ from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
-from tightbeam.deploy.serving.messages import Event, Refused, Report, Request, Row, Started, Stats, Token
+from tightbeam.deploy.serving.messages import Event, Reading, Refused, Report, Request, Row, Started, Stats, Token
 from tightbeam.deploy.serving.parsing import ParsingThreads
 from tightbeam.deploy.serving.requests import ParsedRequest, RequestParser
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
@@ -77,7 +78,8 @@ class RunningRequests:
         self._runner, self._stream, self._send, self._max_rows = runner, stream, send, max_rows
         self._scheduler = runner.group_scheduler(max_rows, self)
         self._parser = RequestParser(runner, max_rows)
-        self._parsing = ParsingThreads(self._parser.parse)
+        self._parsing = ParsingThreads(self._parser.parse, self._announce)
+        self._sending = threading.Lock()
         self._samples: dict[int, _Running] = {}
         self._events: list[Event] = []
         self._tokens = 0
@@ -110,6 +112,7 @@ class RunningRequests:
     def turn(self) -> None:
         """Take one turn of the scheduler, and send its events."""
         for request, parsed in self._parsing.take(0 if self._scheduler.active else PARSING_SECONDS):
+            self._events.append(Reading(request.number, ended=True))
             if isinstance(parsed, Exception):
                 self._refuse(request.number, parsed)
             else:
@@ -130,7 +133,13 @@ class RunningRequests:
         self._reported = time.monotonic()
         work = self._scheduler.work.take()
         events, self._events, tokens, self._tokens = self._events, [], self._tokens, 0
-        self._send(Report(tuple(events), Stats(**vars(work), tokens=tokens)))
+        with self._sending:
+            self._send(Report(tuple(events), Stats(**vars(work), tokens=tokens)))
+
+    def _announce(self, number: int) -> None:
+        """Tell whose files are about to be decoded, in the thread that does it: they may end this process."""
+        with self._sending:
+            self._send(Report((Reading(number),), Stats()))
 
     def _refuse(self, number: int, error: Exception) -> None:
         if isinstance(error, BundleError | InputError | GenerationError):

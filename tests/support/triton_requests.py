@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy import Runner
-from tightbeam.deploy.serving.messages import Event, Refused, Report, Request, Row, Started, Stats, Token
+from tightbeam.deploy.serving.messages import Event, Reading, Refused, Report, Request, Row, Started, Stats, Token
 from tightbeam.deploy.serving.running import RunningRequests
 from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.text.output import Output
@@ -47,7 +47,7 @@ class EventLog:
     def __init__(self, reports: Sequence[Report]) -> None:
         events: list[Event] = [event for report in reports for event in report.events]
         self.started = [event.number for event in events if isinstance(event, Started)]
-        self.events = [event for event in events if not isinstance(event, Started)]
+        self.events = [event for event in events if not isinstance(event, Started | Reading)]
         self.stats = Stats()
         for report in reports:
             for name, amount in vars(report.stats).items():

@@ -25,6 +25,7 @@ from tightbeam.deploy.serving.backend import BUNDLE, Backend
 from tightbeam.deploy.serving.messages import (
     Cancel,
     Event,
+    Reading,
     Refused,
     Report,
     Request,
@@ -290,6 +291,25 @@ def test_request_that_ends_the_worker_twice_fails_alone(scripted: Scene, triton:
     assert neighbour.error is done.error is waiting.error is None
     until(lambda: triton.metrics["tightbeam_restarts_total"] == 2)
     until(lambda: triton.metrics["tightbeam_failed_total"] == 1)
+
+
+def test_request_whose_file_ends_the_worker_fails_at_once(scripted: Scene, triton: FakeTriton) -> None:
+    """It would end every worker. Those that ran, and those whose files were read before, are sent again."""
+    backend, worker = scripted
+    guilty, neighbour, read = requests = [ids() for _ in range(3)]
+    backend.execute(requests)
+    numbers = [request.number for request in worker.requests()]
+    worker.report(Reading(numbers[2]), Reading(numbers[2], ended=True), Started(numbers[1]), Reading(numbers[0]))
+    worker.reports.put(ENDED)
+    until(lambda: guilty.over)
+    assert guilty.error and guilty.error.code == "UNAVAILABLE"
+    assert guilty.error.message == (
+        "the process that generates was killed by SIGKILL, while it read a file; send the request again"
+    )
+    assert [request.number for request in worker.requests()] == numbers[1:]
+    worker.report(row(numbers[1]), row(numbers[2]))
+    until(lambda: all(request.over for request in requests))
+    assert neighbour.error is read.error is None
 
 
 def test_failed_restart_is_retried_once_a_call(
