@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.operator_runs import MODULES, check, run
 from support.tolerance import LUCK
+from tightbeam.graph_passes.tensor_types import tensor_infos
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.ops._case import Case
 
 NAME = "EncoderAttention"
@@ -81,3 +85,20 @@ def test_nan_goes_on_to_the_outputs_that_see_it() -> None:
     expected = np.zeros((2, 40, 2), np.bool_)
     expected[0, 3, 0] = expected[1, :, 1] = True
     np.testing.assert_array_equal(found, expected)
+
+
+def test_width_of_the_output_is_inferred_as_unknown_where_that_of_the_values_is() -> None:
+    """ONNX's own Attention infers 0 there, which a product behind it contradicts."""
+    graph = gs.Graph(opset=24)
+    states, mask = gs.Variable("states", np.float32, ["B", "N", 6]), gs.Variable("mask", bool, ["B", "N"])
+    shape = gs.Variable("shape", np.int64, [3])
+    rows = gs.Variable("rows")
+    attended, output = gs.Variable("attended"), gs.Variable("output", np.float32)
+    product = gs.Constant("product", np.ones((6, 50), np.float32))
+    graph.inputs, graph.outputs = [states, mask, shape], [output]
+    graph.nodes = [
+        gs.Node("Reshape", inputs=[states, shape], outputs=[rows]),
+        gs.Node(NAME, domain=DOMAIN, attrs={"heads": 2, "scale": 1.0}, inputs=[rows] * 3 + [mask], outputs=[attended]),
+        gs.Node("MatMul", inputs=[attended, product], outputs=[output]),
+    ]
+    assert tensor_infos(graph, "here")["output"].elem_type == onnx.TensorProto.FLOAT

@@ -57,10 +57,13 @@ ONLY_COUNTED_QUERIES = """
 def _body(present: frozenset[str]) -> str:
     masked, biased = "mask" in present, "distance_bias" in present
     added = "counted_bias" if masked and biased else "counted" if masked else "bias" if biased else ""
+    # ONNX infers the width 0 for the attention where it does not know that of the values, so their shape is given.
     attend = f"""
-    {"attended" if masked else "output"} = Attention <
+    shape = Shape (value)
+    by_heads = Attention <
         q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale
     > (query, key, value{", " * bool(added)}{added})
+    {"attended" if masked else "output"} = Reshape (by_heads, shape)
 """
     parts = [BIAS * biased, MASK * masked, MASKED_BIAS * (masked and biased), attend]
     return "".join(parts) + ONLY_COUNTED_QUERIES * masked
