@@ -38,6 +38,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image.read import check_image_options, check_pixels, image_processor_of, read_all
+from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
 from tightbeam.deploy.scheduling.events import SchedulerEvents
 from tightbeam.deploy.scheduling.groups import GroupScheduler
@@ -48,7 +49,7 @@ from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, output_of
 from tightbeam.deploy.text.ragged import ragged_rows
 from tightbeam.deploy.text.token_ids import as_array, check_batch
-from tightbeam.deploy.text.tokenizer import load_codec
+from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 from tightbeam.deploy.whole_batches import WholeBatches
 
 __all__ = ["Runner"]
@@ -87,6 +88,11 @@ class Runner(WholeBatches):
     >>> runner.generate_text(["The festival in Lindenton has invited 259 singers. It opens in March."], num_beams=4)
     ['Lindenton festival opens in March with 259 singers']
     """
+
+    def __init__(self, bundle: Bundle, runtime: Runtime | None = None, codec: TextCodec | None = None) -> None:
+        if not isinstance(bundle, Bundle) or runtime is None:
+            raise TypeError("Runner(...) takes the parts of a loaded bundle; to load a folder, call Runner.load(path)")
+        super().__init__(bundle, runtime, codec)
 
     @classmethod
     def load(

@@ -185,6 +185,12 @@ def test_repr_names_bundle_model_and_runtime(runner: Runner, bundle: Path) -> No
     assert repr(runner.bundle) == f"Bundle{about})"
 
 
+def test_a_folder_is_loaded_by_load() -> None:
+    folder: Any = "bundle"
+    with pytest.raises(TypeError, match=r"call Runner\.load\(path\)"):
+        Runner(folder)
+
+
 def test_inputs_are_not_changed(runner: Runner) -> None:
     ids, mask = IDS.copy(), MASK.copy()
     runner.generate(ids, mask, num_beams=2, max_new_tokens=4)
