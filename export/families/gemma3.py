@@ -19,7 +19,7 @@ class Gemma3(Causal):
 
     def rope_parameters(self, config: Any) -> tuple[Any, ...]:
         by_type = config.rope_parameters or {}
-        return tuple(by_type[kind] for kind in sorted({*config.layer_types} & {*by_type}))
+        return tuple(by_type[kind] for kind in sorted({*(config.layer_types or by_type)} & {*by_type}))
 
 
 GEMMA3 = Gemma3(

@@ -20,6 +20,7 @@ from support.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
 from tightbeam.deploy.runtimes import onnxruntime_cpu
+from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import small_inputs
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
@@ -240,7 +241,7 @@ def test_a_growing_cache_of_more_samples_is_freed(bundles: BundleCache, monkeypa
     assert {bindings for _, bindings in seen} == {1}
 
 
-class MadeUpDecoding:
+class MadeUpDecoding(WithoutAlignment):
     """A decoding that returns given scores."""
 
     def __init__(self, size: int, beams: int, positions: int, scores: Any, tokens: Any) -> None:

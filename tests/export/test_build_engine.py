@@ -34,7 +34,7 @@ from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.writing.graphs import read_graphs
 from tightbeam.graph_passes import PRESETS
-from tightbeam.plugins.ops import DOMAIN
+from tightbeam.plugins.ops import DOMAIN, VERSION
 from tightbeam.plugins.tensorrt import compiler
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
@@ -419,7 +419,7 @@ def test_operators_of_another_version(tmp_path: Path) -> None:
     bundle = shutil.copytree(OLD_BUNDLE, tmp_path / "bundle")
     done = command(bundle, "--compute-capability", ",".join(CAPABILITIES))
     assert done.returncode == 1 and done.stderr.splitlines()[1:] == [
-        f"error: {bundle}/decoder.onnx cannot be read as a graph (its operators are of version 1, expected 2); "
+        f"error: {bundle}/decoder.onnx cannot be read as a graph (its operators are of version 1, expected {VERSION}); "
         "export the model again"
     ]
     assert not (bundle / ENGINES).exists()

@@ -460,7 +460,7 @@ def test_missing_attributes_are_refused(tensorrt: TensorRT) -> None:
     with pytest.raises(TensorRTError, match="SourceAttention: attribute scale is missing; export the model again"):
         make_plugin("SourceAttention", tensors, {"weight_threshold": 0.0})
     creator = trt.get_plugin_registry().get_creator("SourceAttention", VERSION, NAMESPACE)
-    assert {field.name for field in creator.field_names} == {"scale", "weight_threshold", "tensors"}
+    assert {field.name for field in creator.field_names} == {"scale", "weight_threshold", "softcap", "tensors"}
     for fields in ([], [trt.PluginField("scale", np.array([], np.float32), trt.PluginFieldType.FLOAT32)]):
         text = np.frombuffer(tensors.encode(), np.int8)
         named = trt.PluginFieldCollection([*fields, trt.PluginField("tensors", text, trt.PluginFieldType.CHAR)])
