@@ -47,8 +47,10 @@ class Causal(Family):
     """the config's fields of what no cache supports"""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
-        limited = self.longest is None or getattr(config, self.positions, None) is not None
-        names = (self.width, self.layers, self.heads, *((self.positions,) if limited else ()), "vocab_size")
+        may_be_none = ("head_dim", self.inner, *((self.positions,) if self.longest is not None else ()))
+        given = [name for name in may_be_none if name and getattr(config, name, None) is not None]
+        names = (self.width, self.layers, self.heads, self.positions, "vocab_size")
+        names = (*(name for name in names if name not in may_be_none), *given)
         errors = list(size_errors(config, names))
         yield from errors
         if errors:
@@ -81,8 +83,9 @@ class Causal(Family):
                 yield f"{name} is {getattr(config, name)!r}; expected none: no cache supports it"
 
     def rope_parameters(self, config: Any) -> tuple[Any, ...]:
-        """What the config says of rotary positions: one dict for each kind of layer."""
-        return (getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {},)
+        """The config's settings of rotary positions: a dict for each kind of layer, none for what is no dict."""
+        found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+        return (found,) if isinstance(found, dict) else ()
 
     def length(self, config: Any) -> int:
         """Positions that a sequence has at most.

@@ -18,8 +18,11 @@ class Gemma3(Causal):
             yield "use_bidirectional_attention is true; expected a model that generates from left to right"
 
     def rope_parameters(self, config: Any) -> tuple[Any, ...]:
-        by_type = config.rope_parameters or {}
-        return tuple(by_type[kind] for kind in sorted({*(config.layer_types or by_type)} & {*by_type}))
+        by_type = config.rope_parameters
+        if not isinstance(by_type, dict):
+            return ()
+        kinds = config.layer_types if isinstance(config.layer_types, list) else by_type
+        return tuple(found for kind, found in sorted(by_type.items()) if kind in kinds and isinstance(found, dict))
 
 
 GEMMA3 = Gemma3(

@@ -189,3 +189,23 @@ def test_settings_that_are_no_numbers(checkpoints: CheckpointCache, tmp_path: Pa
         ExportError, match=r"generation_config\.json: (\w+) is .*; expected a whole number of at least 1"
     ):
         shown(model, ExportOptions(workload=MACHINE))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "bloom", "mpt", *RECORDING_FAMILIES, PATCHES])
+def test_values_of_wrong_types_are_errors_of_one_line(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str
+) -> None:
+    """Every field of a config, with values that it cannot have: sizes, or an ExportError."""
+    folder = config_only(checkpoints(family), tmp_path / family)
+    config = json.loads((folder / "config.json").read_text())
+    refused = 0
+    for name in sorted({*config, "rope_parameters", "layer_types"} - {"model_type"}):
+        for value in ("x", [[1]], {"full_attention": 3}):
+            (folder / "config.json").write_text(json.dumps({**config, name: value}))
+            try:
+                files = read_files(folder)
+                files.family.weights(files.declared)
+            except ExportError as error:
+                refused += 1
+                assert "\n" not in str(error)
+    assert refused > 3
