@@ -20,6 +20,7 @@ from tightbeam.deploy.generation import fields, whisper
 from tightbeam.deploy.generation.options import resolve_options
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS
 from tightbeam.deploy.serving import tensors
+from tightbeam.export.families.refused import REFUSED
 from tightbeam.export.families.table import FAMILIES
 from tightbeam.plugins.ops import OPERATORS
 from tools.docs.docstrings import DIRECTIVE, faults
@@ -116,6 +117,7 @@ def test_models_page_has_every_family_and_alias() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", section(text, "## Aliases"), re.MULTILINE)
     aliases = {family: re.findall(r"`([^`]+)`", names) for family, names in rows}
     assert aliases == {family.model_type: list(family.aliases) for family in FAMILIES if family.aliases}
+    assert not {*REFUSED} & {family.model_type for family in FAMILIES}
     for family in FAMILIES:  # as the page says
         assert all(hub_id.partition("/")[2] == alias for alias, hub_id in family.aliases.items())
 

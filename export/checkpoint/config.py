@@ -10,6 +10,7 @@ from typing import Any
 
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.families.base import Family
+from tightbeam.export.families.refused import REFUSED
 from tightbeam.export.families.table import FAMILIES
 
 __all__ = [
@@ -62,6 +63,8 @@ def family_of(config_json: dict[str, Any], folder: Path) -> Family:
     family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         found = f"model_type is {model_type!r}" if "model_type" in config_json else "there is no model_type"
+        if isinstance(model_type, str) and model_type in REFUSED:
+            raise ExportError(f"{folder / CONFIG_FILE}: {found}: {REFUSED[model_type]}")
         raise ExportError(f"{folder / CONFIG_FILE}: {found}; supported families: {', '.join(sorted(by_type))}")
     architectures = config_json.get("architectures")
     if architectures and (not isinstance(architectures, list) or family.architecture not in architectures):

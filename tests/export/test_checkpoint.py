@@ -294,6 +294,7 @@ def test_file_or_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
             {"model_type": "bert"},
             "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, bloom, falcon, ",
         ),
+        ({"model_type": "led"}, "model_type is 'led': its encoder attends in windows, which was not made exact; the "),
         ({"model_type": ...}, "there is no model_type; supported families: bart"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),
