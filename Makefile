@@ -48,7 +48,7 @@ serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton In
 
 server: $(BUILT) $(SERVED) ## [0 min] install Triton Inference Server into .venv/triton, where serve-local finds it
 
-test: lint $(BUILT) $(SERVED) ## [11 min] lint, and every test that needs neither minutes nor a GPU
+test: lint $(BUILT) $(SERVED) ## [13 min] lint, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \
 	  -m "not slow and not gpu"
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tightbeam.deploy.bundle.engine_files import engine_names, load_engine
 from tightbeam.deploy.bundle.manifest import LayerChoice, Manifest, ParityReport, QuantizedEntry
+from tightbeam.deploy.bundle.operators import operators_note, operators_version
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
@@ -145,6 +146,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
     return {
         "bundle": str(bundle.path),
         "format_version": manifest.format_version,
+        "operators_version": operators_version(bundle),
         "made_by": manifest.made_by,
         "provenance": None if provenance is None else provenance.model_dump(mode="json"),
         "model": manifest.model,
@@ -233,6 +235,8 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         largest, part, layer = max((entry.int8 or 0.0, entry.part, entry.layer) for entry in manifest.quantized_caches)
         lines.append(("int8 cache", f"attention over it errs by at most {largest:.2%}, by the {part} of layer {layer}"))
     lines += [("fallback", text) for text in _fallbacks(manifest)]
+    if note := operators_note(bundle):
+        lines.append(("operators", note.removeprefix("its operators are ")))
     lines.append(
         (
             "generation",

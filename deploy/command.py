@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +9,7 @@ import typer
 
 from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.generation.fixes import with_options
 from tightbeam.deploy.generation.given import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.ray.partition import FieldNames
 from tightbeam.deploy.ray.rows import RowSettings
@@ -461,7 +460,7 @@ def run_model(
                 )
             )
     except (BundleError, GenerationError, InputError) as error:
-        say(f"error: {_with_options(str(error), given)}")
+        say(f"error: {with_options(str(error), given)}")
         code = 1
     except KeyboardInterrupt:
         say("error: interrupted; the results written so far are whole")
@@ -474,21 +473,6 @@ def run_model(
         say(f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk")
         code = 1
     raise typer.Exit(code)
-
-
-def _with_options(message: str, settings: Collection[str]) -> str:
-    """The message of an error, with options in its fix in place of ``settings`` as Python writes them."""
-
-    def option(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        if name not in settings:
-            return found[0]
-        hyphens = name.replace("_", "-")
-        return {"True": f"--{hyphens}", "False": f"--no-{hyphens}"}.get(value, f"--{hyphens} {value}")
-
-    problem, separator, fix = message.rpartition("; ")
-    converted = re.sub(r"([a-z_]+)=([A-Za-z0-9.]*[A-Za-z0-9])", option, fix)
-    return problem + separator + converted if separator else message
 
 
 def _temperature(given: str | None) -> float | tuple[float, ...] | str | None:

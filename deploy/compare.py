@@ -49,7 +49,7 @@ SAMPLES = 4
 ROUNDS = 5
 TOKENS = 48
 """Longest source; a short one shows rounding as well."""
-BEGINNING = frozenset({"decoder_start_token_id", "pad_token_id"})
+BEGINNING = frozenset({"decoder_start_token_id", "bos_token_id", "pad_token_id"})
 """The generation defaults that a comparison uses: those of the first step."""
 
 
@@ -222,8 +222,7 @@ def _begin(
     stepper = BeamStepper(decoding, options, prompt)
     decoding.inputs["normalize"][...] = True
     decoding.inputs["candidates"][...] = candidates
-    start = bundle.manifest.generation.get("decoder_start_token_id", 0)
-    stepper.history[:, 0, :P] = start if prompt is None else prompt.tokens
+    stepper.history[:, 0, :P] = options.prompt[0] if prompt is None else prompt.tokens
     return decoding, stepper, P
 
 

@@ -17,6 +17,7 @@ UserWarning
 from __future__ import annotations
 
 __all__ = [
+    "NO_NAME",
     "BundleError",
     "DeviceError",
     "EngineFileError",
@@ -28,7 +29,11 @@ __all__ = [
     "RuntimeSetupError",
     "first_line",
     "is_panic",
+    "open_fault",
 ]
+
+NO_NAME = "no file is named"
+"""Fault of an empty name of a file."""
 
 
 class InputError(ValueError):
@@ -76,6 +81,15 @@ class NonFiniteError(ExecutionError):
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def open_fault(name: str, error: Exception) -> str:
+    """Name what keeps a file from being opened: there is none, it is a folder, or what the system says."""
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {name}"
+    if isinstance(error, IsADirectoryError):
+        return f"{name} is a folder"
+    return f"{name} cannot be opened ({getattr(error, 'strerror', None) or error})"
 
 
 def is_panic(error: BaseException) -> bool:

@@ -10,7 +10,6 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import from_language
-from tightbeam.deploy.image.read import check_image_options
 from tightbeam.deploy.model_settings import ModelSettings
 from tightbeam.deploy.padding import left_pad, right_pad
 from tightbeam.deploy.scheduling.sample import Sample
@@ -177,12 +176,10 @@ class ModelInputs(ModelSettings):
 
         Parameters
         ----------
-        number : int
-            The caller's number of the sample.
+        number, settings
+            Those of `sample`.
         features : float32 [mels, frames]
             Log-mel features of a whole window, as `LogMel.features` makes them.
-        settings : mapping
-            Arguments of ``model.generate``, for this sample alone.
 
         Returns
         -------
@@ -191,7 +188,7 @@ class ModelInputs(ModelSettings):
         Raises
         ------
         GenerationError
-            A setting is unknown, not supported, or impossible for this model.
+            A setting is wrong, as for `sample`.
         """
         options = self._for_one_window(self.options_for(1, settings))
         if options.aligned:
@@ -204,12 +201,10 @@ class ModelInputs(ModelSettings):
 
         Parameters
         ----------
-        number : int
-            The caller's number of the sample.
+        number, settings
+            Those of `sample`.
         features : float32 [X, ...]
             Features of a recording, as `Recordings.features` makes them.
-        settings : mapping
-            Arguments of ``model.generate``, for this sample alone.
 
         Returns
         -------
@@ -218,7 +213,7 @@ class ModelInputs(ModelSettings):
         Raises
         ------
         GenerationError
-            A setting is unknown, not supported, or impossible for this model.
+            A setting is wrong, as for `sample`.
         """
         assert self.recordings is not None
         options = self.options_for(1, settings).without_source_tokens("a recording").for_input(features)
@@ -229,13 +224,11 @@ class ModelInputs(ModelSettings):
 
         Parameters
         ----------
-        number : int
-            The caller's number of the sample.
+        number, settings
+            Those of `sample`.
         pixels : float32 [3, height, width] or [X, width]
             Pixels of an image in the model's size, as `ImageProcessor.pixels` makes them; or its patches, as
             `PatchProcessor.pixels` makes them.
-        settings : mapping
-            Arguments of ``model.generate``, for this sample alone.
 
         Returns
         -------
@@ -244,10 +237,10 @@ class ModelInputs(ModelSettings):
         Raises
         ------
         GenerationError
-            A setting is unknown, not supported, or impossible for this model.
+            A setting is wrong, as for `sample`.
         """
         positions = len(pixels) if pixels.ndim == 2 else self.manifest.sizes.max_source
-        return Sample(number, check_image_options(self.options_for(1, settings)), pixels, positions)
+        return Sample(number, self.options_for(1, settings).without_source_tokens("an image"), pixels, positions)
 
     def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
         """Pad rows of token ids to a batch, on the side that this model expects.

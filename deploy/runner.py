@@ -25,22 +25,23 @@ if __name__ == "__main__":
         sys.exit(f"error: run-model needs the package {error.name}, which is not installed; pip install .")
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.alignment import check_frames, with_times
+from tightbeam.deploy.audio.files import as_samples
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import check_without_text
-from tightbeam.deploy.image.read import check_image_options, check_pixels, image_processor_of, read_all
+from tightbeam.deploy.image.read import check_pixels, image_processor_of, read_all
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
-from tightbeam.deploy.scheduling.events import SchedulerEvents
+from tightbeam.deploy.scheduling.events import NullEvents, SchedulerEvents
 from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import Scheduler
@@ -48,7 +49,7 @@ from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, output_of
 from tightbeam.deploy.text.ragged import ragged_rows
-from tightbeam.deploy.text.token_ids import as_array, check_batch
+from tightbeam.deploy.text.token_ids import as_array, check_batch, finite_float32
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 from tightbeam.deploy.whole_batches import WholeBatches
 
@@ -272,11 +273,10 @@ class Runner(WholeBatches):
                 f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]; "
                 "make them with Runner.log_mel.features"
             )
-        if not (np.issubdtype(features.dtype, np.floating) and np.isfinite(features).all()):
-            raise InputError(f"input_features is {features.dtype}, or holds NaN or infinity; expected finite float32")
+        features = finite_float32("input_features", features)
         own_frames = check_frames(attention_mask, *features.shape[::2])
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        found = self._run(np.ascontiguousarray(features, dtype=np.float32), mask, options, callback)
+        found = self._run(features, mask, options, callback)
         about = self.manifest.alignment
         return found if about is None else with_times(found, options.beginning, own_frames, about.median_filter_width)
 
@@ -310,7 +310,7 @@ class Runner(WholeBatches):
             The runtime failed.
         """
         settings = self._without_effect(settings)
-        options = check_image_options(self.options(**settings))
+        options = self.options(**settings).without_source_tokens("an image")
         pixels, mask = check_pixels(image_processor_of(self), pixel_values, self.manifest.sizes.max_source)
         return self._run(pixels, mask, options, callback)
 
@@ -459,10 +459,47 @@ class Runner(WholeBatches):
         BundleError
             The runtime failed.
         """
+        found = self._transcribed(recordings, batch_size, self._with_timestamps(settings))
+        return [each.segments or [] for each in found]
+
+    def stream_segments(
+        self, recording: str | os.PathLike[str] | bytes | Array, *, batch_size: int = 8, **settings: Any
+    ) -> Iterator[TextSegment]:
+        """Transcribe one recording by timestamps, and yield its segments as they are found.
+
+        Parameters
+        ----------
+        recording : str, path, bytes or float array [n]
+            One of those of `transcribe_segments`. It is read whole before this returns.
+        batch_size, **settings
+            Arguments of `transcribe_segments`.
+
+        Yields
+        ------
+        TextSegment
+            Those of `transcribe_segments`, each as soon as its window is done. A caller that stops early closes the
+            iterator, or drops it; the other windows are not run then.
+
+        Raises
+        ------
+        GenerationError, InputError, BundleError
+            Those of `transcribe_segments`. Settings and the recording are checked before this returns.
+        """
+        from tightbeam.deploy.audio.transcribe import RecordingReader, stream_segments
+
+        settings = self._with_timestamps(settings)
+        _check_batch_size(batch_size, "windows")
+        reader = RecordingReader(self, settings)
+        opened = reader.read(1, _source("the recording", recording))
+        if opened.failure is not None:
+            raise opened.failure
+        return stream_segments(self, opened, self.group_scheduler(batch_size * reader.options.num_beams, NullEvents()))
+
+    def _with_timestamps(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         settings = {**self._without_effect(settings), "return_timestamps": True}
         if not (options := self.options(**settings)).aligned:
             _check_texts_alone(options)
-        return [each.segments or [] for each in self._transcribed(recordings, batch_size, settings)]
+        return settings
 
     def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[InputResult]:
         from tightbeam.deploy.audio.recordings import run_recordings
@@ -474,21 +511,12 @@ class Runner(WholeBatches):
         if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
             raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
         _check_batch_size(batch_size, "windows")
-        sources: list[str | bytes | Array] = []
-        for each in recordings:
-            if isinstance(each, str | os.PathLike | bytes):
-                sources.append(os.fspath(each))
-                continue
-            samples = np.asarray(each)
-            if samples.ndim != 1 or samples.dtype.kind != "f":
-                raise InputError(
-                    f"recordings holds {type(each).__name__}, expected names of audio files, or arrays of samples, one "
-                    "channel of floats in -1..1; pass those"
-                )
-            sources.append(samples.astype(np.float32))
+        sources = [_source(f"recording {index}", each) for index, each in enumerate(recordings)]
         results = []
         whole = run_recordings if self.recordings is not None else transcribe_files
-        for done in whole(self, sources, batch_size=batch_size, **settings):
+        for index, done in enumerate(whole(self, sources, batch_size=batch_size, **settings)):
+            if isinstance(done.failure, InputError) and not isinstance(sources[index], str):
+                raise InputError(f"recording {index}: {done.failure}")
             if done.failure is not None:
                 raise done.failure
             results.append(done.result)
@@ -554,6 +582,13 @@ class Runner(WholeBatches):
             It is for one thread. Other calls of this runner run between its turns.
         """
         return GroupScheduler(self._runtime, max_rows, self._lock, events)
+
+
+def _source(name: str, recording: Any) -> str | bytes | Array:
+    """A recording as it is read. Raises InputError, which calls it ``name``, for what is none."""
+    if isinstance(recording, str | os.PathLike | bytes):
+        return os.fspath(recording)
+    return as_samples(name, recording)
 
 
 def _check_texts_alone(options: GenerationOptions) -> None:

@@ -16,6 +16,7 @@ from tightbeam.deploy.padding import mask_of_padding
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
+from tightbeam.deploy.search.callbacks import check_callback
 from tightbeam.deploy.text.ragged import batch_key, join_results
 from tightbeam.deploy.text.token_ids import check_batch
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -106,6 +107,7 @@ class WholeBatches(ModelInputs):
         callback: SearchCallback | None,
         prompt: Prompt | None = None,
     ) -> SearchResult:
+        check_callback(callback)
         each = given if isinstance(given, list) else [given] * len(source)
         options = each[0]
         P = first_length(prompt)

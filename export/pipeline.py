@@ -36,7 +36,7 @@ from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
-from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, set_max_new_tokens
+from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, limit_length, set_max_new_tokens
 from tightbeam.export.checkpoint.image import check_image
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.errors import ExportError, first_line
@@ -133,8 +133,9 @@ def _load(export: _Export) -> None:
     alignment_of(checkpoint)  # an error before minutes of work
     if options.max_new_tokens is not None:
         set_max_new_tokens(checkpoint, options.max_new_tokens)
-    if note := disable_sampling(checkpoint):
-        export.on_note(note)
+    for note in (limit_length(checkpoint), disable_sampling(checkpoint)):
+        if note:
+            export.on_note(note)
     check_settings(checkpoint, supported=options.check)
 
 
@@ -235,17 +236,16 @@ def _weight_bytes(export: _Export) -> int:
 
 
 def _lower_precision(export: _Export) -> None:
-    """Lower the precision of the graphs; the float32 ones are kept where the error is to be measured."""
+    """Give the graphs the form of a precision; those before are kept where the error is to be measured."""
     precision, cache_precision = export.options.precision, export.options.cache_precision
     export.exact = None
     export.products = ()
-    if precision == "fp32" and cache_precision is None:
-        return
     if precision == "int8":
         _guard_products(export)
     forms = forms_of(export.products)
     graphs, results = to_precision(export.graphs, precision, forms, cache_precision=cache_precision)
-    export.exact = export.graphs if export.options.check else None
+    is_float32 = precision == "fp32" and cache_precision is None
+    export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs
     export.results += results
     if precision == "int8":  # some weights stay float32, by the graphs

@@ -64,7 +64,7 @@ class AttentionBlock:
 
     @property
     def attributes(self) -> dict[str, float]:
-        """What an operator of ``plugins/`` needs to make the same scores: its scale, and its cap where it has one."""
+        """Attributes of an operator of ``plugins/`` that makes the same scores: scale, and cap where there is one."""
         softcap = float(self.node.attrs.get("softcap", 0))
         return {"scale": self.scale, **({"softcap": softcap} if softcap else {})}
 
@@ -72,6 +72,11 @@ class AttentionBlock:
     def between(self) -> tuple[str, ...]:
         """Operators between the projections of query and key and their scores."""
         return self.query.between + self.key.between
+
+    @property
+    def keeps_key_bias(self) -> bool:
+        """True where q . b_K is not the same at every position once it is in the scores: it is turned, or capped."""
+        return bool(self.between) or "softcap" in self.attributes
 
     def replace_with(self, attended: gs.Tensor) -> None:
         """Feed the output projection with ``attended`` [R, 1, H V] in place of this attention's output."""
@@ -136,9 +141,8 @@ def _named_blocks(
 def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
     where = node.name or node.outputs[0].name
     causal = node.attrs.get("is_causal", 0) and not where.startswith(PROMPT)
-    capped = node.attrs.get("softcap", 0) and not where.startswith((PROMPT, SELF))
-    if "scale" not in node.attrs or capped or causal:
-        raise PassError(f"{pass_name}: {where} needs a scale, no softcap and no causal mask, it has {dict(node.attrs)}")
+    if "scale" not in node.attrs or causal:
+        raise PassError(f"{pass_name}: {where} needs a scale and no causal mask, it has {dict(node.attrs)}")
 
     def projection(tensor: gs.Tensor, role: str) -> Projection:
         found = projection_behind(tensor)
@@ -194,6 +198,20 @@ def behind_attention(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[str, ...]]:
         between += [node.op] if node.op in BETWEEN_OPS else []
         tensor = node.inputs[0]
     return tensor, tuple(between)
+
+
+def head_width(heads: gs.Tensor) -> int | None:
+    """K of queries, keys or values [B, H, N, K], from the end of the shape that they were given; None where it is no
+    constant above 0."""
+    while heads.inputs and heads.inputs[0].op in ("Transpose", *BETWEEN_OPS):
+        heads = heads.inputs[0].inputs[0]
+    if not heads.inputs or heads.inputs[0].op != "Reshape":
+        return None
+    shape = heads.inputs[0].inputs[1]
+    if shape.inputs and shape.inputs[0].op == "Concat":
+        shape = shape.inputs[0].inputs[-1]
+    width = int(shape.values.reshape(-1)[-1]) if isinstance(shape, gs.Constant) else 0
+    return width if width > 0 else None
 
 
 def _projection_ahead(tensor: gs.Tensor) -> Projection | None:

@@ -9,8 +9,8 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
-    to_precision        lower_precision for half precision; encoder_attention, quantize, flat_rows for int8; for an int8
-                        source cache encoder_attention and, at the end, quantize_source: not exact
+    to_precision        lower_precision for half precision, else encoder_attention; quantize, flat_rows for int8; for an
+                        int8 source cache, at the end, quantize_source: not exact but for encoder_attention
     tensorrt_form       drop_alignment, decompose_attention, fixed_capacity, lower_precision; then, on the written
                         messages, to_plugin_nodes
 
@@ -109,14 +109,14 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 def to_precision(
     graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS, *, cache_precision: str | None = None
 ) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in a precision. What runs on CPUs alone gets the encoder's attention of CPUs, too.
+    """Copy of a variant's graphs in a precision. All that a CPU is chosen for get the encoder's attention of CPUs, too.
 
     Parameters
     ----------
     graphs
         A variant's graphs in float32.
     precision
-        "fp32" (as they are), "fp16", "bf16" or "int8".
+        "fp32", "fp16", "bf16" or "int8".
     forms
         What becomes of single products in int8 (``quantize``).
     cache_precision
@@ -127,7 +127,7 @@ def to_precision(
     PassError
         For a weight beyond the range of the precision, and for a source cache that cannot be int8.
     """
-    passes: list[Pass] = [encoder_attention] if precision == "int8" or cache_precision is not None else []
+    passes: list[Pass] = [encoder_attention] if precision in ("fp32", "int8") else []
     passes += [partial(quantize, forms=forms), flat_rows] if precision == "int8" else _precision_passes(precision)
     passes += [quantize_source] if cache_precision is not None else []
     return _run(passes, graphs)

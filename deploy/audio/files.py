@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.errors import InputError, first_line
+from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
+from tightbeam.deploy.regular_file import not_regular
+from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [
     "Source",
+    "as_samples",
     "audio_fault",
     "cut",
     "is_audio",
@@ -43,7 +46,7 @@ MIN_HZ, MAX_HZ = 1_000, 768_000
 UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
 """Sizes in the header of a WAV file that was streamed, written before the length was known."""
 BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
-"""What the content of a file begins with: WAV (two), FLAC, OGG, and MP3 with a title."""
+"""Beginnings of a file's content: of WAV (two), FLAC, OGG, and MP3 with a title."""
 EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"
 
 
@@ -147,6 +150,21 @@ def _too_long(name: str, most_s: float, of: str = "") -> str:
     return f"{name} is longer than {most_s:,.0f} seconds{of}; cut it into pieces"
 
 
+def as_samples(name: str, value: Any) -> Samples:
+    """Samples float32 [n] of what a caller passes as one recording, called ``name``. Raises InputError."""
+    samples = as_array(name, value)
+    if samples.ndim == 1 and samples.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # infinity is found when it is read
+            return samples.astype(np.float32)
+    kind = type(value).__name__
+    if samples.dtype != np.object_:
+        kind = f"{samples.dtype} {list(samples.shape)}"
+    raise InputError(
+        f"{name} is {kind}, expected the name of an audio file, or an array of samples, one channel of floats in -1..1 "
+        "(those of int16 divided by 32768); pass that"
+    )
+
+
 def audio_fault(samples: Samples) -> str:
     """Name what is wrong with samples float32 [n], and the fix; empty where nothing is."""
     if not len(samples):
@@ -161,17 +179,15 @@ def audio_fault(samples: Samples) -> str:
 def _file_fault(source: str | bytes, name: str) -> str:
     """Name what is wrong with a file before it is decoded; empty where nothing is."""
     if isinstance(source, str) and not source.strip():
-        return "no file is named"
+        return NO_NAME
     try:
-        if isinstance(source, str) and Path(source).is_dir():
-            return f"{name} is a folder"
+        if isinstance(source, str) and (kind := not_regular(source)):
+            return f"{name} is {kind}"
         with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
             header = file.read(12)
             length = file.seek(0, os.SEEK_END)
-    except FileNotFoundError:
-        return f"there is no file {name}"
     except (OSError, ValueError) as error:
-        return f"{name} cannot be opened ({getattr(error, 'strerror', None) or error})"
+        return open_fault(name, error)
     if not length:
         return f"{name} is empty, it has no bytes"
     synchronised = header[:1] == b"\xff" and header[1:2] >= b"\xe0"  # a frame of MP3

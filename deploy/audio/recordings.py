@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +20,11 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.text.file_lines import FileLine, LineReader
+from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
-from tightbeam.deploy.text.token_ids import as_array
+from tightbeam.deploy.text.run_inputs import OpenInput
+from tightbeam.deploy.text.source_reader import SourceReader, run_sources
+from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
 __all__ = ["Extractor", "RecordingModel", "Recordings", "WholeRecordingReader", "run_recordings"]
 
@@ -147,8 +148,7 @@ class Recordings:
         expected = ", ".join(map(str, ("B", "X", *shape)))
         if batch.ndim != 2 + len(shape) or batch.shape[2:] != shape or not batch.size:
             raise InputError(f"{name} is {list(batch.shape)}, expected [{expected}]; make it with Runner.recordings")
-        if not (np.issubdtype(batch.dtype, np.floating) and np.isfinite(batch).all()):
-            raise InputError(f"{name} is {batch.dtype}, or holds NaN or infinity; expected finite float32")
+        batch = finite_float32(name, batch)
         N, most = self._manifest.source_positions(batch.shape[1]), self._manifest.sizes.max_source
         if not 1 <= N <= most:
             fewest, longest = self._manifest.shortest_source(1), self._manifest.longest_source(most)
@@ -165,7 +165,7 @@ class Recordings:
         by_position = self._extractor.mask(mask, N, self._manifest)
         if not by_position.any(axis=1).all():
             raise InputError("attention_mask leaves a row without a position; expected one at least")
-        return np.ascontiguousarray(batch, dtype=np.float32), by_position
+        return batch, by_position
 
 
 class RecordingModel(LoadedModel, Protocol):
@@ -176,24 +176,19 @@ class RecordingModel(LoadedModel, Protocol):
     def sample_of_recording(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample: ...
 
 
-class WholeRecordingReader:
-    """Reads sources as inputs.
+class WholeRecordingReader(SourceReader):
+    """The reader of a speech model that takes whole recordings.
 
     Parameters
     ----------
     model
-        The runner of a speech model that takes whole recordings.
+        The runner of such a model.
     settings
         Settings of ``model.generate``.
     numbers
         Numbers of the samples.
     most_s
         Seconds of a recording, at most.
-
-    Attributes
-    ----------
-    options : GenerationOptions
-        The settings, resolved.
 
     Raises
     ------
@@ -210,26 +205,17 @@ class WholeRecordingReader:
         most_s: float = math.inf,
     ) -> None:
         assert model.recordings is not None
+        super().__init__(model.options(**settings).without_source_tokens("a recording"), numbers)
         self._model, self._settings, self._recordings, self._most_s = model, settings, model.recordings, most_s
-        self._numbers = count() if numbers is None else numbers
-        self.options = model.options(**settings).without_source_tokens("a recording")
 
-    def read(self, number: int, source: Source) -> OpenInput:
-        """Read a source: an input, with its failure where it cannot be read."""
-        recordings, named = self._recordings, source if isinstance(source, str) else None
-        result = InputResult(number, self.options.num_return_sequences, source=named)
+    def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
+        recordings = self._recordings
+        samples = np.concatenate(list(sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s)))
         try:
-            if isinstance(source, InputError):
-                raise source
-            blocks = sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s)
-            samples = np.concatenate(list(blocks))
-            try:
-                parts = recordings.parts(samples)
-                features = [recordings.features(part) for part in parts]
-            except InputError as error:
-                raise InputError(f"{named}: {error}" if named else str(error)) from None
+            parts = recordings.parts(samples)
+            features = [recordings.features(part) for part in parts]
         except InputError as error:
-            return OpenInput(result, [], error)
+            raise InputError(f"{result.source}: {error}" if result.source else str(error)) from None
         result.seconds = len(samples) / recordings.sampling_rate_hz
         if len(parts) > 1:
             result.returned = 1
@@ -237,7 +223,7 @@ class WholeRecordingReader:
             result.notes.append(
                 f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
             )
-        made = [self._model.sample_of_recording(next(self._numbers), each, self._settings) for each in features]
+        made = [self._model.sample_of_recording(next(self.numbers), each, self._settings) for each in features]
         return OpenInput(result, made)
 
 
@@ -274,11 +260,5 @@ def run_recordings(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    numbers = count()
-
-    def make(given: Mapping[str, Any]) -> WholeRecordingReader:
-        return WholeRecordingReader(model, given, numbers=numbers)
-
-    reader = LineReader(make, settings, batch_size)
-    inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(model, inputs, max_rows=reader.max_rows, typed=typed, ahead=FILES_AHEAD)
+    make = partial(WholeRecordingReader, model)
+    return run_sources(model, make, sources, settings, batch_size=batch_size, typed=typed, ahead=FILES_AHEAD)

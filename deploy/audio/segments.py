@@ -22,7 +22,7 @@ FRAMES = 2
 
 @dataclass(frozen=True)
 class TokenTime:
-    """When a token of a recording is spoken.
+    """The time of a token of a recording.
 
     Attributes
     ----------

@@ -7,10 +7,11 @@ transcribed alone, so that a word at a cut may be lost.
 
 from __future__ import annotations
 
-import codecs
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.files import Source, cut, read_audio, sound_blocks, windows
 from tightbeam.deploy.audio.recording import Recording
+from tightbeam.deploy.audio.segments import Segment
 from tightbeam.deploy.audio.sequential import SequentialTranscription
 from tightbeam.deploy.audio.words import words_of
 from tightbeam.deploy.errors import GenerationError, InputError
@@ -27,14 +29,26 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.scheduler import FailedSample
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.text.file_lines import FileLine, LineReader
+from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, join, output_of, text_of
-from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
+from tightbeam.deploy.text.run_inputs import OpenInput
+from tightbeam.deploy.text.source_reader import SourceReader, run_sources
 
-__all__ = ["RecordingReader", "SpeechModel", "named_files", "read_features", "transcribe", "transcribe_files"]
+__all__ = [
+    "RecordingReader",
+    "SpeechModel",
+    "read_features",
+    "stream_segments",
+    "transcribe",
+    "transcribe_files",
+]
+
+_Text = Callable[[Sequence[int]], str]
 
 FILES_AHEAD = 2
 """Files that are read and wait."""
@@ -88,6 +102,8 @@ class _Recordings(OpenInput):
 
     Attributes
     ----------
+    samples : list of Sample
+        Those without a result.
     parts : list of SequentialTranscription
         What it is made of, in order.
     recordings : list of Recording
@@ -103,9 +119,12 @@ class _Recordings(OpenInput):
     numbers: Iterator[int] = field(default_factory=count)
     on_heard: Callable[[float], None] = lambda seconds: None
     _owners: dict[int, SequentialTranscription] = field(default_factory=dict)
+    _readers: deque[_SegmentReader] = field(default_factory=deque)
+    _segments: list[TextSegment] = field(default_factory=list)
 
     def start(self) -> None:
         """Make the first samples."""
+        self._readers.extend(map(_SegmentReader, self.parts))
         for part in self.parts:
             self.on_heard(part.heard_s)  # of windows that are not run
             self._add(part)
@@ -118,8 +137,13 @@ class _Recordings(OpenInput):
         self.samples.append(sample)
         return [sample]
 
+    @property
+    def done(self) -> bool:
+        return self.failure is not None or not self._owners
+
     def take(self, number: int, result: SearchResult) -> list[Sample]:
-        super().take(number, result)
+        # Neither the features nor the result are needed any more: hours take no more memory than minutes.
+        self.samples = [sample for sample in self.samples if sample.number != number]
         part = self._owners.pop(number)
         before = part.heard_s
         try:
@@ -138,34 +162,53 @@ class _Recordings(OpenInput):
         for recording in self.recordings:
             recording.close()
 
+    def new_segments(self, model: LoadedModel) -> list[TextSegment]:
+        found: list[TextSegment] = []
+        while self._readers:
+            found += self._readers[0].read(self._text(model))
+            if not self._readers[0].part.done:  # those of later parts come behind it
+                break
+            self._readers.popleft()
+        self._segments += found
+        return found
+
     def output(self, model: LoadedModel) -> Output:
-        options = self.parts[0].options
         tokens = [token for part in self.parts for segment in part.segments for token in segment.tokens]
-
-        def text(of: Iterable[int]) -> str:
-            return text_of(model, list(of), options)
-
-        text_or_none = text if model.has_tokenizer else None
-        segments = [own for part in self.parts for own in _text_segments(part, text_or_none)]
+        text = self._text(model)
+        self.new_segments(model)
         return Output(
             sequences=[tokens],
             scores=None,
-            texts=[text(tokens).strip()] if model.has_tokenizer else None,
+            texts=None if text is None else [text(tokens).strip()],
             new_tokens=len(tokens),
-            segments=segments,
+            segments=self._segments,
         )
 
+    def _text(self, model: LoadedModel) -> _Text | None:
+        """The function that makes text of tokens; None without a tokenizer."""
+        return (lambda tokens: text_of(model, list(tokens))) if model.has_tokenizer else None
 
-def _text_segments(part: SequentialTranscription, text: Callable[[Iterable[int]], str] | None) -> Iterator[TextSegment]:
-    """The segments of a part of a recording; ``text`` makes text of tokens, None without a tokenizer."""
-    begin_s = before_s = part.begin_s
-    for segment in part.segments:
-        times, words = segment.times, None
+
+class _SegmentReader:
+    """Reads the segments of a part of a recording as text, each once, as they are found."""
+
+    def __init__(self, part: SequentialTranscription) -> None:
+        self.part = part
+        self._read, self._before_s = 0, part.begin_s
+
+    def read(self, text: _Text | None) -> list[TextSegment]:
+        """Return the segments that were found since the last call."""
+        new = self.part.segments[self._read :]
+        self._read += len(new)
+        return [self._as_text(segment, text) for segment in new]
+
+    def _as_text(self, segment: Segment, text: _Text | None) -> TextSegment:
+        begin_s, times, words = self.part.begin_s, segment.times, None
         if times is not None:
             times = tuple(replace(own, end_s=own.end_s + begin_s) for own in times)
-            words = None if text is None else words_of(times, before_s, text, part.language)
-            before_s = times[-1].end_s if times else before_s
-        yield TextSegment(
+            words = None if text is None else words_of(times, self._before_s, text, self.part.language)
+            self._before_s = times[-1].end_s if times else self._before_s
+        return TextSegment(
             segment.start_s + begin_s,
             segment.end_s + begin_s,
             list(segment.tokens),
@@ -175,13 +218,13 @@ def _text_segments(part: SequentialTranscription, text: Callable[[Iterable[int]]
         )
 
 
-class RecordingReader:
-    """Reads sources as inputs.
+class RecordingReader(SourceReader):
+    """The reader of a speech model that takes windows.
 
     Parameters
     ----------
     model
-        The runner of a speech model.
+        The runner of such a model.
     settings
         Settings of ``model.generate``.
     on_heard
@@ -206,13 +249,12 @@ class RecordingReader:
         numbers: Iterator[int] | None = None,
         most_s: float = math.inf,
     ) -> None:
+        self._log_mel = _log_mel(model)
+        super().__init__(model.options(**settings), numbers)
         self._model, self._settings, self._on_heard, self._most_s = model, settings, on_heard, most_s
-        _log_mel(model)
-        self.options = model.options(**settings)
         assert self.options.recording is not None
         self._how: RecordingSettings = self.options.recording
         model.window_options(settings, WindowStart(self._how.prompt_ids))
-        self._numbers = count() if numbers is None else numbers
         self._obstacle = ""  # that keeps a long recording from being gone through by timestamps
         self._by_timestamps = self._how.return_timestamps is True
         if self._how.return_timestamps is None and has_timestamps(model.manifest.generation, self.options.vocab_size):
@@ -222,16 +264,8 @@ class RecordingReader:
             except GenerationError as error:
                 self._obstacle = str(error)
 
-    def read(self, number: int, source: Source) -> OpenInput:
-        """Read a source: an input, with its failure where it cannot be read."""
-        named = source if isinstance(source, str) else None
-        result, log_mel = InputResult(number, source=named), _log_mel(self._model)
-        try:
-            if isinstance(source, InputError):
-                raise source
-            parts = self._parts(source, log_mel)
-        except InputError as error:
-            return OpenInput(result, [], error)
+    def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
+        log_mel, parts = self._log_mel, self._parts(source)
         result.seconds = sum(part.seconds for part in parts)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
         if self._obstacle and len(parts) > 1:
@@ -239,22 +273,23 @@ class RecordingReader:
             result.notes.append(f"{note}: {self._obstacle}")
         in_sequence = timestamps or bool(self._how.asked) or self.options.aligned
         if in_sequence and self.options.scoring is not None and not self.options.aligned:
-            fix = "leave it out, or pass return_timestamps=False"
             asked = self.options.scoring.asked
-            return OpenInput(
-                result, [], InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
-            )
+            if self._how.asked:
+                raise InputError(f"{asked} does not go with {self._how.asked}; leave one of them out")
+            fix = "leave it out, or pass return_timestamps=False"
+            raise InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
         if in_sequence:
             return self._in_sequence(result, parts, timestamps=timestamps)
         made = []
         for part in parts:
             window = part.window(0, part.frames)
-            made.append(self._model.sample_of_features(next(self._numbers), window, self._settings))
+            made.append(self._model.sample_of_features(next(self.numbers), window, self._settings))
             part.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | bytes | Array, log_mel: LogMel) -> list[Recording]:
+    def _parts(self, source: str | bytes | Array) -> list[Recording]:
         """A recording whole, or the windows that it is cut into where it is long and not gone through by timestamps."""
+        log_mel = self._log_mel
         blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s)
         if self._by_timestamps:
             return [Recording(log_mel, blocks)]
@@ -266,12 +301,12 @@ class RecordingReader:
         return [Recording(log_mel, [part]) for part in chain([first, second], parts)]
 
     def _in_sequence(self, result: InputResult, recordings: list[Recording], *, timestamps: bool) -> OpenInput:
-        window_s = _log_mel(self._model).chunk_s
+        window_s = self._log_mel.chunk_s
         parts = [
             SequentialTranscription(self._model, own, self._settings, timestamps=timestamps, begin_s=index * window_s)
             for index, own in enumerate(recordings)
         ]
-        made = _Recordings(result, [], parts=parts, recordings=recordings, numbers=self._numbers)
+        made = _Recordings(result, [], parts=parts, recordings=recordings, numbers=self.numbers)
         made.on_heard = self._on_heard
         made.start()
         return made
@@ -313,23 +348,36 @@ def transcribe_files(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    numbers = count()
-
-    def make(given: Mapping[str, Any]) -> RecordingReader:
-        return RecordingReader(model, given, on_heard=on_heard, numbers=numbers)
-
-    reader = LineReader(make, settings, batch_size, windows=True)
-    inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(
-        model, inputs, max_rows=reader.max_rows, typed=typed, ahead=FILES_AHEAD, most_open=batch_size + FILES_AHEAD
+    most_open, make = batch_size + FILES_AHEAD, partial(RecordingReader, model, on_heard=on_heard)
+    return run_sources(
+        model, make, sources, settings, batch_size=batch_size, typed=typed, ahead=FILES_AHEAD, most_open=most_open
     )
 
 
-def named_files(lines: Iterable[bytes], kind: str = "an audio file") -> Iterator[str | InputError]:
-    """The file names in lines of UTF-8, or an error in the place of one."""
-    for number, line in enumerate(lines):
-        name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
-        try:
-            yield name.decode()
-        except UnicodeDecodeError:
-            yield InputError(f"{line!r} is not UTF-8; expected the name of {kind}")
+def stream_segments(model: SpeechModel, opened: OpenInput, scheduler: GroupScheduler) -> Iterator[TextSegment]:
+    """Yield the segments of a recording, those of a window as soon as it is done.
+
+    Parameters
+    ----------
+    model
+        The runner of a speech model.
+    opened
+        The recording, which a `RecordingReader` has read.
+    scheduler
+        A scheduler without samples, which is closed at the end, as the recording is.
+    """
+    try:
+        for sample in opened.samples:
+            scheduler.add(sample)
+        while not opened.done:
+            for ended in scheduler.turn():
+                if isinstance(ended, FailedSample):
+                    raise ended.error
+                for sample in opened.take(ended.number, ended.result):
+                    scheduler.add(sample)
+            if opened.failure is not None:
+                raise opened.failure
+            yield from opened.new_segments(model)
+    finally:
+        scheduler.close()
+        opened.close()

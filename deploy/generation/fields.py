@@ -156,7 +156,7 @@ class Fields:
                 if name not in known:
                     problem = f"is not a generation setting; {advice_on(name[:LONG_NAME], SUPPORTED | SAMPLING.keys())}"
                     if name in SPEECH_ONLY:
-                        problem = "is not a setting of this model: it is for speech models; remove it"
+                        problem = "is not a setting of this model: it is for Whisper; remove it"
                     if name in TRANSLATION_ONLY:
                         problem = (
                             "is not a setting of this model: it is for translators whose tokenizer has tokens of "

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tightbeam.deploy.generation.given import layers
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
+from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.generation.translation import LANGUAGES, translation_layers
 from tightbeam.deploy.generation.whisper import speech_options
 

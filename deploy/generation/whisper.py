@@ -13,12 +13,13 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.given import Layer, layers, merged
-from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions, resolve_layers
+from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.generation.recording import RECORDING_FIELDS, WindowStart, read_recording_settings
+from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.generation.scoring import TIMES, Scoring
 from tightbeam.deploy.generation.timestamps import TimestampRules
 
-__all__ = ["has_timestamps", "last_text_token", "speech_options"]
+__all__ = ["has_timestamps", "speech_options"]
 
 TASKS = ("transcribe", "translate")
 PROMPT_FIELDS = frozenset(
@@ -135,13 +136,8 @@ def _timestamps(given: Mapping[str, Any], vocab_size: int) -> TimestampRules | N
 
 def has_timestamps(generation: Mapping[str, Any], vocab_size: int) -> bool:
     """True for a checkpoint whose tokens end with timestamps."""
-    return last_text_token(generation, vocab_size) < vocab_size - 1
-
-
-def last_text_token(generation: Mapping[str, Any], vocab_size: int) -> int:
-    """Return the last token that is not a timestamp."""
-    token = generation.get("no_timestamps_token_id")
-    return token if isinstance(token, int) else vocab_size - 1
+    before = generation.get("no_timestamps_token_id")
+    return isinstance(before, int) and before < vocab_size - 1
 
 
 def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[int]]:

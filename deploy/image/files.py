@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.errors import InputError, first_line
+from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.image.geometry import INSTALL, MAX_PIXELS
+from tightbeam.deploy.regular_file import not_regular
 
 __all__ = ["ImageFile", "is_image"]
 
@@ -92,7 +93,7 @@ class ImageFile:
                     f"{shown} has {width} x {height} pixels, expected {MAX_PIXELS:,} at most; cut it into pieces, or "
                     "resize it"
                 )
-            return _colours(ImageOps.exif_transpose(self._image))
+            return _colours(ImageOps.exif_transpose(self._image), shown)
 
     def close(self) -> None:
         """Free the content."""
@@ -123,18 +124,17 @@ def _one_line(shown: str) -> Iterator[None]:
 
 def _bytes_of(path: str) -> bytes:
     if not path.strip():
-        raise InputError(f"no file is named; {EXPECTED}")
+        raise InputError(f"{NO_NAME}; {EXPECTED}")
     try:
+        if kind := not_regular(path):
+            raise InputError(f"{path} is {kind}; {EXPECTED}")
         return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}; {EXPECTED}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; {EXPECTED}") from None
+    except InputError:
+        raise
     except MemoryError:
         raise InputError(f"{path} is too large for this machine's memory; cut it into pieces") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} cannot be opened ({reason}); {EXPECTED}") from None
+        raise InputError(f"{open_fault(path, error)}; {EXPECTED}") from None
 
 
 def _pages(image: Any, shown: str) -> list[int]:
@@ -152,13 +152,13 @@ def _pages(image: Any, shown: str) -> list[int]:
     return pages or [0]
 
 
-def _colours(image: Any) -> Image:
+def _colours(image: Any, shown: str) -> Image:
     from PIL import Image as pillow
 
     if image.mode.startswith("I;16"):
         image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise InputError(f"the image has numbers of 32 bits as colours (mode {image.mode}); convert it to 8 bits")
+        raise InputError(f"{shown} has numbers of 32 bits as colours (mode {image.mode}); convert it to 8 bits")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         image = pillow.alpha_composite(pillow.new("RGBA", image.size, (255, 255, 255, 255)), image)

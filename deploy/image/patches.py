@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.errors import BundleError, InputError
-from tightbeam.deploy.text.token_ids import as_array
+from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
 __all__ = ["IDS", "PATCHES", "PatchProcessor"]
 
@@ -132,8 +132,7 @@ class PatchProcessor:
                 f"flattened_patches is {list(batch.shape)}, expected [B, X, {self.width}], X up to {self.most}; make "
                 "each with Runner.image_processor.pixels"
             )
-        if not (np.issubdtype(batch.dtype, np.floating) and np.isfinite(batch).all()):
-            raise InputError(f"flattened_patches is {batch.dtype}, or holds NaN or infinity; expected finite float32")
+        batch = finite_float32("flattened_patches", batch)
         mask = (batch.sum(axis=-1) != 0).astype(np.int64)
         ids = batch[:, :, :IDS]
         if not ((ids >= 0) & (ids <= self.most)).all() or (np.diff(mask) > 0).any() or not mask[:, 0].all():
@@ -142,7 +141,7 @@ class PatchProcessor:
                 "patches, and zeros behind them"
             )
         N = int(mask.sum(axis=1).max())
-        return np.ascontiguousarray(batch[:, :N], dtype=np.float32), np.ascontiguousarray(mask[:, :N])
+        return np.ascontiguousarray(batch[:, :N]), np.ascontiguousarray(mask[:, :N])
 
 
 def _resampled(values: Floats, size: int) -> Floats:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,25 +14,24 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.image.files import ImageFile
 from tightbeam.deploy.image.patches import PatchProcessor
 from tightbeam.deploy.image.processors import AnyProcessor
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.text.file_lines import FileLine, LineReader
+from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, join
-from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
-from tightbeam.deploy.text.token_ids import as_array
+from tightbeam.deploy.text.run_inputs import OpenInput
+from tightbeam.deploy.text.source_reader import SourceReader, run_sources
+from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
 __all__ = [
     "ImageModel",
     "ImageReader",
     "Source",
     "check_colours",
-    "check_image_options",
     "check_pixels",
     "image_processor_of",
     "read_all",
@@ -85,14 +84,7 @@ def check_pixels(processor: AnyProcessor, pixel_values: Any, positions: int) -> 
             f"pixel_values is {list(pixels.shape)}, expected [B, {', '.join(map(str, shape))}]; make them with "
             "Runner.image_processor.pixels"
         )
-    if not (np.issubdtype(pixels.dtype, np.floating) and np.isfinite(pixels).all()):
-        raise InputError(f"pixel_values is {pixels.dtype}, or holds NaN or infinity; expected finite float32")
-    return np.ascontiguousarray(pixels, dtype=np.float32), np.ones((len(pixels), positions), dtype=np.int64)
-
-
-def check_image_options(options: GenerationOptions) -> GenerationOptions:
-    """The same options. Raises GenerationError for a setting that reads the source's tokens."""
-    return options.without_source_tokens("an image")
+    return finite_float32("pixel_values", pixels), np.ones((len(pixels), positions), dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -145,24 +137,19 @@ class _Pages(OpenInput):
         self.read = None
 
 
-class ImageReader:
-    """Reads sources as inputs.
+class ImageReader(SourceReader):
+    """The reader of a model that reads images.
 
     Parameters
     ----------
     model
-        The runner of a model that reads images.
+        The runner of such a model.
     settings
         Settings of ``model.generate``.
     numbers
         Numbers of the samples.
     most_pages
         Pages of an image, at most.
-
-    Attributes
-    ----------
-    options : GenerationOptions
-        The settings, resolved.
 
     Raises
     ------
@@ -178,31 +165,23 @@ class ImageReader:
         numbers: Iterator[int] | None = None,
         most_pages: float = math.inf,
     ) -> None:
-        self._model, self._settings, self._most_pages = model, settings, most_pages
         self._processor = image_processor_of(model)
-        self._numbers = count() if numbers is None else numbers
-        self.options = model.options(**settings).without_source_tokens("an image")
+        super().__init__(model.options(**settings).without_source_tokens("an image"), numbers)
+        self._model, self._settings, self._most_pages = model, settings, most_pages
 
-    def read(self, number: int, source: Source) -> OpenInput:
-        """Read a source: an input, with its failure where it cannot be read."""
-        result = InputResult(number, self.options.num_return_sequences)
-        try:
-            if isinstance(source, InputError):
-                raise source
-            if not isinstance(source, str | bytes):
-                return OpenInput(result, [self._sample(check_colours(source))])
-            file = ImageFile(source)
-            if len(file) == 1:
-                return OpenInput(result, [self._sample(file.read(0))])
-            self._check_pages(len(file), source if isinstance(source, str) else "the image")
-            made = _Pages(result, [], count=len(file), read=lambda page: self._sample(file.read(page)))
-            made.start()
-        except InputError as error:
-            return OpenInput(result, [], error)
+    def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
+        if not isinstance(source, str | bytes):
+            return OpenInput(result, [self._sample(check_colours(source))])
+        file = ImageFile(source)
+        if len(file) == 1:
+            return OpenInput(result, [self._sample(file.read(0))])
+        self._check_pages(len(file), result.source or "the image")
+        made = _Pages(result, [], count=len(file), read=lambda page: self._sample(file.read(page)))
+        made.start()
         return made
 
     def _sample(self, colours: npt.NDArray[np.uint8]) -> Sample:
-        return self._model.sample_of_pixels(next(self._numbers), self._processor.pixels(colours), self._settings)
+        return self._model.sample_of_pixels(next(self.numbers), self._processor.pixels(colours), self._settings)
 
     def _check_pages(self, pages: int, shown: str) -> None:
         returned = self.options.num_return_sequences
@@ -248,15 +227,9 @@ def run_images(
     GenerationError
         A setting is wrong; raised before any image is read.
     """
-    numbers = count()
-
-    def make(given: Mapping[str, Any]) -> ImageReader:
-        return ImageReader(model, given, numbers=numbers)
-
-    reader = LineReader(make, settings, batch_size)
-    inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(
-        model, inputs, max_rows=reader.max_rows, typed=typed, ahead=IMAGES_AHEAD, most_open=batch_size + IMAGES_AHEAD
+    most_open, make = batch_size + IMAGES_AHEAD, partial(ImageReader, model)
+    return run_sources(
+        model, make, sources, settings, batch_size=batch_size, typed=typed, ahead=IMAGES_AHEAD, most_open=most_open
     )
 
 

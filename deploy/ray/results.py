@@ -28,7 +28,7 @@ __all__ = ["bundle_digest", "failed_rows", "open_results", "remove_partial", "re
 
 RECORD = "_run.json"
 PARTIAL = ".partial-"
-"""In the names of files that are being written."""
+"""Mark in the names of files that are being written."""
 
 
 def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile]) -> None:

@@ -51,7 +51,7 @@ def lines_of_values(columns: Mapping[str, Sequence[object]]) -> list[bytes]:
 
 
 def _typed(value: object) -> dict[str, str]:
-    """In place of a value that JSON has no type for, such as a date: no text and no setting."""
+    """Substitute for a value that JSON has no type for, such as a date: no text and no setting."""
     return {type(value).__name__: str(value)}
 
 

@@ -153,6 +153,8 @@ class _File:
     name: str
     lines: Sequence[bytes] | _LinesOnDisk | None
     whole: bool = False
+    is_input: bool = False
+    """True for an input by itself, rather than lines."""
 
     @property
     def shown(self) -> str:
@@ -207,6 +209,13 @@ class InputFiles:
                 if name := line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip():
                     yield name
 
+    def take_binary_files(self) -> None:
+        """Take files that hold a zero byte in their first lines, which no list of names does, as inputs by themselves,
+        whatever they are called."""
+        for place, file in enumerate(self._files):
+            if file.lines is not None and any(b"\0" in line for line in islice(file.lines, HEAD)):
+                self._files[place] = _input(file.name)
+
     def check(self, kind: InputKind) -> None:
         """Raise InputError for a file that is not of ``kind``, as its first ten lines show.
 
@@ -215,7 +224,7 @@ class InputFiles:
         """
         self._kind = kind
         for file in self._files:
-            if file.lines is not None and not _is_input(file.name):
+            if file.lines is not None and not file.is_input:
                 _check_head(list(islice(file.lines, HEAD)), file.shown, kind)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -225,7 +234,7 @@ class InputFiles:
                 if file.lines is None and number <= HEAD:
                     head.append(line)
                     _check_head(head, file.shown, self._kind)
-                prefix = "" if _is_input(file.name) else file.shown if file.whole else f"{file.shown}, line {number}"
+                prefix = "" if file.is_input else file.shown if file.whole else f"{file.shown}, line {number}"
                 self._places.append(Place(file.shown, number, f"{prefix}: " if prefix else ""))
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
@@ -294,9 +303,13 @@ def _check_head(head: Sequence[bytes], name: str, kind: InputKind) -> None:
         raise InputError(f"none of the first {HEAD} lines of {name} is {kind.line}; {kind.fix}")
 
 
+def _input(name: str) -> _File:
+    return _File(name, [name.encode("utf-8", "surrogateescape")], whole=True, is_input=True)
+
+
 def _read(name: str, document: bool) -> _File:
     if _is_input(name):
-        return _File(name, [name.encode("utf-8", "surrogateescape")], whole=True)
+        return _input(name)
     if name == STDIN and sys.stdin is None:
         raise InputError("standard input is closed; pass a text file")
     if name == STDIN and not document:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tightbeam.deploy.audio.recordings import run_recordings
-from tightbeam.deploy.audio.transcribe import named_files, transcribe_files
+from tightbeam.deploy.audio.transcribe import transcribe_files
+from tightbeam.deploy.bundle.operators import operators_note
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -35,7 +36,7 @@ from tightbeam.deploy.run_model.resume import WrittenResults, read_written
 from tightbeam.deploy.run_model.subtitles import SubtitleFolder, subtitles
 from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.text.file_lines import file_lines
+from tightbeam.deploy.text.file_lines import file_lines, named_files
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 
@@ -145,6 +146,9 @@ class _Run:
     def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
         self._run, self._files, self._runner = run, files, runner
         self._check_kind()
+        whole = runner.is_speech or runner.reads_images
+        if whole and run.lines_are.field is None:
+            files.take_binary_files()
         self._settings, notes = remove_settings_without_effect(
             dict(run.settings), speech=runner.has_windows, defaults=runner.manifest.generation
         )
@@ -152,7 +156,6 @@ class _Run:
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
         self._check_scoring()
-        whole = runner.is_speech or runner.reads_images
         if not whole and not run.lines_are.ids:
             runner.require_tokenizer()
         kind = IDS if run.lines_are.ids else TEXT
@@ -163,7 +166,8 @@ class _Run:
         files.check(kind)
         if _is_typed(run) and not run.document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
-        self._note(*notes)
+        slower = operators_note(runner.bundle) if run.engine == "onnxruntime" else None
+        self._note(*notes, *([slower] if slower else ()))
         self._unit = "file" if whole else "document" if run.document else "line"
 
     def go(self, load_seconds: float) -> int:

@@ -17,7 +17,7 @@ FORMATS = ("srt", "vtt")
 
 @dataclass(frozen=True)
 class _Cue:
-    """What is shown from one time to another."""
+    """A subtitle: text that is shown from one time to another."""
 
     start_s: float
     end_s: float

@@ -36,7 +36,7 @@ __all__ = ["DeviceDecoding"]
 CAPTURES = 3
 """Attempts to capture a step."""
 NO_TRIE = Trie(np.zeros(3, np.int32), np.zeros(0, np.int32), vocabulary=0, entries=0, longest=0)
-"""In the place of a trie where no row is at a node."""
+"""Substitute for a trie where no row is at a node."""
 log = logging.getLogger(__name__)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
+from tightbeam.deploy.bundle.protobuf import fields, varints
 from tightbeam.deploy.bundle.reader import Bundle
 
 __all__ = ["TiedWeights"]
@@ -77,9 +76,9 @@ def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
         model = memoryview(bundle.file(graph).read_bytes())
         tensors = [
             _weight(tensor, entry.file)
-            for number, body in _fields(model)
+            for number, body in fields(model)
             if number == MODEL_GRAPH
-            for inner, tensor in _fields(body)
+            for inner, tensor in fields(body)
             if inner == GRAPH_INITIALIZER
         ]
     except (IndexError, KeyError, TypeError, ValueError):
@@ -88,16 +87,16 @@ def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
 
 
 def _weight(tensor: memoryview, file: str) -> _Weight | None:
-    fields = list(_fields(tensor))
-    entries = [dict(_fields(body)) for number, body in fields if number == TENSOR_EXTERNAL]
+    own = list(fields(tensor))
+    entries = [dict(fields(body)) for number, body in own if number == TENSOR_EXTERNAL]
     where = {_text(entry[ENTRY_KEY]): _text(entry[ENTRY_VALUE]) for entry in entries}
-    one = dict(fields)
+    one = dict(own)
     if where.get("location") != file or one[TENSOR_TYPE] not in TYPES:
         return None
     shape: tuple[int, ...] = ()
-    for number, value in fields:
+    for number, value in own:
         if number == TENSOR_DIMS:
-            shape += (value,) if isinstance(value, int) else tuple(_varints(value))
+            shape += (value,) if isinstance(value, int) else tuple(varints(value))
     return _Weight(_text(one[TENSOR_NAME]), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
 
 
@@ -105,38 +104,3 @@ def _text(value: int | memoryview) -> str:
     if isinstance(value, int):
         raise TypeError("a number, expected text")
     return value.tobytes().decode()
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Iterate over the fields of a protobuf message: number, and an integer or the bytes."""
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        kind = key & 7
-        if kind == 0:
-            value, position = _varint(data, position)
-            yield key >> 3, value
-            continue
-        length, position = _varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
-        if position + length > len(data):
-            raise ValueError("a field ends beyond its message")
-        yield key >> 3, data[position : position + length]
-        position += length
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Read an integer in protobuf's seven bits a byte. Returns it, and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return value, position
-
-
-def _varints(data: memoryview) -> Iterator[int]:
-    position = 0
-    while position < len(data):
-        value, position = _varint(data, position)
-        yield value

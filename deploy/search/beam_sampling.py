@@ -14,10 +14,10 @@ from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.beam import BeamSearch
-from tightbeam.deploy.search.sampling import NONE_LEFT, keyed_settings, settings_of
+from tightbeam.deploy.search.draws import NONE_LEFT, drawn_in_turn, keyed_settings, settings_of
 from tightbeam.deploy.search.step import OUT, Candidates
 from tightbeam.deploy.search.token_scores import RowScores
-from tightbeam.deploy.search.warpers import Warpers, drawn_in_turn, row_weights
+from tightbeam.deploy.search.warpers import Warpers, forced_weights, row_weights
 
 __all__ = ["BeamSampleSearch"]
 
@@ -118,7 +118,7 @@ class BeamSampleSearch(BeamSearch):
         """A row of which some tokens alone may follow, ascending, each with the score 0."""
         if not len(only):
             return np.zeros(0, np.float32), np.zeros(0, np.int64)
-        weights = Warpers([settings_of(self.places[index].options)]).weights(np.zeros((1, len(only)), np.float32))[0]
+        weights = forced_weights(len(only), settings_of(self.places[index].options))
         return np.where(weights > 0, np.float32(0), np.float32(-np.inf)), np.array(only)
 
     def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:

@@ -7,9 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.search.step import SearchResult
 
-__all__ = ["NullCallback", "SearchCallback"]
+__all__ = ["NullCallback", "SearchCallback", "check_callback"]
 
 
 class SearchCallback(Protocol):
@@ -43,6 +44,16 @@ class SearchCallback(Protocol):
             Its sequences [num_return_sequences, T], not padded to the longest of the batch.
         """
         ...
+
+
+def check_callback(callback: object) -> None:
+    """Raise InputError for what is no `SearchCallback`; None is the default."""
+    lacking = [name for name in ("on_step", "on_finished") if not callable(getattr(callback, name, None))]
+    if callback is not None and lacking:
+        raise InputError(
+            f"callback={callback!r} has no method {' and no '.join(lacking)}; pass an object with both, as "
+            "tightbeam.deploy.search.SearchCallback has them"
+        )
 
 
 class NullCallback:

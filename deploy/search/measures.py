@@ -17,12 +17,12 @@ __all__ = ["Measures"]
 
 
 class Measures:
-    """What was measured of one sample so far.
+    """The measurements of one sample so far.
 
     Parameters
     ----------
     measured : Measured
-        What is measured.
+        The quantities to measure.
     rows : int
         M.
     new_tokens : int

@@ -1,4 +1,4 @@
-"""What the searches share that keep finished sequences in pools, one for each group of beams."""
+"""Base of the searches that keep finished sequences in pools, one for each group of beams."""
 
 from __future__ import annotations
 

@@ -11,16 +11,14 @@ import numpy as np
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.batch import BatchSearch, Place, scored_rows
 from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.draws import NONE_LEFT, drawn, drawn_from_row, keyed_settings, settings_of
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step
 from tightbeam.deploy.search.token_scores import RowScores
-from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row, kept_scores, row_weights, warped_scores
+from tightbeam.deploy.search.warpers import Warpers, forced_weights, kept_scores, row_weights, warped_scores
 
-__all__ = ["NONE_LEFT", "SampleSearch", "keyed_settings", "settings_of"]
-
-NONE_LEFT = "every token is banned, so that none can be drawn; ban fewer"
+__all__ = ["SampleSearch"]
 
 
 class SampleSearch(BatchSearch):
@@ -88,10 +86,8 @@ class SampleSearch(BatchSearch):
                 tokens[index, row] = self._from_row(candidates, int(index), int(row))
         for (index, row), only in self._only.items():
             if not self.ended[index, row]:
-                weights = Warpers([settings_of(self.places[index].options)]).weights(
-                    np.zeros((1, len(only)), np.float32)
-                )
-                tokens[index, row] = drawn(np.array([only]), weights, np.array([self._uniforms(index, row)]))[0]
+                weights = forced_weights(len(only), settings_of(self.places[index].options))
+                tokens[index, row] = drawn(np.array([only]), weights[None], np.array([self._uniforms(index, row)]))[0]
         return tokens
 
     def _forced_by_trie(self, index: int, row: int) -> bool:
@@ -159,15 +155,3 @@ class SampleSearch(BatchSearch):
         place: Place = self.places[index]
         assert place.draws is not None
         return float(place.draws[row, max(0, int(self.lengths[index]) - place.P)])
-
-
-def keyed_settings(options: GenerationOptions) -> Sampling:
-    """The settings of sampling of a sample that samples, with a key of random numbers."""
-    sampling = settings_of(options)
-    return sampling if sampling.key else sampling.for_input()
-
-
-def settings_of(options: GenerationOptions) -> Sampling:
-    """The settings of sampling of a sample that samples."""
-    assert options.sampling is not None
-    return options.sampling

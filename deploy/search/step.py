@@ -14,7 +14,7 @@ from tightbeam.deploy.search.rows import Rows
 from tightbeam.deploy.search.token_scores import Alternatives, Scored
 
 OUT = np.float32(-1e9)
-"""What the score of an excluded sequence is lowered by."""
+"""Amount added to the score of an excluded sequence."""
 
 
 @dataclass(frozen=True)

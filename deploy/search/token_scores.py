@@ -1,4 +1,4 @@
-"""Scores of single tokens, of those in a result and of the best ones in their places, and what their times are made of.
+"""Scores of the tokens of a result and of the best ones in their places, and the data of their times.
 
 Source: transformers 5.23 `GenerationMixin.compute_transition_scores`. A trail keeps what a sample's rows were given at
 each step, and which row each of them continued, so that a sequence is followed back from its end.
@@ -38,7 +38,7 @@ class Alternatives:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """What the times of the n new tokens of a sequence are made of, in the alignment heads of a speech model.
+    """Queries and keys of the alignment heads of a speech model, which give the times of a sequence's n new tokens.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Scored:
-    """What a result says of its tokens; None for what was not asked for.
+    """The facts of a result about single tokens, each None unless it was asked for.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Scored:
     alignments: tuple[Alignment, ...] | None = None
 
     def rows(self, chosen: slice) -> Scored:
-        """Those of some sequences."""
+        """Return the part of some sequences."""
         tokens, others, aligned = self.tokens, self.alternatives, self.alignments
         return Scored(
             None if tokens is None else tokens[chosen],
@@ -80,7 +80,7 @@ class Scored:
 
     @staticmethod
     def join(parts: Sequence[tuple[Sequence[int], Scored]], count: int) -> Scored:
-        """Those of ``count`` sequences; each part has the places of its own ones."""
+        """Join parts to the whole of ``count`` sequences; each part has the places of its own ones."""
         first = parts[0][1] if parts else Scored()
         tokens, others = first.tokens, first.alternatives
         if tokens is not None:

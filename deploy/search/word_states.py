@@ -13,7 +13,7 @@ from typing import TypeAlias
 __all__ = ["WordState", "Words"]
 
 Words: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
-"""For each word that must occur, its alternatives, as tokens."""
+"""The alternatives of each word that must occur, as tokens."""
 Branches = dict[int, "Branches"]
 
 

@@ -11,9 +11,9 @@ import typer
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError
-from tightbeam.deploy.serving.config import RepositoryError, ServingSettings, model_name_of
-from tightbeam.deploy.serving.repository import settings_there, write_model
-from tightbeam.deploy.serving.shell_commands import (
+from tightbeam.deploy.serving.repository.config import RepositoryError, ServingSettings, model_name_of
+from tightbeam.deploy.serving.repository.models import settings_there, write_model
+from tightbeam.deploy.serving.repository.shell_commands import (
     local_server_command,
     request_command,
     server_command,
@@ -56,8 +56,8 @@ def triton_repo(
         typer.Option(help="Processes that hold the model, for each GPU or in total on the CPU; 1 by default."),
     ] = None,
     device: Annotated[
-        Literal["cpu", "gpu"] | None,
-        typer.Option(help="Where the model runs: cpu, or gpu, which needs --engine tensorrt."),
+        Literal["cpu", "cuda", "gpu"] | None,
+        typer.Option(help="Where the model runs: cpu, or cuda (also gpu), which needs --engine tensorrt."),
     ] = None,
     batching_delay_us: Annotated[
         int | None,
@@ -75,7 +75,9 @@ def triton_repo(
     stream: Annotated[
         bool,
         typer.Option(
-            "--stream", help="Stream responses: each row, and each token of greedy search, as soon as it is generated."
+            "--stream",
+            help="Stream responses: each row, each token of greedy search, and each segment of a recording by "
+            "timestamps, as soon as it is generated.",
         ),
     ] = False,
     max_queue_size: Annotated[
@@ -116,7 +118,7 @@ def triton_repo(
         "max_batch_size": max_batch_size,
         "max_rows": max_rows,
         "instances": instances,
-        "device": device or ("gpu" if engine and engine.startswith("tensorrt") else None),
+        "device": "cuda" if device == "gpu" or (not device and (engine or "").startswith("tensorrt")) else device,
         "batching_delay_us": batching_delay_us,
         "engine": engine,
         "stream": stream or None,

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tightbeam.deploy.audio.extractors import recordings_of
-from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.files import read_audio
+from tightbeam.deploy.audio.files import read_blocks
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError, InputError
-from tightbeam.deploy.serving.config import RepositoryError
-from tightbeam.deploy.serving.local_server import NVIDIA_DRIVER, LocalServer
-from tightbeam.deploy.serving.repository import ServedModel, served_models
-from tightbeam.deploy.serving.shell_commands import SAMPLE_TEXT, request_command
-from tightbeam.deploy.serving.stop_signals import StopSignals
-from tightbeam.deploy.serving.tensors import AUDIO
-from tightbeam.deploy.serving.triton_server import ServerError
+from tightbeam.deploy.serving.repository.config import RepositoryError
+from tightbeam.deploy.serving.repository.models import ServedModel, served_models
+from tightbeam.deploy.serving.repository.shell_commands import SAMPLE_TEXT, request_command
+from tightbeam.deploy.serving.server.local_server import NVIDIA_DRIVER, LocalServer
+from tightbeam.deploy.serving.server.stop_signals import StopSignals
+from tightbeam.deploy.serving.server.triton_server import ServerError
 
 __all__ = ["main"]
+
+RATE_HZ = 16_000
+"""Rate at which a file is read that is only checked."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,16 +63,16 @@ def serve_local(
         models = served_models(repository)
         if text is not None and not any(_takes_text(model.bundle) for model in models):
             raise InputError(f"--text {text!r} is for models that take text, of which {repository} has none")
-        with tempfile.TemporaryDirectory(prefix="serve-local-") as folder:
-            requests = {} if audio is None else _audio_requests(models, audio, Path(folder))
-            ports = (http_port, grpc_port, metrics_port)
-            with (
-                StopSignals() as signals,
-                LocalServer(repository, ports=ports, environment=server, check=signals.raise_interrupt) as running,
-            ):
-                _print_requests(models, running, text or SAMPLE_TEXT, requests)
-                code = running.wait()
-                raise ServerError(f"the server ended by itself, with code {code}; its last lines are above")
+        if audio is not None:
+            _check_audio(models, audio)
+        ports = (http_port, grpc_port, metrics_port)
+        with (
+            StopSignals() as signals,
+            LocalServer(repository, ports=ports, environment=server, check=signals.raise_interrupt) as running,
+        ):
+            _print_requests(models, running, text or SAMPLE_TEXT, audio and audio.absolute())
+            code = running.wait()
+            raise ServerError(f"the server ended by itself, with code {code}; its last lines are above")
     except (BundleError, InputError, RepositoryError, ServerError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
@@ -86,39 +84,24 @@ def _takes_text(bundle: Bundle) -> bool:
     return bundle.manifest.reads_text and bundle.manifest.tokenizer is not None
 
 
-def _rate_hz(bundle: Bundle) -> int:
-    """Samples a second that a speech model takes."""
-    speech = bundle.manifest.speech
-    if speech is not None and bundle.manifest.has_windows:
-        return LogMel.read(bundle.file(speech)).sampling_rate_hz
-    return recordings_of(bundle).sampling_rate_hz
-
-
-def _audio_requests(models: Sequence[ServedModel], audio: Path, folder: Path) -> dict[str, Path]:
-    """Write the request of an audio file for each speech model; returns the JSON files by the models' names."""
-    files = {}
-    for model in models:
-        if model.bundle.manifest.speech:
-            samples = read_audio(str(audio), _rate_hz(model.bundle))
-            files[model.name] = folder / f"{model.name}.json"
-            # the shortest digits that give the same float32 again
-            files[model.name].write_text(json.dumps({AUDIO: [float(str(sample)) for sample in samples]}))
-    if not files:
+def _check_audio(models: Sequence[ServedModel], audio: Path) -> None:
+    """Raise InputError for a file that cannot be read, and where no model takes it."""
+    if not any(model.bundle.manifest.speech for model in models):
         raise InputError(f"--audio {audio} is for speech models; the repository has none; leave the option out")
-    return files
+    for _ in read_blocks(str(audio), RATE_HZ):
+        pass
 
 
-def _print_requests(models: Sequence[ServedModel], server: LocalServer, text: str, audio: dict[str, Path]) -> None:
+def _print_requests(models: Sequence[ServedModel], server: LocalServer, text: str, audio: Path | None) -> None:
     if not NVIDIA_DRIVER.exists():
         print("(An error above about CudaDriverHelper only says that this machine has no GPU.)")
     print(f"\nReady: http://{server.http}, gRPC on {server.grpc}, http://{server.metrics}/metrics; Ctrl-C ends it.")
     print("Requests to try, one for each model:\n")
     for model in models:
         manifest = model.bundle.manifest
-        file = audio.get(model.name)
         url = f"http://{server.http}"
-        print(request_command(manifest, model.name, url, stream=model.stream, text=text, audio=file))
-        if manifest.speech and file is None:
+        print(request_command(manifest, model.name, url, stream=model.stream, text=text, audio=audio))
+        if manifest.speech and audio is None:
             print(f"# four samples; for the request of a recording, run serve-local with --audio FILE ({model.name})")
     print(flush=True)
 

@@ -1,18 +1,16 @@
-"""Lines of JSON that name a file, with settings for this file alone in the other fields."""
+"""Lines that name a file each: names alone, or JSON with settings for this file in the other fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import codecs
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.json_line import TRUNCATE, read_json_line, settings_of_line
-from tightbeam.deploy.text.run_inputs import OpenInput
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.text.json_line import read_json_line
 
-__all__ = ["FileLine", "LineReader", "file_lines"]
+__all__ = ["FileLine", "file_lines", "named_files"]
 
 
 @dataclass(frozen=True)
@@ -23,66 +21,14 @@ class FileLine:
     settings: Mapping[str, Any]
 
 
-class SourceReader(Protocol):
-    """A reader of files, with its settings resolved."""
-
-    options: GenerationOptions
-
-    def read(self, number: int, source: Any) -> OpenInput: ...
-
-
-class LineReader:
-    """Reads sources; those of a `FileLine` with its settings over the common ones.
-
-    Parameters
-    ----------
-    make
-        Makes a reader of settings. Raises GenerationError for wrong ones.
-    settings
-        Settings of all lines.
-    batch_size
-        Inputs in the running batch, at most, with the beams of these settings.
-    windows
-        True for a model whose settings are those of Whisper.
-
-    Attributes
-    ----------
-    max_rows : int
-        Rows that run together, at most.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[Mapping[str, Any]], SourceReader],
-        settings: Mapping[str, Any],
-        batch_size: int,
-        *,
-        windows: bool = False,
-    ) -> None:
-        self._make, self._settings, self._windows = make, settings, windows
-        self._common = make(settings)
-        self.max_rows = batch_size * self._common.options.num_beams
-
-    def read(self, number: int, source: Any) -> OpenInput:
-        """Read a source: an input, with its failure where it cannot be read."""
-        if not isinstance(source, FileLine):
-            return self._common.read(number, source)
+def named_files(lines: Iterable[bytes], kind: str) -> Iterator[str | InputError]:
+    """The file names in lines of UTF-8, or an error in the place of one."""
+    for number, line in enumerate(lines):
+        name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
         try:
-            if TRUNCATE in source.settings:
-                raise InputError("truncate cuts texts, not files; leave it out")
-            settings, _, notes = settings_of_line(source.settings, self._settings, False, speech=self._windows)
-            reader = self._make(settings)
-            if reader.options.num_beams > self.max_rows:
-                raise InputError(
-                    f"num_beams={reader.options.num_beams} is more than the {self.max_rows} rows that run together; "
-                    f"pass {self.max_rows} or less, or a larger --batch-size"
-                )
-        except (InputError, GenerationError) as error:
-            returned = self._common.options.num_return_sequences
-            return OpenInput(InputResult(number, returned, source=source.name), [], error)
-        opened = reader.read(number, source.name)
-        opened.result.notes[:0] = notes
-        return opened
+            yield name.decode()
+        except UnicodeDecodeError:
+            yield InputError(f"{line!r} is not UTF-8; expected the name of {kind}")
 
 
 def file_lines(lines: Iterable[str | InputError], field: str) -> Iterator[FileLine | InputError]:

@@ -38,7 +38,7 @@ class InputResult:
     seconds : float
         Length of a recording.
     source : str or None
-        The name of a recording's file.
+        The name of the file of a recording or an image.
     segments : list of TextSegment or None
         Of a recording that was gone through by timestamps.
     pages : list of Output or None

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.fixes import with_fields
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
-__all__ = ["TRUNCATE", "read_json_line", "read_settings", "settings_of_line"]
+__all__ = ["TRUNCATE", "in_json", "read_json_line", "read_settings", "settings_of_line"]
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
@@ -111,6 +112,11 @@ def settings_of_line(
     overridden = {name for limits in ONE_LIMIT if own.keys() & set(limits) for name in limits}
     below = [_without(layer, overridden) for layer in caller_layers(common)]
     return settings_of([*below, *caller_layers(effective)]), truncate, notes
+
+
+def in_json(error: InputError | GenerationError) -> InputError | GenerationError:
+    """The error of a line, with fields of it in its fix."""
+    return type(error)(with_fields(str(error)))
 
 
 def _without(layer: Layer, names: set[str]) -> Layer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -9,14 +10,14 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.whisper import last_text_token
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.search import Scored, SearchResult
 
 __all__ = ["Output", "TextSegment", "TextWord", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
 
 Each = TypeVar("Each")
-
+TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
+"""A timestamp as Whisper's tokenizer spells it."""
 
 TokenScores: TypeAlias = list[float | None]
 """A number for each token of a sequence; None for one that was given."""
@@ -123,7 +124,7 @@ def output_of(model: LoadedModel, found: SearchResult, options: GenerationOption
     sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
     new_tokens = sum(len(row) - (0 if model.decoder_only else options.beginning) for row in sequences)
-    texts = [text_of(model, row, options) for row in sequences] if model.has_tokenizer else None
+    texts = [text_of(model, row) for row in sequences] if model.has_tokenizer else None
     given = 0 if model.decoder_only else options.beginning
     token_scores, alternatives = _of_tokens(found.scored, [len(row) for row in sequences], given)
     return Output(sequences, scores, texts, new_tokens, token_scores, alternatives)
@@ -132,8 +133,8 @@ def output_of(model: LoadedModel, found: SearchResult, options: GenerationOption
 def _of_tokens(
     scored: Scored, lengths: list[int], given: int
 ) -> tuple[list[TokenScores] | None, list[TokenAlternatives] | None]:
-    """What a result says of its tokens, for each token of sequences of these ``lengths``, the first of which are
-    given."""
+    """The scores and alternatives of a result, for each token of sequences of these ``lengths``; the first ``given``
+    tokens have none."""
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
     head = [None] * given
@@ -151,12 +152,14 @@ def _of_tokens(
     return token_scores, alternatives
 
 
-def text_of(model: LoadedModel, sequence: Sequence[int], options: GenerationOptions) -> str:
-    """The text of a sequence, without the timestamps of a speech model."""
-    last = options.vocab_size
-    if model.has_windows:
-        last = last_text_token(model.manifest.generation, options.vocab_size)
-    return model.decode([token for token in sequence if token <= last])
+def text_of(model: LoadedModel, sequence: Sequence[int]) -> str:
+    """The text of a sequence, without the timestamps of a speech model.
+
+    Source: transformers 5.23 `WhisperTokenizer.decode`, which removes timestamps from the text, so that the bytes on
+    both sides of one do not join.
+    """
+    text = model.decode(sequence)
+    return TIMESTAMP.sub("", text) if model.has_windows else text
 
 
 def join(windows: Sequence[Output]) -> Output:
@@ -176,7 +179,7 @@ def join(windows: Sequence[Output]) -> Output:
 
 
 def _joined(windows: Sequence[list[list[Each]] | None]) -> list[list[Each]] | None:
-    """What is said of the tokens of the windows' best sequences, in one list."""
+    """Facts about the tokens of the windows' best sequences, in one list."""
     if any(window is None for window in windows):
         return None
     return [[each for window in windows if window for each in window[0]]]

@@ -14,7 +14,7 @@ from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import Output, join, output_of
+from tightbeam.deploy.text.output import Output, TextSegment, join, output_of
 from tightbeam.deploy.text.read_ahead import CAPACITY, ReadAhead
 
 __all__ = ["OpenInput", "run_inputs"]
@@ -58,6 +58,10 @@ class OpenInput:
     def take(self, number: int, result: SearchResult) -> list[Sample]:
         """Take the result of a sample, and return samples to run after it."""
         self.found[number] = result
+        return []
+
+    def new_segments(self, model: LoadedModel) -> list[TextSegment]:
+        """Make the segments that were found since the last call, in order. Raises BundleError."""
         return []
 
     def outputs(self, model: LoadedModel) -> list[Output]:

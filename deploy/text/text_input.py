@@ -12,7 +12,7 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.json_line import read_json_line, read_settings, settings_of_line
+from tightbeam.deploy.text.json_line import in_json, read_json_line, read_settings, settings_of_line
 from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
 
 __all__ = ["InputResult", "LineFormat", "parse_ids", "run_text_input"]
@@ -118,7 +118,7 @@ class _Reader:
         try:
             return self._read(result, line)
         except (InputError, GenerationError) as error:
-            return OpenInput(result, [], error)
+            return OpenInput(result, [], error if self.format.field is None else in_json(error))
 
     def _read(self, result: InputResult, line: bytes) -> OpenInput:
         source, settings, truncate = _decoded(line), self.settings, self.format.truncate

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import ModelSizes
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import InputError, first_line
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.padding import mask_of_padding, unbroken
 
-__all__ = ["as_array", "check_batch", "check_ids", "longest_source"]
+__all__ = ["as_array", "check_batch", "check_ids", "finite_float32", "longest_source"]
 
 
 def longest_source(sizes: ModelSizes) -> str:
@@ -129,8 +130,22 @@ def _check_mask(mask: Array, ids: Array, *, in_one_piece: bool) -> None:
 
 
 def as_array(name: str, value: Any) -> Array:
-    """Return ``value`` as an array; raises InputError, which calls it ``name``, for rows of different lengths."""
+    """Return ``value`` as an array. Raises InputError, which calls it ``name``, for rows of different lengths, and for
+    a tensor that numpy cannot read."""
     try:
         return np.asarray(value)
     except ValueError:
         raise InputError(f"{name} has rows of different lengths, expected [B, N]; pad them and mask that") from None
+    except Exception as error:  # a tensor of torch's that is on a GPU, or is trained
+        raise InputError(f"{name} is {type(value).__name__}, expected an array ({first_line(error)})") from None
+
+
+def finite_float32(name: str, values: Array) -> npt.NDArray[np.float32]:
+    """Return floats as contiguous float32. Raises InputError for other numbers, and for those that are not finite
+    there."""
+    if np.issubdtype(values.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            found = np.ascontiguousarray(values, dtype=np.float32)
+        if np.isfinite(found).all():
+            return found
+    raise InputError(f"{name} is {values.dtype}, or holds NaN or infinity; expected finite float32")

@@ -25,7 +25,7 @@ class TextCodec(Protocol):
         ...
 
     def truncate(self, text: str, length: int) -> list[int]:
-        """Those of a source text, cut to ``length`` token ids with the special tokens kept. Raises InputError."""
+        """Token ids of a source text, cut to ``length`` with the special tokens kept. Raises InputError."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:

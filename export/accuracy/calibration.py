@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tightbeam.export.accuracy.activations import AttentionActivations, decoder_activations
+from tightbeam.export.accuracy.encoded_once import encoded_once
 from tightbeam.export.accuracy.reference import Reference, Samples, TextSamples, greedy, samples_of
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
@@ -64,11 +65,12 @@ def calibrate(
         The checkpoint cannot take calibration texts, no text fits, or torch cannot generate.
     """
     samples = calibration_samples(checkpoint, texts)
-    if reference is not None and _are_same(samples, reference.samples):
-        targets = reference.greedy
-    else:
-        targets = greedy(checkpoint, samples)
-    return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)
+    with encoded_once(checkpoint):
+        if reference is not None and _are_same(samples, reference.samples):
+            targets = reference.greedy
+        else:
+            targets = greedy(checkpoint, samples)
+        return decoder_activations(checkpoint, samples.arguments(checkpoint.model.dtype), targets)
 
 
 def _are_same(samples: Samples, others: Samples) -> bool:

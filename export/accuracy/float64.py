@@ -10,6 +10,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from tightbeam.export.families.table import FAMILIES
+
 __all__ = ["exact_softmax"]
 
 
@@ -21,10 +23,9 @@ def exact_softmax(model: Any) -> AbstractContextManager[None]:
     """
     if model.dtype != torch.float64:
         return nullcontext()
-    if model.config.model_type == "mpt":  # which rounds them before the softmax
-        from tightbeam.export.tracing.mpt import attention_interface
-
-        return attention_interface(model)
+    for family in FAMILIES:
+        if family.rounds_scores and family.model_type == model.config.model_type:
+            return family.attention_interface(model)
     return _softmax_as_it_comes()
 
 

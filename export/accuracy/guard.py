@@ -26,6 +26,7 @@ from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.caches.algebra import right_inverse_times
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
+from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
 
 __all__ = ["GuardResult", "guard"]
 
@@ -115,6 +116,8 @@ def guard(
                     kept = kept if other.error <= other.allowed else "kv"
             measured.append(replace(found, kept=kept))
     measured = _all_or_none(measured)
+    if canonical.sizes.decoder_only:
+        measured = _pairs(plan, measured)
     return _changed(plan, measured, precision), tuple(measured)
 
 
@@ -126,18 +129,33 @@ def _all_or_none(measured: list[GuardResult]) -> list[GuardResult]:
     return [replace(found, kept=lost[0].kept) if found.kept == "first-k" else found for found in measured]
 
 
+def _pairs(plan: Sequence[LayerPlan], measured: list[GuardResult]) -> list[GuardResult]:
+    """Keys and values in place of a generated cache that does not go with its layer's prompt cache."""
+    source = [layer.source for layer in plan]
+    for found in measured:
+        if found.part == "source":
+            source[found.layer] = found.kept
+    return [
+        replace(found, kept="kv")
+        if found.part == "generated" and found.kept not in PROMPT_PAIRS[source[found.layer]]
+        else found
+        for found in measured
+    ]
+
+
 def _changed(plan: Sequence[LayerPlan], measured: Sequence[GuardResult], precision: str) -> tuple[LayerPlan, ...]:
     layers = list(plan)
     for found in measured:
         if found.kept == found.wanted:
             continue
         layer = layers[found.layer]
-        why = (
-            f"{found.part} {found.kept} in place of {found.wanted}: in {precision} its error is {found.error:.1e}, "
-            f"allowed {found.allowed:.1e}"
-            if not found.error <= found.allowed
-            else f"{found.part} {found.kept} in place of {found.wanted}, as in the other layers"
-        )
+        if not found.error <= found.allowed:
+            because = f": in {precision} its error is {found.error:.1e}, allowed {found.allowed:.1e}"
+        elif found.part == "source":
+            because = ", as in the other layers"
+        else:
+            because = ", which goes with the prompt cache of the layer"
+        why = f"{found.part} {found.kept} in place of {found.wanted}{because}"
         layers[found.layer] = replace(layer, **{found.part: found.kept}, reason=f"{layer.reason}; {why}")
     return tuple(layers)
 

@@ -52,7 +52,7 @@ class LayerAttention:
         W_K, W_V = cached.weight, np.asarray(block.value.weight.values, np.float64)
         B, G, N, K = activations.key.shape
         bias = torch.zeros(G * K, dtype=torch.float64)
-        if block.between and cached.bias is not None:
+        if block.keeps_key_bias and cached.bias is not None:
             bias = torch.from_numpy(cached.bias)
         key = product_in(states, W_K) + bias
         return cls(

@@ -181,7 +181,9 @@ def _run(
     step = small_inputs(sizes)
     step["normalize"][...], step["repetition_penalty"][...], step["candidates"][...] = True, 1, 1
     step["beam_index"][:] = np.arange(B)
-    step["tokens"][:, 0] = generation.get("decoder_start_token_id") or 0 if prompt is None else prompt.tokens[:, -1]
+    start = generation.get("decoder_start_token_id")
+    start = generation.get("bos_token_id") if start is None else start
+    step["tokens"][:, 0] = start or 0 if prompt is None else prompt.tokens[:, -1]
     if prompt is not None:
         step["first_positions"][:] = prompt.first_positions
     shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in graphs.decoder.inputs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.export.accuracy.draws import bundle_draws
+from tightbeam.export.accuracy.encoded_once import encoded_once
 from tightbeam.export.accuracy.float64 import exact_softmax
 from tightbeam.export.checkpoint.audio import SpeechSamples, speech_samples
 from tightbeam.export.checkpoint.image import ImageSamples, image_samples
@@ -35,6 +36,8 @@ WITHOUT_GROUPS = {"num_beam_groups": 1, "diversity_penalty": 0.0}
 """Settings of beam search without groups: the installed transformers has none, so what is compared is plain."""
 MAX_NEW_TOKENS = 24
 MAX_NEW_TOKENS_OF_LARGE = 10
+WHISPER_PROMPT = 4
+"""Start token, language, task and ``<|notimestamps|>``."""
 LARGE = 100_000_000
 """Parameter count from which torch takes seconds a token, so that the comparison is kept shorter."""
 MAX_SAMPLE_TOKENS = 48
@@ -83,6 +86,10 @@ class TextSamples:
         """A decoded text as the command shows it."""
         return text
 
+    def alone(self, index: int) -> TextSamples:
+        """One of the samples, which no other pads."""
+        return replace(self, texts=(self.texts[index],), rows=(self.rows[index],))
+
 
 Samples = TextSamples | SpeechSamples | ImageSamples
 
@@ -110,7 +117,7 @@ def make_reference(checkpoint: Checkpoint, samples: Samples) -> Reference:
     ExportError
         Torch cannot generate with the checkpoint.
     """
-    with _errors_as_ours():
+    with _errors_as_ours(), encoded_once(checkpoint):
         longest = max(map(len, samples.rows))
         generations = tuple(generate(checkpoint, samples, settings) for settings in _settings(checkpoint, longest))
     return Reference(checkpoint.path, samples, generations)
@@ -193,7 +200,7 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
 
 def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:
     """The settings to compare, with a length that keeps the comparison short."""
-    beginning = longest_input if checkpoint.sizes.decoder_only else 1
+    beginning = longest_input if checkpoint.sizes.decoder_only else WHISPER_PROMPT if checkpoint.family.is_speech else 1
     longest = checkpoint.sizes.max_target - beginning
     own = checkpoint.generation_config
     least = max((own.get("min_length") or 0) + 1 - beginning, (own.get("min_new_tokens") or 0) + 1)

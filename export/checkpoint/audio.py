@@ -18,14 +18,16 @@ from tightbeam.deploy.errors import BundleError
 from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
-from tightbeam.export.families.base import positions_of
+from tightbeam.export.families.base import longest_source, positions_of
 
 __all__ = ["SpeechSamples", "check_speech", "speech_samples"]
 
 SHARES = (0.2, 0.45, 0.8, 1.0)
 """Share of the window that each sample fills."""
+LARGE = 500_000_000
+"""Parameter count from which torch takes a quarter of a minute of a core for a window, so that two have to do."""
 RECORDING_S = 2.3
-"""Length of each sample of a model that takes whole recordings."""
+"""Longest sample of a model that takes whole recordings."""
 PCM_STEPS = 1 << 15
 """Steps of a 16-bit sample up to 1.0."""
 
@@ -124,18 +126,20 @@ def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
     if not checkpoint.family.has_windows:
         return _recordings(checkpoint)
     samples, rate_hz = _window(checkpoint)
-    rows = _voices([int(share * samples) for share in SHARES], rate_hz)
+    large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
+    rows = _voices([int(share * samples) for share in (SHARES[1::2] if large else SHARES)], rate_hz)
     features = _extracted(checkpoint, rows, rate_hz).input_features
     return SpeechSamples(rows, rate_hz, features, checkpoint.sizes.max_source)
 
 
 def _recordings(checkpoint: Checkpoint) -> SpeechSamples:
     """Recordings of one length, since transformers pads others, which changes what it makes of them."""
-    extractor = _extractor(checkpoint)
-    count = int(RECORDING_S * extractor.sampling_rate_hz)
+    extractor, convolutions = _extractor(checkpoint), checkpoint.family.convolutions(checkpoint.config)
+    longest = extractor.samples_of(longest_source(checkpoint.sizes.max_source, convolutions) + 1) - 1
+    count = min(int(RECORDING_S * extractor.sampling_rate_hz), longest)
     rows = _voices([count] * len(SHARES), extractor.sampling_rate_hz)
     features = _extracted(checkpoint, rows, extractor.sampling_rate_hz)[extractor.input]
-    positions = positions_of(features.shape[1], checkpoint.family.convolutions(checkpoint.config))
+    positions = positions_of(features.shape[1], convolutions)
     return SpeechSamples(rows, extractor.sampling_rate_hz, features, positions, False, extractor.input)
 
 
@@ -155,7 +159,7 @@ def _voices(counts: list[int], rate_hz: int) -> tuple[npt.NDArray[np.int16], ...
 
 
 def _extracted(checkpoint: Checkpoint, rows: tuple[npt.NDArray[np.int16], ...], rate_hz: int) -> Any:
-    """What transformers' own extractor makes of samples."""
+    """Features of samples by transformers' own extractor."""
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
     waves = [row.astype(np.float32) / PCM_STEPS for row in rows]
     return extractor(waves, sampling_rate=rate_hz, return_tensors="pt")

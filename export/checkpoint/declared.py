@@ -15,12 +15,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from tightbeam.export.families.pix2struct import PIX2STRUCT_PARTS
+from tightbeam.export.families.t5gemma import T5GEMMA, T5GEMMA_PART
 from tightbeam.export.families.vision_encoder_decoder import PARTS
 
 __all__ = ["declared_config"]
 
 SIDES = frozenset({"encoder", "decoder", "text_config", "vision_config"})
 """Fields that hold the config of a part of a model."""
+OWN_PARTS = {T5GEMMA.model_type: T5GEMMA_PART}
+"""Models both of whose sides are of one type that no other model has, and the type; a side may be left out."""
 
 
 def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNamespace:
@@ -48,7 +51,9 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     fields = {**defaults, **fields, **{name: config_json[name] for name in defaults.keys() & config_json.keys()}}
     for side in SIDES & fields.keys():
         part = fields[side]
-        if isinstance(part, dict):
+        if model_type in OWN_PARTS and (part is None or isinstance(part, dict)):
+            fields[side] = declared_config(OWN_PARTS[model_type], part or {})
+        elif isinstance(part, dict):
             known = part.get("model_type") in (*PARTS, *PIX2STRUCT_PARTS)
             fields[side] = declared_config(str(part["model_type"]), part) if known else SimpleNamespace(**part)
     aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
@@ -80,6 +85,7 @@ def _source_file(model_type: str) -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     whole, models = model_type.replace("-", "_"), Path(spec.submodule_search_locations[0]) / "models"
+    whole = {part: model for model, part in OWN_PARTS.items()}.get(whole, whole)
     # The text part of a model of several kinds lies with it, and so do both parts of Pix2Struct.
     for name in (whole, whole.removesuffix("_text"), whole.removesuffix("_model").rpartition("_")[0]):
         for path in (models / name / f"configuration_{name}.py", *models.glob(f"*/configuration_{name}.py")):

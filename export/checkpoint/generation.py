@@ -9,7 +9,7 @@ from tightbeam.export.checkpoint.config import settings_file
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
-__all__ = ["check_settings", "disable_sampling", "set_max_new_tokens"]
+__all__ = ["check_settings", "disable_sampling", "limit_length", "set_max_new_tokens"]
 
 
 def disable_sampling(checkpoint: Checkpoint) -> str:
@@ -39,6 +39,30 @@ def set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
     checkpoint.generation_config["max_new_tokens"] = max_new_tokens
     checkpoint.model.generation_config.max_length = None
     checkpoint.model.generation_config.max_new_tokens = max_new_tokens
+
+
+def limit_length(checkpoint: Checkpoint) -> str:
+    """Lower default lengths beyond the model's positions to those; returns a note of each for the user, else "".
+
+    A prompt takes positions, too: for a decoder-only model such a `max_new_tokens` becomes a `max_length`.
+    """
+    settings, positions = checkpoint.generation_config, checkpoint.sizes.max_target
+    notes = []
+    for name, most in (("max_new_tokens", positions - 1), ("max_length", positions)):
+        given = settings.get(name)
+        if type(given) is not int or given <= most:
+            continue
+        asked = f"{name}={given}"
+        if name == "max_new_tokens" and checkpoint.sizes.decoder_only:
+            settings.pop("max_new_tokens", None)
+            checkpoint.model.generation_config.max_new_tokens = None
+            name, most = "max_length", positions
+        settings[name] = most
+        setattr(checkpoint.model.generation_config, name, most)
+        notes.append(
+            f"{asked} of the checkpoint is beyond the model's {positions} positions: it is {name}={most} in the bundle"
+        )
+    return "; ".join(notes)
 
 
 def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:

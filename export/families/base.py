@@ -19,6 +19,7 @@ __all__ = [
     "encoder_decoder_errors",
     "head_errors",
     "known_activations",
+    "longest_source",
     "positions_of",
     "size_errors",
     "square_sizes",
@@ -49,6 +50,8 @@ class Family:
     """file with the settings of the image processor of a model that reads images"""
     takes_patches: bool = False
     """images are as many patches as their proportions make, rather than pixels of one size"""
+    rounds_scores: bool = False
+    """transformers rounds the scores of its attention to float32 even in a model of float64"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     """short name -> hub id"""
 
@@ -229,3 +232,10 @@ def positions_of(length: int, convolutions: tuple[Convolution, ...]) -> int:
     for kernel, stride, padding in convolutions:
         length = (length + 2 * padding - kernel) // stride + 1
     return length
+
+
+def longest_source(positions: int, convolutions: tuple[Convolution, ...]) -> int:
+    """The most samples or frames of which convolutions make so many positions."""
+    for kernel, stride, padding in reversed(convolutions):
+        positions = positions * stride + kernel - 2 * padding - 1
+    return positions

@@ -69,15 +69,16 @@ class Causal(Family):
         if errors:
             return
         window = getattr(config, "sliding_window", None)
-        if window is not None and (not isinstance(window, int) or window < 2):  # of 1, transformers' own cache fails
-            yield f"sliding_window is {window!r}; expected a whole number of at least 2, or none"
+        if window is not None and not (isinstance(window, int) and 2 <= window < 2**31):  # of 1, transformers fails
+            yield f"sliding_window is {reprlib.repr(window)}; expected a whole number from 2 to {2**31 - 1:,}, or none"
         if self.activation:
             yield from activation_errors(config, self.activation)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             yield f"cross-attention is switched on; expected {self.architecture} alone"
         if self.rotary:
+            sizes = self.sizes(config)
             for parameters in self.rope_parameters(config):
-                yield from rope_errors(parameters, limited=True)
+                yield from rope_errors(parameters, limited=True, head_dim=sizes.K if sizes.rotary else None)
         for name in self.must_be_off:
             if getattr(config, name):
                 yield f"{name} is {getattr(config, name)!r}; expected none: no cache supports it"
@@ -155,10 +156,11 @@ def rope_kind(parameters: dict[str, Any]) -> Any:
     return parameters.get("rope_type", parameters.get("type", "default"))
 
 
-def rope_errors(parameters: dict[str, Any], *, limited: bool = False) -> Iterator[str]:
+def rope_errors(parameters: dict[str, Any], *, limited: bool = False, head_dim: int | None = None) -> Iterator[str]:
     """Errors of a config's rope_parameters.
 
     ``limited``: no sequence is longer than the one beyond which angles depend on its length (``Causal.length``).
+    ``head_dim``: K where transformers rotates pairs of numbers half a head apart, of which no odd number is made.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -180,6 +182,13 @@ def rope_errors(parameters: dict[str, Any], *, limited: bool = False) -> Iterato
         if not _is_above_zero(value) or (name == "partial_rotary_factor" and value > 1):
             most = ", at most 1" if name == "partial_rotary_factor" else ""
             yield f"{name} of rope_parameters is {value!r}; expected a number above 0{most}"
+            return
+    share = parameters.get("partial_rotary_factor", 1)
+    if head_dim is not None and ((rotated := int(head_dim * share)) % 2 or not rotated):
+        yield (
+            f"partial_rotary_factor {share} rotates {rotated} of the {head_dim} numbers of a head, which are rotated "
+            "in pairs; expected an even number of them, 2 at least"
+        )
 
 
 def _is_above_zero(value: Any) -> bool:

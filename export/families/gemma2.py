@@ -13,6 +13,8 @@ from typing import Any
 
 from tightbeam.export.families.causal import Causal
 
+__all__ = ["GEMMA2", "Gemma2", "cap_errors"]
+
 
 class Gemma2(Causal):
     """Llama's structure with two kinds of layers; attention in both directions is refused."""
@@ -21,16 +23,21 @@ class Gemma2(Causal):
         yield from super().config_errors(config)
         if config.use_bidirectional_attention:
             yield "use_bidirectional_attention is true; expected a model that generates from left to right"
-        for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
-            value = getattr(config, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-            if not number and (value is not None or name == "query_pre_attn_scalar"):
-                yield f"{name} is {value!r}; expected a number above 0"
+        yield from cap_errors(config)
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
         from tightbeam.export.tracing.gemma2 import attention_interface
 
-        return attention_interface()
+        return attention_interface(model)
+
+
+def cap_errors(config: Any) -> Iterator[str]:
+    """Clauses for a scale or caps of the scores and logits that are no numbers above 0; there may be no caps."""
+    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        if not number and (value is not None or name == "query_pre_attn_scalar"):
+            yield f"{name} is {value!r}; expected a number above 0"
 
 
 GEMMA2 = Gemma2(

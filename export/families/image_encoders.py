@@ -101,7 +101,15 @@ def _swin_errors(config: Any) -> Iterator[str]:
     for stage, heads in enumerate(() if errors else config.num_heads):
         if (width := config.embed_dim * 2**stage) % heads:
             errors.append(f"stage {stage} is {width} wide, not divisible by its {heads} heads; correct one of them")
-    yield from errors or _shape_errors(config)
+    errors = errors or [*_shape_errors(config)]
+    yield from errors
+    for stage, sides in enumerate(() if errors else _swin_sides(config)):
+        if min(sides) < config.window_size:
+            yield (
+                f"window_size is {config.window_size}, wider than the {sides[0]} x {sides[1]} positions of stage "
+                f"{stage}, with which transformers fails; correct window_size or image_size"
+            )
+            return
 
 
 def _swin_width(config: Any) -> int:
@@ -110,12 +118,19 @@ def _swin_width(config: Any) -> int:
     return width
 
 
+def _swin_sides(config: Any) -> Iterator[tuple[int, int]]:
+    """Rows and columns of each stage's positions: each but the last merges four into one, its sides rounded up."""
+    height, width = _pair(config.image_size)
+    rows, columns = _pair(config.patch_size)
+    rows, columns = -(-height // rows), -(-width // columns)
+    for _ in config.depths:
+        yield rows, columns
+        rows, columns = -(-rows // 2), -(-columns // 2)
+
+
 def _swin_positions(config: Any) -> int:
-    """Each stage but the last merges four positions into one, of a grid whose sides are rounded up."""
-    sides = [-(-size // patch) for size, patch in zip(_pair(config.image_size), _pair(config.patch_size), strict=True)]
-    for _ in config.depths[1:]:
-        sides = [-(-side // 2) for side in sides]
-    return sides[0] * sides[1]
+    *_, (rows, columns) = _swin_sides(config)
+    return rows * columns
 
 
 def _swin_weights(config: Any) -> tuple[int, int]:

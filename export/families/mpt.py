@@ -7,14 +7,13 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
-from tightbeam.export.families.causal import Causal
-from tightbeam.graph_passes import Sizes
+from tightbeam.export.families._alibi import AlibiLike
 
 
-class Mpt(Causal):
+class Mpt(AlibiLike):
     """A model whose queries, keys and values are not clipped, as those of MPT-7B-StoryWriter are."""
 
     def config_errors(self, config: Any) -> Iterator[str]:
@@ -22,18 +21,10 @@ class Mpt(Causal):
         if clip := config.attn_config.clip_qkv:
             yield f"clip_qkv of attn_config is {clip!r}; expected none: no cache supports it"
 
-    def key_heads(self, config: Any) -> Any:
-        return getattr(config, self.heads)
+    def tracing(self) -> ModuleType:
+        from tightbeam.export.tracing import mpt
 
-    def key_bias(self, sizes: Sizes) -> Any:
-        from tightbeam.export.tracing.mpt import key_bias
-
-        return key_bias(sizes.H, sizes.max_target)
-
-    def attention_interface(self, model: Any) -> AbstractContextManager[None]:
-        from tightbeam.export.tracing.mpt import attention_interface
-
-        return attention_interface(model)
+        return mpt
 
 
 MPT = Mpt(
@@ -43,11 +34,7 @@ MPT = Mpt(
     layers="n_layers",
     heads="n_heads",
     positions="max_seq_len",
-    activation="",
-    inner="",
-    rotary=False,
-    alibi=True,
-    gated=False,
+    rounds_scores=True,
     aliases={
         **{f"mpt-7b{kind}": f"mosaicml/mpt-7b{kind}" for kind in ("", "-instruct", "-chat")},
         **{f"mpt-30b{kind}": f"mosaicml/mpt-30b{kind}" for kind in ("", "-instruct", "-chat")},

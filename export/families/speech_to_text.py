@@ -74,9 +74,9 @@ class SpeechToText(Family):
         return bart_weights(config, sizes, rows=0, numbers=count)
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
-        from tightbeam.export.tracing.speech_to_text import attention_interface
+        from tightbeam.export.tracing.attention_named import standard_attention
 
-        return attention_interface(model)
+        return standard_attention(model)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.speech_to_text import trace_speech_to_text

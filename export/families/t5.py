@@ -44,6 +44,8 @@ class T5Like(Family):
 
     bias_in_each_layer: bool = False
     """each layer has a bias of its own; otherwise the layers of a side share one"""
+    trained: int = TRAINED
+    """length in tokens that the model was trained for, where the config does not say"""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         names = [name for name in SIZES if name != "num_decoder_layers" or config.num_decoder_layers is not None]
@@ -69,7 +71,7 @@ class T5Like(Family):
 
     def sizes(self, config: Any) -> Sizes:
         H, K = int(config.num_heads), int(config.d_kv)
-        longest = TIMES_TRAINED * int(getattr(config, "n_positions", None) or TRAINED)
+        longest = TIMES_TRAINED * int(getattr(config, "n_positions", None) or self.trained)
         return Sizes(
             D=int(config.d_model),
             H=H,

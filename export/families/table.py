@@ -13,6 +13,8 @@ from tightbeam.export.families.gemma3 import GEMMA3
 from tightbeam.export.families.gpt2 import GPT2
 from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
 from tightbeam.export.families.gpt_neox import GPT_NEOX
+from tightbeam.export.families.led import LED
+from tightbeam.export.families.longt5 import LONGT5
 from tightbeam.export.families.m2m_100 import M2M_100
 from tightbeam.export.families.moonshine import MOONSHINE
 from tightbeam.export.families.mpt import MPT
@@ -21,6 +23,7 @@ from tightbeam.export.families.pix2struct import PIX2STRUCT
 from tightbeam.export.families.prophetnet import PROPHETNET
 from tightbeam.export.families.speech_to_text import SPEECH_TO_TEXT
 from tightbeam.export.families.t5 import MT5, T5, UMT5
+from tightbeam.export.families.t5gemma import T5GEMMA
 from tightbeam.export.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from tightbeam.export.families.whisper import WHISPER
 
@@ -115,6 +118,9 @@ FAMILIES: tuple[Family, ...] = (
     T5,
     MT5,
     UMT5,
+    LONGT5,
+    LED,
+    T5GEMMA,
     PROPHETNET,
     WHISPER,
     MOONSHINE,

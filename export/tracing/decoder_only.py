@@ -119,11 +119,16 @@ def _rotations(model: Any, sizes: Sizes) -> tuple[tuple[Any, Any], ...]:
     types: list[tuple[str, ...]] = [(kind,) if by_type else () for kind in layer_types(model.config, sizes.L)]
     found = {}
     for own in set(types):
-        with torch.no_grad():
-            tables = module(torch.zeros(1), torch.arange(sizes.max_target)[None], *own)
-        cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
-        found[own] = (cosines, sines)
+        found[own] = rotation_tables(module, sizes.max_target, *own)
     return tuple(found[own] for own in types)
+
+
+def rotation_tables(module: Any, positions: int, *layer_type: str) -> tuple[Any, Any]:
+    """Cosines and sines [positions, X] of a module that makes angles of positions, for a kind of layer."""
+    with torch.no_grad():
+        tables = module(torch.zeros(1), torch.arange(positions)[None], *layer_type)
+    cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
+    return cosines, sines
 
 
 def layer_types(config: Any, layers: int) -> Sequence[str]:
@@ -208,7 +213,7 @@ def _traceable(model: Any, key_bias: Tensor | None) -> Iterator[dict[int, int]]:
             # Others look the length up for angles that are the same up to a bundle's length (`Causal.length`).
             stack.enter_context(patch.object(rotary, "rope_type", "default"))
         if hasattr(module, ROTATION):
-            stack.enter_context(patch.object(module, ROTATION, _rotate))
+            stack.enter_context(patch.object(module, ROTATION, rotate))
         ALL_ATTENTION_FUNCTIONS[ATTENTION] = attend
         model.config._attn_implementation = ATTENTION
         try:
@@ -218,7 +223,7 @@ def _traceable(model: Any, key_bias: Tensor | None) -> Iterator[dict[int, int]]:
             del ALL_ATTENTION_FUNCTIONS[ATTENTION]
 
 
-def _rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+def rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """``ROTATION`` of queries and keys [B, heads, N, K] in their first X numbers, by angles [B, N, X] whose second half
     repeats the first."""
     X = cosines.shape[-1]

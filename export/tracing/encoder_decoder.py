@@ -4,8 +4,8 @@ The canonical graphs, whose only caches are the past keys and values of self-att
 
 - encoder: ``input_ids`` int64 [B, N], ``attention_mask`` int64 [B, N] -> ``encoder_hidden_states`` [B, N, D]
 - decoder, one new token a row: ``tokens`` int64 [R, 1], ``positions`` int64 [R, 1], ``encoder_hidden_states``
-  [R, N, D], ``attention_mask`` int64 [R, N], ``past.<l>.key`` and ``past.<l>.value`` [R, H, T, K]
-  -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value`` [R, H, T + 1, K]
+  [R, N, D], ``attention_mask`` int64 [R, N], ``past.<l>.key`` and ``past.<l>.value`` [R, G, T, K]
+  -> ``logits`` [R, 1, vocabulary], ``present.<l>.key`` and ``present.<l>.value`` [R, G, T + 1, K]
 
 Attention is the standard ``Attention`` operator of opset 23; keys and values are projected inside the graph, for
 cross-attention from ``encoder_hidden_states``, for self-attention from the new token. With two-stream self-attention
@@ -27,6 +27,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.builder import read_instead, tidy
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
 
@@ -69,15 +70,17 @@ class PositionTable(nn.Module):
         return nn.functional.embedding(self.positions + self.offset, self.weight)  # [R, 1, D]
 
 
-class DecoderStep(nn.Module):
-    """One decoder step over an explicit past, without any cache of cross-attention."""
+class StatesStep(nn.Module):
+    """One decoder step over an explicit past, without any cache of cross-attention; a subclass has the head."""
 
-    def __init__(self, model: Any, positions: PositionTable) -> None:
+    def __init__(self, decoder: nn.Module, positions: PositionLookup) -> None:
         super().__init__()
-        self.decoder = model.get_decoder()
-        self.lm_head = model.lm_head
-        self.logits_bias = model.final_logits_bias
+        self.decoder = decoder
         self.positions = positions
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [R, 1, vocabulary] of states [R, 1, D]."""
+        raise NotImplementedError
 
     def forward(
         self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
@@ -94,7 +97,32 @@ class DecoderStep(nn.Module):
             past_key_values=caches,
             use_cache=True,
         ).last_hidden_state  # [R, 1, D]
-        return (self.lm_head(states) + self.logits_bias, *present_of(caches))
+        return (self.logits(states), *present_of(caches))
+
+
+class DecoderStep(StatesStep):
+    """A decoder with BART's head, a product and a bias [1, vocabulary]."""
+
+    def __init__(self, model: Any, positions: PositionTable) -> None:
+        super().__init__(model.get_decoder(), positions)
+        self.lm_head = model.lm_head
+        self.logits_bias = model.final_logits_bias
+
+    def logits(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(states) + self.logits_bias
+        return logits
+
+
+class TextStep(StatesStep):
+    """A decoder with a head that is a module."""
+
+    def __init__(self, decoder: nn.Module, head: nn.Module, positions: PositionLookup) -> None:
+        super().__init__(decoder, positions)
+        self.head = head
+
+    def logits(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.head(states)
+        return logits
 
 
 class PositionLookup(Protocol):
@@ -136,7 +164,7 @@ class ModelStep(nn.Module):
 
 
 def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
-    """transformers' caches from keys and values [R, H, T, K] by layer; that of cross-attention is empty."""
+    """transformers' caches from keys and values [R, G, T, K] by layer; that of cross-attention is empty."""
     return EncoderDecoderCache(cache_of(past), DynamicCache())
 
 
@@ -159,6 +187,13 @@ def keys_and_values(cache: DynamicCache) -> list[Tensor]:
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
+def read_tokens(step: gs.Graph) -> None:
+    """Drop the Reshape of tokens [R, 1] to their own shape."""
+    for node in [node for node in step.nodes if node.op == "Reshape" and node.inputs[0].name == "tokens"]:
+        read_instead(node.outputs[0], node.inputs[0])
+    tidy(step)
+
+
 def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) -> ModelGraphs:
     """Trace both steps of an encoder-decoder.
 
@@ -167,7 +202,7 @@ def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) 
     encoder
         A module with the inputs and outputs of :class:`EncoderStep`.
     decoder
-        A module with the inputs and outputs of :class:`DecoderStep`.
+        A module with the inputs and outputs of :class:`StatesStep`.
     sizes
         The model's sizes.
 
@@ -188,19 +223,22 @@ def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) 
     return graphs
 
 
-def trace_encoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
-    """Trace ``step(input_ids, attention_mask)``, both int64 [B, N], to [B, N, D]."""
-    B, N = 3, min(7, sizes.max_source)
+def trace_encoder(step: nn.Module, sizes: Sizes, positions: int | None = None) -> gs.Graph:
+    """Trace ``step(input_ids, attention_mask)``, both int64 [B, N], to states [B, N, D], as wide as the encoder.
+
+    ``positions``: those of the example, at least 2; they may be more than a source has.
+    """
+    B, N = 3, positions or min(7, sizes.max_source)
     mask = torch.ones((B, N), dtype=torch.long)
     mask[1, N // 2 :] = 0
     args = (torch.arange(B * N).reshape(B, N) % sizes.source_vocabulary, mask)
-    batch, source = Dim("B", min=1), Dim("N", min=1, max=sizes.max_source)
+    batch, source = Dim("B", min=1), Dim("N", min=1, max=max(N, sizes.max_source))
     return trace_module(
         step,
         args,
         ({0: batch, 1: source}, {0: batch, 1: source}),
         {"input_ids": ("B", "N"), "attention_mask": ("B", "N")},
-        {"encoder_hidden_states": ("B", "N", sizes.D)},
+        {"encoder_hidden_states": ("B", "N", sizes.source_D)},
     )
 
 
@@ -211,7 +249,7 @@ def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
     mask[1, N // 2 :] = 0
     generator = torch.Generator().manual_seed(0)
     # Distinct tensors: one object given twice would be traced as one input.
-    past = [torch.randn((R, sizes.H, T, sizes.K), generator=generator) for _ in range(2 * sizes.L)]
+    past = [torch.randn((R, sizes.G, T, sizes.K), generator=generator) for _ in range(2 * sizes.L)]
     args = (
         torch.arange(R).reshape(R, 1) % sizes.vocabulary,
         torch.full((R, 1), T),
@@ -230,6 +268,6 @@ def trace_decoder(step: nn.Module, sizes: Sizes) -> gs.Graph:
     }
     outputs: dict[str, Sequence[int | str]] = {"logits": ("R", 1, sizes.vocabulary)}
     for name in names:
-        inputs[f"past.{name}"] = ("R", sizes.H, "T", sizes.K)
-        outputs[f"present.{name}"] = ("R", sizes.H, "T + 1", sizes.K)
+        inputs[f"past.{name}"] = ("R", sizes.G, "T", sizes.K)
+        outputs[f"present.{name}"] = ("R", sizes.G, "T + 1", sizes.K)
     return trace_module(step, args, dynamic, inputs, outputs)

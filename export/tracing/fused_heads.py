@@ -10,18 +10,16 @@ from unittest.mock import patch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tightbeam.export.tracing.attention_named import attention_named
+
 __all__ = ["attend_by_heads", "named_interface", "projections", "three_products"]
 
 
 @contextmanager
 def named_interface(model: Any, kind: type[nn.Module]) -> Iterator[None]:
     """Context in which attentions of a ``kind`` outside the attention interface have a config that names one of it."""
-    own, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
-    try:
-        with patch.object(kind, "config", model.config, create=True):
-            yield
-    finally:
-        model.config._attn_implementation = own
+    with attention_named("sdpa", model.config), patch.object(kind, "config", model.config, create=True):
+        yield
 
 
 @contextmanager

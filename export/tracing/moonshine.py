@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers.models.moonshine import modeling_moonshine
 
-from tightbeam.export.tracing.encoder_decoder import trace_decoder
+from tightbeam.export.tracing.decoder_only import rotate, rotation_tables
+from tightbeam.export.tracing.encoder_decoder import TextStep, trace_decoder
 from tightbeam.export.tracing.torch_export import trace_module
-from tightbeam.export.tracing.vision_encoder_decoder import TextStep
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
@@ -29,7 +29,7 @@ def trace_moonshine(model: Any, sizes: Sizes) -> ModelGraphs:
         encoder = _trace_encoder(model.get_encoder(), sizes)
         with rotated_in_halves(decoder), RotaryPositions(decoder.rotary_emb).in_place_of(decoder) as positions:
             step = trace_decoder(TextStep(decoder, model.get_output_embeddings(), positions), sizes)
-    tables = _rotation_tables(decoder, sizes)
+    tables = rotation_tables(decoder.rotary_emb, sizes.max_target)
     graphs = ModelGraphs(encoder, step, sizes, rotations=(tables,) * sizes.L)
     canonicalise_encoder_decoder(graphs)
     return graphs
@@ -50,14 +50,6 @@ def _trace_encoder(encoder: nn.Module, sizes: Sizes) -> gs.Graph:
             {"input_values": ("B", "X"), "attention_mask": ("B", "N")},
             {"encoder_hidden_states": ("B", "N", sizes.D)},
         )
-
-
-def _rotation_tables(decoder: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Cosines and sines [positions, X] of all positions, by the model's own module."""
-    with torch.no_grad():
-        tables = decoder.rotary_emb(torch.zeros(1), torch.arange(sizes.max_target)[None])
-    cosines, sines = (table[0, :, : table.shape[-1] // 2].contiguous().numpy() for table in tables)
-    return cosines, sines
 
 
 class SampleStep(nn.Module):
@@ -96,7 +88,7 @@ class RotaryPositions(nn.Module):
         original = decoder.rotary_emb
         decoder.rotary_emb = self
         try:
-            with patch.object(modeling_moonshine, "apply_rotary_pos_emb", _rotate_halves):
+            with patch.object(modeling_moonshine, "apply_rotary_pos_emb", rotate):
                 yield self
         finally:
             decoder.rotary_emb = original
@@ -146,23 +138,13 @@ def rotated_in_halves(decoder: Any) -> Iterator[None]:
 
 
 def _rotate_pairs(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    return _rotate(query, key, cosines, sines, interleaved=True)
-
-
-def _rotate_halves(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    return _rotate(query, key, cosines, sines, interleaved=False)
-
-
-def _rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Queries and keys [B, heads, N, K], rotated in their first X numbers by angles [B or 1, N, X] whose second half
-    repeats the first."""
+    """:func:`rotate` of neighbours (0, 1), (2, 3) ..., by angles [1, N, X] that the encoder's samples share."""
     X = cosines.shape[-1]
-    tables = [table[..., : X // 2] for table in (cosines, sines)]
-    if interleaved:  # of the encoder, whose samples share their angles
-        tables = [table.expand(query.shape[0], -1, -1) for table in tables]
+    halves = [table[..., : X // 2] for table in (cosines, sines)]
+    tables = [half.expand(query.shape[0], -1, -1) for half in halves]
     width = 0 if query.shape[-1] == X else X
     rotated, rotated_key = (
-        torch.onnx.ops.rotary_embedding(heads, *tables, interleaved=interleaved, rotary_embedding_dim=width)
+        torch.onnx.ops.rotary_embedding(heads, *tables, interleaved=True, rotary_embedding_dim=width)
         for heads in (query, key)
     )
     return rotated, rotated_key

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tightbeam.export.tracing.encoder_decoder import ModelStep, trace_decoder
+from tightbeam.export.tracing.encoder_decoder import ModelStep, read_tokens, trace_decoder
 from tightbeam.export.tracing.relative_positions import StepBias, biases_from
 from tightbeam.export.tracing.torch_export import trace_module
-from tightbeam.export.tracing.vision_encoder_decoder import read_tokens
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 

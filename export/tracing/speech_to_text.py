@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tightbeam.export.tracing.encoder_decoder import trace_decoder
+from tightbeam.export.tracing.attention_named import standard_attention
+from tightbeam.export.tracing.encoder_decoder import TextStep, trace_decoder
 from tightbeam.export.tracing.m2m_100 import M2M100Positions
 from tightbeam.export.tracing.torch_export import trace_module
-from tightbeam.export.tracing.vision_encoder_decoder import TextStep
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
-__all__ = ["attention_interface", "trace_speech_to_text"]
+__all__ = ["trace_speech_to_text"]
 
 
 def trace_speech_to_text(model: Any, sizes: Sizes) -> ModelGraphs:
@@ -28,7 +26,7 @@ def trace_speech_to_text(model: Any, sizes: Sizes) -> ModelGraphs:
     mask = torch.ones((B, N), dtype=torch.long)
     mask[1, N // 2 :] = 0
     batch = Dim("B", min=1)
-    with attention_interface(model), M2M100Positions(decoder.embed_positions).in_place_of(decoder) as positions:
+    with standard_attention(model), M2M100Positions(decoder.embed_positions).in_place_of(decoder) as positions:
         encoder = trace_module(
             FrameStep(model.get_encoder(), sizes.max_source),
             (torch.randn((B, X, mels), generator=torch.Generator().manual_seed(0)), mask),
@@ -66,18 +64,3 @@ class FrameStep(nn.Module):
             states = layer(states, seen)
         normalised: Tensor = encoder.layer_norm(states)  # [B, N, D]
         return normalised
-
-
-@contextmanager
-def attention_interface(model: nn.Module) -> Iterator[None]:
-    """Context in which the model's attention goes through transformers' attention interface."""
-    found: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
-    configs = {id(config): config for config in found}
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    try:
-        for config in configs.values():
-            config._attn_implementation = "sdpa"
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]

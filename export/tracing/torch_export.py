@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from tightbeam.export.errors import ExportError, first_line
+from tightbeam.export.errors import ExportError, causes, first_line
 from tightbeam.export.tracing.capture import capture
 from tightbeam.graph_passes.builder import read_instead
 
@@ -62,9 +62,10 @@ def trace_module(
     with _quiet_exporter():
         try:
             program = _export(module, args, dynamic_shapes, list(inputs), list(outputs))
-        except Exception as error:
+        except Exception as error:  # whose message lists the steps of an export; its first cause says why
+            reason = first_line(list(causes(error))[-1])
             raise ExportError(
-                f"torch.onnx.export could not trace {type(module).__name__}: {first_line(error)}; {REPORT}"
+                f"torch.onnx.export could not trace {type(module).__name__}: {reason}; {REPORT}"
             ) from error
     assert program is not None
     graph = _to_graphsurgeon(program.model)

@@ -14,14 +14,14 @@ from torch.export import Dim
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.trocr.modeling_trocr import TrOCRAttention
 
-from tightbeam.export.tracing.encoder_decoder import PositionLookup, PositionTable, caches_of, present_of, trace_decoder
+from tightbeam.export.tracing.attention_named import attention_named
+from tightbeam.export.tracing.encoder_decoder import PositionTable, TextStep, read_tokens, trace_decoder
 from tightbeam.export.tracing.m2m_100 import M2M100Positions
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
-from tightbeam.graph_passes.builder import read_instead, tidy
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder
 
-__all__ = ["TextStep", "attention_interface", "read_tokens", "trace_vision_encoder_decoder"]
+__all__ = ["attention_interface", "trace_vision_encoder_decoder"]
 
 
 def trace_vision_encoder_decoder(
@@ -56,13 +56,6 @@ def _trace_encoder(model: Any, sizes: Sizes, shape: tuple[int, int, int]) -> gs.
     )
 
 
-def read_tokens(step: gs.Graph) -> None:
-    """Drop the Reshape of tokens [R, 1] to their own shape."""
-    for node in [node for node in step.nodes if node.op == "Reshape" and node.inputs[0].name == "tokens"]:
-        read_instead(node.outputs[0], node.inputs[0])
-    tidy(step)
-
-
 class PixelStep(nn.Module):
     """The encoder over pixels, and its projection to the decoder's width where the model has one."""
 
@@ -76,46 +69,14 @@ class PixelStep(nn.Module):
         return states if self.projection is None else self.projection(states)
 
 
-class TextStep(nn.Module):
-    """One decoder step over an explicit past, to the logits and the new past."""
-
-    def __init__(self, decoder: nn.Module, head: nn.Module, positions: PositionLookup) -> None:
-        super().__init__()
-        self.decoder = decoder
-        self.head = head
-        self.positions = positions
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor, *past: Tensor
-    ) -> tuple[Tensor, ...]:
-        self.positions.positions = positions
-        caches = caches_of(past)
-        R, T = past[0].shape[0], past[0].shape[2]
-        states = self.decoder(
-            input_ids=tokens,
-            attention_mask=torch.ones((R, 1, 1, T + 1), dtype=torch.bool),  # one query at the end sees all positions
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=attention_mask[:, None, None, :].bool(),
-            past_key_values=caches,
-            use_cache=True,
-        ).last_hidden_state  # [R, 1, D]
-        return (self.head(states), *present_of(caches))
-
-
 @contextmanager
 def attention_interface(model: Any) -> Iterator[None]:
     """Context in which the decoder's attention goes through transformers' attention interface."""
-    decoder = model.decoder.config
-    before = decoder._attn_implementation
-    decoder._attn_implementation = "sdpa"
-    try:
-        with patch.object(TrOCRAttention, "forward", _attend):
-            yield
-    finally:
-        decoder._attn_implementation = before
+    with attention_named("sdpa", model.decoder.config), patch.object(TrOCRAttention, "forward", attend):
+        yield
 
 
-def _attend(
+def attend(
     self: Any,
     hidden_states: Tensor,
     key_value_states: Tensor | None = None,

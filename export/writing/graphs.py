@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
@@ -21,6 +22,8 @@ from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.tensor_types import INLINE_BYTES
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
+
+ON_CPU_ALONE = [(DOMAIN, operator.name) for operator in OPERATORS.values() if not operator.gpu]
 
 G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
 
@@ -118,7 +121,7 @@ def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def read_graphs(bundle: Bundle) -> ModelGraphs:
-    """Read the graphs of a bundle, with the types of all tensors.
+    """Read the graphs of a bundle, with the types of all tensors. Operators of the CPU alone become their functions.
 
     Parameters
     ----------
@@ -153,6 +156,7 @@ def _read_graph(bundle: Bundle, entry: GraphEntry, weights: Array | None) -> gs.
             raise ValueError(f"it has unknown operators: {', '.join(sorted(unknown))}")
         onnx.checker.check_model(_without_external_data(model))
         where = {tensor.name: _place(tensor) for tensor in model.graph.initializer if tensor.external_data}
+        model = onnx.inliner.inline_selected_functions(model, ON_CPU_ALONE)
         model = onnx.shape_inference.infer_shapes(model)
         del model.functions[:]
         graph = gs.import_onnx(model)

@@ -150,6 +150,11 @@ def require_one_source(blocks: Mapping[int, AttentionBlock], pass_name: str, all
         others = set(block.between) - set(allowed)
         if others:
             raise unusable_keys(pass_name, layer, others)
+        if block.key.bias is not None and "softcap" in block.attributes and not block.between:
+            raise PassError(
+                f"{pass_name}: the keys of layer {layer} have a bias, and their scores a cap, which this kind of cache "
+                "cannot give them; use kv (--variant dedup)"
+            )
         if block.value.bias is not None or (block.key.bias is not None and not block.between):
             raise PassError(f"{pass_name}: layer {layer} has a key or value bias; run fold_biases first")
         if block.key.source is not block.value.source:

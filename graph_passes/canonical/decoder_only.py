@@ -56,7 +56,7 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
         return
     whole = part.inputs[0].inputs[0]
     bias, axes = None, None
-    if whole.inputs and whole.inputs[0].op == "Unsqueeze":
+    if whole.inputs and whole.inputs[0].op == "Unsqueeze" and whole.inputs[0].inputs[1].values.size == 1:  # one head
         whole, axes = whole.inputs[0].inputs
     if whole.inputs and whole.inputs[0].op == "Add":
         bias = next((operand for operand in whole.inputs[0].inputs if isinstance(operand, gs.Constant)), None)
@@ -68,7 +68,10 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
     if bias is not None:
         alone = build.add("Add", [alone, build.constant(bias.values.reshape(-1)[columns], bias.dtype)])
     if axes is not None:
-        alone = build.add("Unsqueeze", [alone, axes])
+        # A Reshape takes rows without positions too, which are what a step has in the end (cleanup/step_rows.py).
+        shape = [0, -1, alone.inputs[0].inputs[1].values.shape[-1]]
+        shape.insert(axes.values.item() % 4, 1)
+        alone = build.reshape(alone, shape)
     whole_node = part.inputs[0]
     whole_node.outputs = [gs.Variable(f"{made.name}.unread") if made is part else made for made in whole_node.outputs]
     alone.inputs[0].outputs = [part]  # which may be an output of the graph

@@ -9,7 +9,7 @@
 Padding then gets 0 for its attention, which nothing reads. Needs: an encoder whose attentions are all of this form, and
 a bias, if there is one, by the distance alone (T5). A prompt's attention is causal and stays as it is. Saves the
 transposes, the mask [B, 1, N, N] and the bias [1, H, N, N]. The operator has a CPU kernel alone
-(``plugins/ops/encoder_attention``), so this is for variants that run nowhere else.
+(``plugins/ops/encoder_attention``); on a GPU its function runs, which has the nodes above.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import AttentionBlock, attention_blocks
+from tightbeam.graph_passes.attention import AttentionBlock, attention_blocks, head_width
 from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.graph_passes.tensor_types import tensor_types
@@ -64,8 +64,9 @@ _Form = tuple[int, gs.Tensor | None, _Bias | None]
 
 def _form_of(block: AttentionBlock, types: dict[str, int]) -> _Form | None:
     node = block.node
-    width = _head_width(node.inputs[0])
-    plain = not block.between and len(node.outputs) == 1 and len(node.inputs) <= 4
+    width = head_width(node.inputs[0])
+    changed = block.between or "softcap" in block.attributes
+    plain = not changed and len(node.outputs) == 1 and len(node.inputs) <= 4
     if not plain or width is None or int(block.query.weight.shape[1]) % width:
         return None
     heads = int(block.query.weight.shape[1]) // width
@@ -87,18 +88,6 @@ def _form_of(block: AttentionBlock, types: dict[str, int]) -> _Form | None:
 def _is_lowest(masked: gs.Tensor) -> bool:
     """True of the score of a masked position beside which every other one is 0 after the softmax."""
     return isinstance(masked, gs.Constant) and bool((masked.values <= LOWEST).all())
-
-
-def _head_width(heads: gs.Tensor) -> int | None:
-    """K of [B, H, N, K], from the constant at the end of the shape that it was given."""
-    while heads.inputs and heads.inputs[0].op == "Transpose":
-        heads = heads.inputs[0].inputs[0]
-    if not heads.inputs or heads.inputs[0].op != "Reshape":
-        return None
-    shape = heads.inputs[0].inputs[1]
-    if shape.inputs and shape.inputs[0].op == "Concat":
-        shape = shape.inputs[0].inputs[-1]
-    return int(shape.values.reshape(-1)[-1]) if isinstance(shape, gs.Constant) else None
 
 
 def _by_position(mask: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]] | None:

@@ -5,7 +5,7 @@
 
 Softmax weights sum to one, so b_V passes through the attention into the output's bias: c' = b_V W_O + b_O, in float64.
 The term q b_K^T is the same at every position, so softmax drops it, unless keys are rotated (RoPE) or normalised on the
-way to their scores: then b_K stays.
+way to their scores, or scores are capped: then b_K stays.
 
 Needs: Attention nodes fed by ``x W (+ b)``. Saves the biases, which caches of keys alone, of states and of inputs could
 not represent.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import AttentionBlock, Projection, attention_blocks
+from tightbeam.graph_passes.attention import AttentionBlock, Projection, attention_blocks, head_width
 from tightbeam.graph_passes.builder import Builder, read_instead, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
@@ -30,13 +30,13 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
     for graph in (graphs.encoder, graphs.decoder):
         build = Builder(graph, NAME)
         for block in attention_blocks(graph, NAME):
-            folded_parts = (block.value,) if block.between else (block.key, block.value)
+            folded_parts = (block.value,) if block.keeps_key_bias else (block.key, block.value)
             for projection in folded_parts:
                 if projection.bias is not None:
                     saved += int(projection.bias.values.nbytes)
                     folded += 1
             if block.value.bias is not None:
-                _fold_value_bias(build, block, graphs.sizes.V)
+                _fold_value_bias(build, block, head_width(block.node.inputs[2]) or graphs.sizes.V)
             for projection in folded_parts:
                 if projection.bias is not None:
                     read_instead(projection.output, projection.matmul.outputs[0])

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from tightbeam.graph_passes.attention import head_width, projection_behind
 from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 from tightbeam.graph_passes.tensor_types import tensor_types
@@ -33,12 +34,23 @@ def decompose_attention(graphs: ModelGraphs) -> PassResult:
     for graph in (graphs.encoder, graphs.decoder):
         build = Builder(graph, NAME)
         types = tensor_types(graph, NAME)
-        groups_known = graph is graphs.decoder or sizes.decoder_only  # an encoder of its own has as many of both
+        of_decoder = graph is graphs.decoder or sizes.decoder_only
         for node in [node for node in graph.nodes if node.op == "Attention"]:
-            _decompose(build, node, (sizes.H, sizes.G) if groups_known else (1, 1), types)
+            _decompose(build, node, (sizes.H, sizes.G) if of_decoder else _heads_of(node), types)
             matched += 1
         tidy(graph)
     return PassResult(NAME, matched, "" if matched else "no attention is left that is not an operator of ours")
+
+
+def _heads_of(node: gs.Node) -> tuple[int, int]:
+    """Query and key heads of an encoder's attention; 1 and 1, as many of both, where it reads no projections."""
+    found = []
+    for tensor in node.inputs[:2]:
+        width, projection = head_width(tensor), projection_behind(tensor)
+        if width is None or projection is None:
+            return 1, 1
+        found.append(int(projection.weight.shape[1]) // width)
+    return found[0], found[1]
 
 
 def _decompose(build: Builder, node: gs.Node, heads: tuple[int, int], types: Mapping[str, int]) -> None:

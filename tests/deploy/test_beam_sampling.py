@@ -14,12 +14,13 @@ from support.chi_square import MOST, chi_square
 from support.slow_cases import slow_unless
 from support.warpers import torch_scores
 from tightbeam.deploy.errors import NonFiniteError
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve_layers import resolve_options
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
 from tightbeam.deploy.search.beam_sampling import BeamSampleSearch
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.draws import drawn_in_turn
 from tightbeam.deploy.search.rows import Rows, largest
-from tightbeam.deploy.search.warpers import drawn_in_turn
 
 BEAMS, VOCABULARY, END = 2, 10, 3
 LOGITS = np.log(np.array([[30, 20, 15, 10, 8, 7, 5, 3, 1, 1], [2, 3, 9, 1, 24, 16, 30, 5, 6, 4]], np.float32) / 100)
@@ -133,7 +134,7 @@ def test_wrong_distributions_fail_that_bound() -> None:
 
 @pytest.mark.parametrize("count", [5, 4000])
 def test_draws_in_turn(count: int) -> None:
-    """Of a few places among many: as often in each order as their weights say, and none twice."""
+    """A few places among many are drawn as often in each order as their weights say, and none twice."""
     generator, weights = np.random.default_rng(count), np.zeros(count)
     places = generator.choice(count, 4, replace=False)
     own = np.array([0.5, 0.25, 0.2, 0.05])
@@ -149,7 +150,7 @@ def test_draws_in_turn(count: int) -> None:
 
 
 def test_places_without_weight_follow_the_drawn_ones() -> None:
-    """Of fewer candidates with a probability than are drawn: the best of the rest come last."""
+    """The best of the rest come last, where fewer candidates have a probability than are drawn."""
     found = drawn({"top_k": 5}, 3, banned=[token for token in range(VOCABULARY) if token != 4])
     own = RUNNING + LOGITS[:, 4] - np.log(np.exp(LOGITS).sum(axis=1))
     assert sorted(found.scores[0].tolist()) == pytest.approx(sorted([*own.tolist(), -np.inf, -np.inf]))

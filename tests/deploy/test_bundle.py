@@ -1,4 +1,4 @@
-"""The bundle folder: its contents, refusal of damaged or hostile files, and writing, whole or not at all."""
+"""The bundle folder: its contents, and refusal of damaged or hostile files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,7 @@ from safetensors.numpy import load_file
 
 from support.bundles import BundleCache
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner
-from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, Manifest
-from tightbeam.deploy.bundle.writer import write_bundle
-from tightbeam.export import ExportError, export_model
+from tightbeam.deploy.bundle.manifest import FORMAT_VERSION
 from tightbeam.export.writing.weights import plan_weights, write_weights
 
 Change = Callable[[dict[str, Any]], object]
@@ -437,208 +432,3 @@ def test_invalid_tokenizer(copy: Path) -> None:
             new = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest(), "file": entry["file"]}
             edit(copy, put("tokenizer", "files", index, value=new))
     refused(copy, "tokenizer", "cannot be read")
-
-
-# Writing
-
-
-@pytest.fixture
-def fill(bundle: Path) -> Callable[[Path], Manifest]:
-    """Writes the files of the shared bundle."""
-
-    def write(folder: Path) -> Manifest:
-        shutil.copytree(bundle, folder, dirs_exist_ok=True)
-        return Bundle.load(bundle, verify=False).manifest
-
-    return write
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_writing_makes_the_bundle_and_nothing_else(tmp_path: Path, bundle: Path, fill: Any) -> None:
-    written = write_bundle(tmp_path / "new" / "deep" / "out", fill)
-    assert Bundle.load(written.path) == written
-    assert content(written.path) == content(bundle)
-    assert [path.name for path in (tmp_path / "new" / "deep").iterdir()] == ["out"]
-
-
-class Boom(RuntimeError):
-    pass
-
-
-def full_disk(folder: Path) -> Manifest:
-    (folder / "encoder.onnx").write_bytes(b"half")
-    write_weights(Path("/dev/full"), plan_weights({"w": np.zeros((64, 64), np.float32)}))
-    raise AssertionError("/dev/full took it")
-
-
-def raising(error: BaseException) -> Callable[[Path], Manifest]:
-    def fill(folder: Path) -> Manifest:
-        (folder / "encoder.onnx").write_bytes(b"half")
-        raise error
-
-    return fill
-
-
-@pytest.mark.parametrize(
-    ("failing", "expected"),
-    [
-        (raising(Boom()), Boom),
-        (raising(KeyboardInterrupt()), KeyboardInterrupt),
-        (raising(SystemExit(1)), SystemExit),
-        (raising(OSError(28, "No space left on device")), BundleError),
-        pytest.param(
-            full_disk, BundleError, marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-        ),
-    ],
-    ids=["error", "ctrl-c", "exit", "no space", "full device"],
-)
-def test_failure_while_writing_leaves_things_as_they_were(
-    tmp_path: Path, fill: Any, failing: Any, expected: type[BaseException]
-) -> None:
-    with pytest.raises(expected) as caught:
-        write_bundle(tmp_path / "out", failing)
-    assert list(tmp_path.iterdir()) == []
-    if expected is BundleError:
-        assert "No space left on device" in str(caught.value)
-
-    (tmp_path / "out").mkdir()  # an empty folder is no loss
-    write_bundle(tmp_path / "out", fill)
-    before = content(tmp_path / "out")
-    with pytest.raises(expected):
-        write_bundle(tmp_path / "out", failing, force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert content(tmp_path / "out") == before
-    assert Bundle.load(tmp_path / "out")
-
-
-def test_no_space_at_the_last_sync(tmp_path: Path, fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(BundleError, match="No space left on device"):
-        write_bundle(tmp_path / "out", fill)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")], ids=["ctrl-c", "error"])
-@pytest.mark.parametrize("failing_rename", [1, 2])
-def test_failure_while_replacing_keeps_the_old_bundle(
-    tmp_path: Path, fill: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, failing_rename: int
-) -> None:
-    write_bundle(tmp_path / "out", fill)
-    (tmp_path / "out" / "mine").write_text("the old one")
-    calls = 0
-    rename = Path.rename
-
-    def failing(path: Path, target: Path) -> Path:
-        nonlocal calls
-        calls += 1
-        if calls == failing_rename:
-            raise error
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else BundleError):
-        write_bundle(tmp_path / "out", fill, force=True)
-    assert (tmp_path / "out" / "mine").read_text() == "the old one"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-from tightbeam.deploy.bundle.writer import write_bundle
-def fill(folder):
-    (folder / "encoder.onnx").write_bytes(b"half")
-    print("writing", flush=True)
-    time.sleep(60)
-write_bundle(sys.argv[1], fill, force=True)
-"""
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_kill_while_writing(tmp_path: Path, fill: Any, existing: bool) -> None:
-    target = tmp_path / "out"
-    if existing:
-        write_bundle(target, fill)
-    before = content(target)
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(target)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"writing\n"
-        process.send_signal(signal.SIGKILL)
-    assert target.exists() == existing
-    assert content(target) == before
-    write_bundle(target, fill, force=existing)
-    assert Bundle.load(target)
-
-
-def cannot_write(target: Path, *parts: str, force: bool = False) -> None:
-    def never(_: Path) -> Manifest:
-        raise AssertionError("the work was begun")
-
-    with pytest.raises(BundleError) as caught:
-        write_bundle(target, never, force=force)
-    assert "\n" not in str(caught.value)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_output_that_exists(tmp_path: Path, fill: Any) -> None:
-    write_bundle(tmp_path / "bundle", fill)
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "thesis.txt").write_text("mine")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    for name in ("bundle", "file", "folder", "dangling"):
-        cannot_write(tmp_path / name, name, "exists", "--force")
-    for name in ("file", "folder", "dangling"):
-        cannot_write(tmp_path / name, name, "no bundle", "--output", force=True)
-    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
-
-
-def test_output_where_nothing_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    cannot_write(tmp_path / "file" / "out", "--output")
-    cannot_write(tmp_path / ("n" * 300), "File name too long", "--output")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_unwritable_parent(tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0o555)
-    cannot_write(tmp_path / "locked" / "deep" / "out", "locked", "--output")
-
-
-def test_parent_that_refuses_new_folders(fill: Any) -> None:
-    with pytest.raises(BundleError, match="cannot"):
-        write_bundle("/proc/self/out", fill)
-
-
-def test_output_made_by_someone_else_meanwhile(tmp_path: Path, fill: Any) -> None:
-    def slow(folder: Path) -> Manifest:
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "theirs").write_text("theirs")
-        return fill(folder)
-
-    with pytest.raises(BundleError, match="out"):
-        write_bundle(tmp_path / "out", slow)
-    assert content(tmp_path / "out") == {"theirs": b"theirs"}
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_replacing_through_a_link_spares_what_it_points_to(tmp_path: Path, fill: Any) -> None:
-    write_bundle(tmp_path / "real", fill)
-    (tmp_path / "real" / "mine").write_text("mine")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_bundle(tmp_path / "link", fill, force=True)
-    assert (tmp_path / "real" / "mine").exists()
-    assert Bundle.load(tmp_path / "link") and not (tmp_path / "link" / "mine").exists()
-
-
-def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ExportError):
-        export_model(tmp_path / "nothing", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []

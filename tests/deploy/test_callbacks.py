@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.bundles import BundleCache
-from tightbeam.deploy import Runner, SearchResult
+from tightbeam.deploy import Runner, SearchResult, search
+from tightbeam.deploy.errors import InputError
 
 IDS = np.random.default_rng(3).integers(4, 100, (6, 9))
 MASK = (np.arange(9) < np.array([9, 4, 7, 2, 9, 5])[:, None]).astype(np.int64)
@@ -107,3 +109,14 @@ def test_search_stops_when_all_samples_are_cancelled(runner: Runner, settings: d
     last = Recorder(dict.fromkeys(range(6), 16))
     runner.generate(IDS, MASK, callback=last, **settings)
     assert (len(last.ran), last.found) == (16, {})
+
+
+@pytest.mark.parametrize(
+    ("callback", "lacks"), [(5, "on_step and no on_finished"), (SimpleNamespace(on_step=print), "on_finished")]
+)
+def test_what_is_no_callback_is_refused(runner: Runner, callback: Any, lacks: str) -> None:
+    example = f"{search.__name__}.{search.SearchCallback.__name__}"
+    with pytest.raises(InputError, match=rf"callback=.* has no method {lacks}; pass an object with both, as {example}"):
+        runner.generate(IDS, MASK, callback=callback)
+    with pytest.raises(InputError, match=f"no method {lacks}"):
+        runner.generate([[5, 6], [7]], callback=callback)

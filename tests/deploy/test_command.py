@@ -1,4 +1,4 @@
-"""The commands: their output streams, and one line and a non-zero exit code for every mistake."""
+"""The command run-model: its output streams, and one line and a non-zero exit code for every mistake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +16,12 @@ import numpy as np
 import pytest
 
 from support.bundles import BundleCache
-from support.checkpoints import SENTENCES, CheckpointCache
-from support.commands import MODULE, SHORT, Command, Done, caller, process
-from tightbeam.deploy import Bundle, Runner
+from support.checkpoints import SENTENCES
+from support.commands import MODULE, SHORT, Command, caller, process
+from tightbeam.deploy import Runner
 from tightbeam.deploy.command import run_model
 from tightbeam.deploy.generation.fields import SPEECH_ONLY
 from tightbeam.deploy.generation.given import caller_layers, merged
-from tightbeam.export.command import main as export_main
-from tightbeam.export.progress import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -434,148 +431,3 @@ def test_damaged_bundle(bundle: Path, call: Command, tmp_path: Path) -> None:
     with (damaged / "decoder.onnx").open("ab") as stream:
         stream.write(b"more")
     call(damaged, "-", stdin=b"a\n").failed("decoder.onnx", "export the model again")
-
-
-# The process
-
-
-def test_closed_output_pipe(bundle: Path) -> None:
-    command = [*MODULE, str(bundle), "-", "--batch-size", "1", *SHORT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        assert running.stdin and running.stdout and running.stderr
-        running.stdin.write(b"a small town\n" * 50)
-        running.stdin.close()
-        assert running.stdout.readline()
-        running.stdout.close()
-        assert running.stderr.read() == b""
-    assert running.returncode == 1
-
-
-def test_interrupt(bundle: Path) -> None:
-    command = [*MODULE, str(bundle), "-", "--batch-size", "1", *SHORT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        assert running.stdin and running.stdout and running.stderr
-        running.stdin.write(b"a small town\n")
-        running.stdin.flush()
-        assert running.stdout.readline()  # now it waits for the second line
-        running.send_signal(signal.SIGINT)
-        error = running.stderr.read().decode()
-    assert running.returncode == 130
-    assert error.startswith("error: interrupted") and len(error.splitlines()) == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_full_disk(bundle: Path, texts: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [*MODULE, str(bundle), str(texts), *SHORT], stdout=full, stderr=subprocess.PIPE, timeout=60
-        )
-    Done(done.returncode, "", done.stderr.decode()).failed("No space left on device", code=1)
-
-
-COMMANDS = [
-    f"tightbeam.{name}"
-    for name in (
-        *("deploy.command", "deploy.show_command", "deploy.serving.command", "deploy.serving.local_command"),
-        *("export.command", "export.build_command"),
-    )
-]
-
-
-def entry(module: str) -> list[str]:
-    return [sys.executable, "-c", f"from {module} import main; main()"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("module", COMMANDS)
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_full_disk_under_help_and_version(module: str, option: str) -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run([*entry(module), option], stdout=full, stderr=subprocess.PIPE, timeout=60)
-    failed = Done(done.returncode, "", done.stderr.decode()).failed("standard output: no space left on device")
-    assert len(failed.messages) == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_full_disk_under_show_bundle_and_triton_repo(bundle: Path, tmp_path: Path) -> None:
-    for module, *more in ((COMMANDS[1],), (COMMANDS[2], tmp_path)):
-        with open("/dev/full", "wb") as full:
-            command = [*entry(module), str(bundle), *map(str, more)]
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
-        failed = Done(done.returncode, "", done.stderr.decode()).failed("standard output: no space left on device")
-        assert len(failed.messages) == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_under_standard_error_loses_no_result(bundle: Path) -> None:
-    lines = b"a small town\n\nby the river\n"  # the second is an error
-    kept = process(bundle, "--json", "--batch-size", 1, *SHORT, stdin=lines)
-    with open("/dev/full", "wb") as full:
-        command = [*MODULE, str(bundle), "--json", "--batch-size", "1", *SHORT]
-        done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=60)
-    assert (done.returncode, done.stdout.decode()) == (1, kept.out)
-
-
-@pytest.mark.parametrize(
-    ("closed", "part"), [("<&-", "standard input is closed"), (">&-", "standard output is closed")]
-)
-def test_closed_standard_streams(bundle: Path, texts: Path, closed: str, part: str) -> None:
-    source = "-" if closed == "<&-" else str(texts)
-    done = process(*MODULE, bundle, source, command=["sh", "-c", f'exec "$@" {closed}', "sh"])
-    done.failed(part)
-
-
-# export-model
-
-
-@pytest.fixture
-def export(call: Command, checkpoints: CheckpointCache) -> Command:
-    def run(*arguments: object) -> Done:
-        return call(*arguments, entry=export_main)
-
-    return run
-
-
-def export_failed(done: Done, *parts: str) -> None:
-    assert done.code == 1
-    assert done.out == ""
-    *steps, error = done.err.splitlines()
-    assert set(steps) <= set(STEPS), done.err
-    assert error.startswith("error: ")
-    for part in parts:
-        assert part in error
-
-
-def test_export_mistakes(export: Command, checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    checkpoint = checkpoints(tokenizer=True)
-    output = tmp_path / "out"
-    options = ("--output", output, "--no-check")
-    export_failed(export("no-such-model", *options), "no-such-model")
-    export_failed(export(tmp_path / "nothing", *options), "nothing")
-    export_failed(
-        export(checkpoint, *options, "--variant", "slimmer"), "variant 'slimmer' is unknown", "baseline, dedup, el"
-    )
-    export_failed(export(checkpoint, *options, "--precision", "fp8"), "precision 'fp8'", "fp32")
-    export_failed(export(checkpoint, *options, "--max-new-tokens", 0), "max_new_tokens=0", "1 or more")
-    export_failed(export(checkpoint, *options, "--max-new-tokens", 64), "max_new_tokens=64", "64 positions")
-    export_failed(export(checkpoint, "--output", tmp_path / ("n" * 300)), "File name too long", "--output")
-    assert list(tmp_path.iterdir()) == []
-    output.mkdir()
-    (output / "thesis.txt").write_text("mine")
-    export_failed(export(checkpoint, *options), "exists", "--force")
-    export_failed(export(checkpoint, *options, "--force"), "no bundle", "--output")
-    assert [path.name for path in output.iterdir()] == ["thesis.txt"]
-
-
-def test_export_without_tokenizer_says_nothing_wrong(
-    export: Command, checkpoints: CheckpointCache, tmp_path: Path, call: Command
-) -> None:
-    folder = checkpoints(tokenizer=False)
-    done = export(folder, "--output", tmp_path / "out", "--variant", "dedup", "--max-new-tokens", 6)
-    assert done.code == 0, done.err
-    assert "error" not in done.err and "warning" not in done.err.lower()
-    assert f"run-model {tmp_path / 'out'} --ids" in done.out and "has no tokenizer" in done.out
-    manifest = Bundle.load(tmp_path / "out").manifest
-    assert manifest.tokenizer is None and manifest.parity and manifest.parity.tokens > 0
-    tokens = call(tmp_path / "out", "--ids", "--json", stdin=b"[5, 2]").succeeded().records[0]["tokens"]
-    assert 2 <= len(tokens) <= 7

@@ -84,7 +84,7 @@ def test_configs_of_the_table_differ_in_their_tokens(both: tuple[Runner, Any]) -
 
 
 def test_the_config_of_a_speech_model(bundles: BundleCache) -> None:
-    """It carries the languages, the tasks and facts of the model, which ask for nothing."""
+    """The config carries the languages, the tasks and facts of the model, which ask for nothing."""
     arguments = {"generation": WHISPER_GENERATION}
     model = bundles.trace("whisper", **arguments)[0].model
     runner = Runner.load(bundles("el", "whisper", **arguments), threads=1)

@@ -14,7 +14,8 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.fields import DORMANT, INERT, OWN, SAMPLING, SUPPORTED, UNSUPPORTED, WARPERS
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_options
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve_layers import resolve_options
 
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
 VOCABULARY, POSITIONS = 50, 64
@@ -231,7 +232,7 @@ def test_warpers_that_are_not_supported_are_refused_while_sampling(field: str) -
 
 
 def test_candidates_of_sampling() -> None:
-    """So many that the best ``top_k`` are among them with what equals the last one; rows where they would be many."""
+    """Candidates hold the best ``top_k`` and what equals the last one; whole rows are read where they would be many."""
     for top_k, candidates in ((1, 16), (8, 16), (9, 32), (50, 64), (248, 256)):
         options = resolve_options(BASE, {"do_sample": True, "top_k": top_k}, vocab_size=1000, max_positions=POSITIONS)
         assert (options.candidates, options.samples_candidates, options.needs_logits) == (candidates, True, "")

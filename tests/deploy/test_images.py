@@ -17,7 +17,7 @@ from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image import files
 from tightbeam.deploy.image.files import ImageFile
 from tightbeam.deploy.image.processor import ImageProcessor
-from tightbeam.deploy.serving.encoded import file_bytes
+from tightbeam.deploy.serving.worker.encoded import file_bytes
 
 pillow = pytest.importorskip("PIL.Image")
 

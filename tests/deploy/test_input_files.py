@@ -130,7 +130,7 @@ def test_arrays_are_samples(whisper: Path, tmp_path: Path) -> None:
         == expected
     )
     for bad in (np.zeros((2, 9), np.float32), np.zeros(9, np.int16), 3):
-        with pytest.raises(InputError, match="expected names of audio files, or arrays of samples, one channel"):
+        with pytest.raises(InputError, match="expected the name of an audio file, or an array of samples, one channel"):
             runner.transcribe([bad])
     for samples, expected_error in ((np.zeros(0, np.float32), "is empty"), (np.full(9, np.nan), "holds NaN")):
         with pytest.raises(InputError, match=f"the recording {expected_error}"):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from support.bundles import BundleCache
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.runtimes._shared_weights import TiedWeights, _fields, _varint
+from tightbeam.deploy.bundle.protobuf import fields, varint
+from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.graph_passes import PRESETS
 
 
@@ -98,7 +99,7 @@ def test_offsets_outside_the_file_are_ignored(
 
 
 def test_integers_of_protobuf() -> None:
-    assert _varint(memoryview(b"\xac\x02\x07"), 0) == (300, 2)
-    assert list(_fields(memoryview(b"\x08\x96\x01\x12\x02hi\x25abcd"))) == [(1, 150), (2, b"hi"), (4, b"abcd")]
+    assert varint(memoryview(b"\xac\x02\x07"), 0) == (300, 2)
+    assert list(fields(memoryview(b"\x08\x96\x01\x12\x02hi\x25abcd"))) == [(1, 150), (2, b"hi"), (4, b"abcd")]
     with pytest.raises(ValueError, match="beyond its message"):
-        list(_fields(memoryview(b"\x12\x05hi")))
+        list(fields(memoryview(b"\x12\x05hi")))

@@ -14,9 +14,11 @@ from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.commands import Command, Done, caller
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.bundle.operators import operators_note, operators_version
 from tightbeam.deploy.bundle_facts import Workload, cache_bytes, facts_of, report_of, workload_of
 from tightbeam.deploy.show_command import main
 from tightbeam.graph_passes import PRESETS
+from tightbeam.plugins.ops import VERSION
 
 OLD = Path(__file__).parents[1] / "data" / "bundle-format-1"
 
@@ -77,6 +79,8 @@ def test_report_has_a_line_for_each_fact(call: Command) -> None:
         "files": "63 kB: encoder.onnx 5.2 kB, decoder.onnx 17 kB, weights.safetensors 29 kB, tokenizer 12 kB",
         "cache": "2.3 kB (source 1.5 kB, generated 0.8 kB) for a batch of 1, 1 beam, 32 source positions, 8 new tokens",
         "check": "108 tokens of 4 inputs under 3 settings equal model.generate's, scores within 3e-08",
+        "operators": f"of version 1, older than the kernels' {VERSION}: the functions in its graphs run in their "
+        "place, slower; export the model again",
         "generation": "bos_token_id=0, decoder_start_token_id=2, eos_token_id=2, forced_eos_token_id=2, "
         "max_new_tokens=8, pad_token_id=1",
         "tokenizer": "tokenizers",
@@ -94,6 +98,20 @@ def test_json_holds_the_facts(call: Command) -> None:
     assert facts["cache"]["generated"] == 3 * 4 * 10 * 2 * D * itemsize
     assert facts["total_bytes"] == sum((OLD / name).stat().st_size for name in facts["files"])
     assert facts["check"]["tokens"] == 108
+    assert facts["operators_version"] == 1
+
+
+def test_operators_of_this_version_have_no_line(bundles: BundleCache) -> None:
+    bundle = Bundle.load(bundles("dedup", "bart"))
+    assert facts_of(bundle, workload_of(bundle.manifest))["operators_version"] == VERSION
+    assert operators_note(bundle) is None and "operators" not in dict(report_of(bundle, workload_of(bundle.manifest)))
+
+
+def test_a_damaged_graph_has_no_version(changed: Any) -> None:
+    folder = changed()
+    for content in (b"", b"\x42\xff", b"\x42\x03\x0a\x09t", b"\x42\x02\x08\x05", bytes(range(256))):
+        (folder / "decoder.onnx").write_bytes(content)
+        assert operators_version(Bundle(folder, Bundle.load(OLD).manifest)) is None
 
 
 def test_report_of_other_bundles(changed: Any) -> None:

@@ -18,6 +18,7 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED
+from tightbeam.deploy.generation.fixes import with_fields
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
@@ -260,7 +261,7 @@ def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
         (b'{"text": "a town", "max_length": 1e400}', "max_length=inf"),
         (b'{"text": "a town", "truncate": "yes"}', "truncate='yes' is neither true nor false"),
         (b'{"text": "a town", "generation_config": {"num_beams": 2}}', "write its settings into the line"),
-        (b'{"text": "a town", "language": "de"}', "language='de' .* it is for speech models"),
+        (b'{"text": "a town", "language": "de"}', "language='de' .* it is for Whisper"),
         (b'{"txt": "a town"}', r"no field 'text' among \['txt'\]; expected a line such as"),
         (b"{}", "no field 'text' among none"),
         (b'{"text": 5}', "text is int, expected a text"),
@@ -300,7 +301,16 @@ def test_objects_with_token_ids_truncation_and_settings_without_effect(runner: R
 @pytest.mark.parametrize(
     ("own", "common", "error"),
     [
-        ({"temperature": 0.5}, {}, "temperature=0.5 (from the line) does nothing without do_sample; pass"),
+        (
+            {"temperature": 0.5},
+            {},
+            'temperature=0.5 (from the line) does nothing without do_sample; pass "do_sample": true, or leave it out',
+        ),
+        (
+            {"early_stopping": 5},
+            {},
+            'early_stopping=5 (from the line) is not a choice; pass true, false or "never"',
+        ),
         ({"num_return_sequences": 3}, {"num_beams": 2}, "num_return_sequences=3 (from the line) is more than num_be"),
         ({"num_beams": 1}, {"num_return_sequences": 2}, "num_return_sequences=2 (from the call) is more than num_bea"),
         (
@@ -316,6 +326,19 @@ def test_an_error_names_the_source_of_its_setting(
     lines = as_lines({"text": "a town", "num_beams": 4}, {"text": "a town", **own})
     good, bad = run_text_input(runner, lines, OBJECTS, max_rows=8, max_new_tokens=3, **{"num_beams": 2, **common})
     assert good.error is None and bad.error is not None and bad.error.startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("fix", "expected"),
+    [
+        ("pass several, such as temperature=(0.0, 0.2)", 'pass several, such as "temperature": [0.0, 0.2]'),
+        ("pass 'first-segment' or None", 'pass "first-segment" or null'),
+        ("pass do_sample=True, num_beams=1 too", 'pass "do_sample": true, "num_beams": 1 too'),
+    ],
+)
+def test_a_fix_is_written_as_fields(fix: str, expected: str) -> None:
+    assert with_fields(f"seed='a' is wrong; {fix}") == f"seed='a' is wrong; {expected}"
+    assert with_fields("num_beams=True is wrong") == "num_beams=True is wrong"
 
 
 def test_a_limit_of_a_line_overrides_that_of_a_config(runner: Runner) -> None:

@@ -10,8 +10,9 @@ import pytest
 from support.chi_square import MOST, chi_square
 from support.warpers import torch_probabilities
 from tightbeam.deploy.generation.sampling import Sampling
+from tightbeam.deploy.search.draws import drawn, drawn_from_row
 from tightbeam.deploy.search.rows import largest
-from tightbeam.deploy.search.warpers import Warpers, drawn, drawn_from_row
+from tightbeam.deploy.search.warpers import Warpers
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},

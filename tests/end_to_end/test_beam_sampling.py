@@ -96,7 +96,7 @@ def test_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 @pytest.mark.parametrize("top_k", [20, 0])
 def test_prompts_and_tries(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
-    """Of a decoder-only model, and over a trie of fewer entries than are drawn."""
+    """A decoder-only model, and a trie of fewer entries than are drawn."""
     asked = {"do_sample": True, "num_beams": 3, "max_new_tokens": 8, "top_k": top_k, "temperature": 1.5}
     model, (ids, mask) = bundles.trace("gpt2")[0].model, prompts((9, 4, 1), 3)
     runner = Runner.load(bundles("dedup", "gpt2"), threads=1)

@@ -28,6 +28,7 @@ LONGROPE = {
 SHAPES: tuple[Shape, ...] = (
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": None}),
     ("gpt2", {"tie_word_embeddings": False, "n_head": 1, "n_layer": 1}),
+    ("gpt_bigcode", {"multi_query": True, "n_head": 1, "n_layer": 1}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),  # as 40B
     ("falcon", {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}, "num_hidden_layers": 1}),
@@ -66,9 +67,9 @@ REPEATED: tuple[Shape, ...] = (
 @pytest.mark.parametrize(("family", "shape"), slow_unless((*SHAPES, *REPEATED), lambda *case: case in SHAPES))
 def test_odd_shapes(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
     model = bundles.trace(family, seed=9, **shape)[0].model
-    by_head = family == "gpt2" or (family == "gpt_bigcode" and not shape["multi_query"])
+    by_head = family == "gpt2" or (family == "gpt_bigcode" and (shape.get("n_head") == 1 or not shape["multi_query"]))
     others = ("dedup", "el", "baseline") if "alibi" in shape else ("dedup",)
-    for variant in ("el", "kcache") if by_head else others:
+    for variant in ("el", "kcache", "xcache") if by_head else others:
         runner = Runner.load(bundles(variant, family, seed=9, **shape), threads=1)
         expect_equal(runner, model, runs(SETTINGS[1:2] + SETTINGS[3:]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from support.checkpoints import WHISPER_GENERATION
 from support.commands import SHORT, caller
 from support.image_checkpoints import images
 from tightbeam.deploy import Runner
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.text.file_lines import FileLine
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.source_reader import SourceReader, _LineReader
 
 pillow = pytest.importorskip("PIL.Image")
 soundfile = pytest.importorskip("soundfile")
@@ -45,6 +50,7 @@ def test_each_recording_has_its_settings(
         *({"file": name, **wrong} for wrong in ({"num_beams": 9}, {"truncate": True}, {"language": 3})),
         {"file": 3},
         "{",
+        {"file": name, "prompt_ids": [50, 7, 8], "return_token_scores": True},
         {"file": name},
     )
     done = run(folder, file, "--json-input", "file", "--json", "--language", "en", *SHORT)
@@ -54,16 +60,30 @@ def test_each_recording_has_its_settings(
         ("lines.jsonl, line 7: language=3 is no language code of this model"),
         ("lines.jsonl, line 8: file is int, expected the name of a file; pass it in quotes"),
         ("lines.jsonl, line 9: not a JSON object; expected a line such as"),
+        ("lines.jsonl, line 10: return_token_scores=True does not go with prompt_ids; leave one of them out"),
     )
     for fault in faults:
         done.failed(fault)
     for record, settings in zip(done.records, own, strict=False):
         expected = {"language": "en", "max_new_tokens": 5, **settings}
         assert record["text"] == runner.transcribe([name], **expected)[0]
-    assert done.records[-1] == {**done.records[0], "line": 10}
+    assert done.records[-1] == {**done.records[0], "line": 11}
     assert len({record["text"] for record in done.records[:4]}) > 2
     wrong = ("--json-input", "file", "--format", "srt")
     run(folder, file, *wrong).failed("--format srt does not go with --resume, --json or --json-input; leave one out")
+
+
+def test_a_fix_is_given_as_fields_of_the_line() -> None:
+    """For a fault that is found as the file is opened, too."""
+
+    class Refusing(SourceReader):
+        def open(self, result: InputResult, source: Any) -> Any:
+            raise InputError(f"{source} is too long; pass return_timestamps=False")
+
+    options: Any = SimpleNamespace(num_beams=1, num_return_sequences=1)
+    reader = _LineReader(lambda settings: Refusing(options), {}, 8, True)
+    assert str(reader.read(1, "a.wav").failure) == "a.wav is too long; pass return_timestamps=False"
+    assert str(reader.read(2, FileLine("a.wav", {})).failure) == 'a.wav is too long; pass "return_timestamps": false'
 
 
 def test_each_image_has_its_settings(
@@ -75,10 +95,12 @@ def test_each_image_has_its_settings(
     pillow.fromarray(images(2)[0]).save(name)
     own: tuple[dict[str, Any], ...] = ({}, {"num_beams": 3, "num_return_sequences": 2}, {"decoder_input_text": "the"})
     records = [{"page": name, **settings} for settings in own]
-    file = lines(tmp_path / "lines.jsonl", *records, {"page": f"{name}x"}, {"page": name, "prompt": "a"})
+    wrong = ({"page": f"{name}x"}, {"page": name, "prompt": "a"}, {"page": name, "top_k": 3})
+    file = lines(tmp_path / "lines.jsonl", *records, *wrong)
     done = run(folder, file, "--json-input", "page", "--json", *SHORT)
     done.failed("lines.jsonl, line 4: there is no file")
-    done.failed("lines.jsonl, line 5: prompt='a' (from the line)", "for speech models")
+    done.failed("lines.jsonl, line 5: prompt='a' (from the line)", "for Whisper")
+    done.failed("lines.jsonl, line 6: top_k=3 (from the line)", 'pass "do_sample": true, or leave it out')
     for record, settings in zip(done.records, own, strict=False):
         (expected,) = runner.read_images([name], max_new_tokens=5, **settings)
         assert record["tokens"] == expected.sequences[0]

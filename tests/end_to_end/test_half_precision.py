@@ -46,6 +46,7 @@ CASES = [
     *(("bart", variant) for variant in PRESETS),
     *((family, variant) for family in ("t5", "gpt2", "whisper") for variant in ("dedup", "el")),
     ("llama", "dedup"),
+    *(pytest.param(family, "dedup", marks=pytest.mark.slow) for family in ("longt5", "led")),
 ]
 
 
@@ -97,7 +98,7 @@ def torch_log_probabilities(bundle: Bundle, model: Any, sources: Sources, tokens
 
 @pytest.fixture(scope="module")
 def known(folders: Folders, half: Half) -> Callable[[str], tuple[Sources, Array, Array, Array]]:
-    """By family: sources, random tokens, and torch's log-probabilities of them in float64 and in float16."""
+    """Sources by family, random tokens, and torch's log-probabilities of them in float64 and in float16."""
     made: dict[str, tuple[Sources, Array, Array, Array]] = {}
 
     def get(family: str) -> tuple[Sources, Array, Array, Array]:

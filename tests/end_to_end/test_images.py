@@ -7,6 +7,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from support.triton_requests import run as run_requests
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.image.patches import PatchProcessor
-from tightbeam.deploy.serving.messages import Request
-from tightbeam.deploy.serving.requests import RequestParser
-from tightbeam.deploy.serving.responses import tensors_of
+from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.worker.requests import RequestParser
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
@@ -197,13 +198,13 @@ def test_the_pages_of_a_tiff_are_one_document(
     rows = np.array([[scan.read_bytes()], [single.read_bytes()]], object)
     requests = [Request(1, {"IMAGE": rows}, json.dumps(own)), Request(2, {"IMAGE": rows[:1]}, "{}")]
     requests.append(Request(3, {"IMAGE": np.array([[broken.read_bytes()]], object)}, json.dumps(own)))
-    monkeypatch.setattr("tightbeam.deploy.serving.requests.MAX_PAGES", 7)
+    monkeypatch.setattr("tightbeam.deploy.serving.worker.requests.MAX_PAGES", 7)
     log = run_requests(runner, requests, max_rows=4)
     assert log.outputs(1) == [found, alone[0]] and len(log.outputs(2)[0].pages) == 7
     assert "the image" in log.refusals()[3].message
     listed = tensors_of(log.outputs(1), 0)["PAGES"].ravel().tolist()
     assert json.loads(listed[0]) == first["pages"] and listed[1] == b"null"
-    monkeypatch.setattr("tightbeam.deploy.serving.requests.MAX_PAGES", 6)
+    monkeypatch.setattr("tightbeam.deploy.serving.worker.requests.MAX_PAGES", 6)
     message = run_requests(runner, requests[1:2]).refusals()[2].message
     assert message == "the image has 7 pages, expected 6 at most; cut it into pieces"
     with pytest.raises(InputError, match=r"num_return_sequences=2 is for images of one page, .*scan.tiff has 7"):
@@ -220,12 +221,17 @@ def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
         runner.generate_from_pixels(np.zeros((1, 3, 20, 19), np.float32))
     with pytest.raises(InputError, match="NaN or infinity"):
         runner.generate_from_pixels(np.full((1, 3, 20, 20), np.nan, np.float32))
+    with pytest.raises(InputError, match="pixel_values is float64, or holds NaN or infinity; expected finite float32"):
+        runner.generate_from_pixels(np.full((1, 3, 20, 20), 1e300))
     with pytest.raises(InputError, match="this is a text model; pass text or token ids instead of images"):
         runner_of_text(bundles).read_images([images(0)[0]])
     with pytest.raises(InputError, match=r"image 1: an image is float64 \[3\], expected uint8"):
         runner.read_images([images(0)[0], np.zeros(3)])
     with pytest.raises(InputError, match=r"image 0: there is no file .*absent\.png"):
         runner.read_images([tmp_path / "absent.png"])
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(InputError, match=r"pipe\.png is a pipe or a device, not a file; expected a PNG"):
+        runner.read_images([tmp_path / "pipe.png"])
     with pytest.raises(InputError, match="images is str, expected a list"):
         runner.read_images("a.png")
     with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens"):
@@ -249,6 +255,12 @@ def test_the_command_writes_a_line_for_each_file(
     done.failed("broken.png cannot be read as an image")
     first, broken, last = done.records
     assert [first["tokens"], last["tokens"]] == expected and "error" in broken
+    pillow.fromarray(pages[0]).save(tmp_path / "page.gif")
+    pillow.fromarray(pages[0][:, :, 0].astype(np.float32)).save(tmp_path / "float.tif")
+    done = run(folder, tmp_path / "page.gif", names[0], tmp_path / "float.tif", "--json", *SHORT)
+    done.failed("page.gif cannot be read as an image")
+    assert [done.records[1]["tokens"], "error" in done.records[0]] == [expected[0], True]
+    assert "float.tif has numbers of 32 bits as colours" in done.records[2]["error"]
     run(folder, names[0], "--ids").failed("--ids, --truncate and --document are for text", code=1)
     run(folder, tmp_path / "a.wav").failed("a.wav is an audio file, and this is a model of images; pass an image file")
 
@@ -274,7 +286,7 @@ def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
 
 
 def patches_of(checkpoint: Any, pages: list[Any]) -> dict[str, torch.Tensor]:
-    """What transformers' own processor on pillow makes of images."""
+    """Patches by transformers' own processor on pillow."""
     processor = transformers.Pix2StructImageProcessorPil.from_pretrained(checkpoint.path)
     return dict(processor(pages, input_data_format="channels_last", return_tensors="pt"))
 
@@ -325,6 +337,13 @@ def test_images_are_read_as_patches(bundles: BundleCache, tmp_path: Path) -> Non
     ):
         with pytest.raises(InputError, match=expected_error):
             runner.generate_from_pixels(np.zeros(shape, np.float32))
+
+
+def test_a_window_wider_than_a_stage_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c", "donut")
+    encoder = json.loads((folder / "config.json").read_text())["encoder"]
+    edit_json(folder / "config.json", encoder={**encoder, "window_size": 5})
+    assert "window_size is 5, wider than the 6 x 4 positions of stage 1" in refusal(folder)
 
 
 def test_patches_are_those_of_transformers(tmp_path: Path) -> None:

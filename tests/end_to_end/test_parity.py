@@ -18,8 +18,8 @@ from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize
 
 FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
-RELATED = ("m2m_100", "blenderbot", "blenderbot-small")
-"""Families with the layers of another: they differ in positions and heads, which no variant touches."""
+RELATED = ("m2m_100", "blenderbot", "blenderbot-small", "longt5", "led")
+"""Families with the decoder of another: they differ in positions, heads and encoders, which no variant touches."""
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.extractors import extractor_of
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.serving.messages import Request
-from tightbeam.deploy.serving.requests import RequestParser
+from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.worker.requests import RequestParser
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
@@ -58,7 +58,7 @@ def recordings(seed: int) -> list[Array]:
 
 
 def extracted(checkpoint: Checkpoint, waves: list[Array]) -> dict[str, torch.Tensor]:
-    """What transformers' own extractor makes of recordings: a padded batch, and its mask."""
+    """Features by transformers' own extractor: a padded batch, and its mask."""
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path)
     return dict(extractor(waves, sampling_rate=RATE_HZ, padding=True, return_tensors="pt"))
 
@@ -198,6 +198,8 @@ def test_wrong_input_is_refused(bundles: BundleCache) -> None:
             runner.generate_from_features(features, given)
     with pytest.raises(InputError, match="this is a speech model; pass audio instead of token ids"):
         runner.generate(np.array([[5]]))
+    with pytest.raises(GenerationError, match=r"language='en' .* is not a setting of this model: it is for Whisper"):
+        runner.transcribe([chirp(0.3)], language="en")
     with pytest.raises(InputError, match="this is a speech model; pass audio instead of text"):
         runner.generate_text(["a text"])
     with pytest.raises(InputError, match="the recording holds NaN or infinity"):

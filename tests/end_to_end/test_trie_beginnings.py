@@ -36,7 +36,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class Tree:
-    """What GENRE's ``trie.get(sequence.tolist())`` returns, for entries that begin with some tokens.
+    """GENRE's ``trie.get(sequence.tolist())``, for entries that begin with some tokens.
 
     A longer row than the beginning of ``given`` tokens that has left the entries scores -inf already, so that it does
     not matter what may follow it.

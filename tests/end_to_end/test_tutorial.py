@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tightbeam.deploy.serving.triton_server import ServerError, find_server
+from tightbeam.deploy.serving.server.triton_server import ServerError, find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from support.audio import RATE_HZ, chirp
+from support.audio import RATE_HZ, chirp, window_recordings
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.timestamps import generate, with_timestamps
@@ -21,9 +21,11 @@ from support.triton_requests import run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.sequential import compression_ratio
+from tightbeam.deploy.audio.transcribe import RecordingReader, stream_segments
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.scheduling.events import NullEvents
+from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 from tightbeam.graph_passes import PRESETS
 
@@ -50,16 +52,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def recordings() -> list[Array]:
-    """Recordings of one to four windows of one second: tones, silence, noise."""
-    rng = np.random.default_rng(1)
-    noise = (rng.standard_normal(int(0.8 * RATE_HZ)) * 0.05).astype(np.float32)
-    silence = np.zeros(RATE_HZ, np.float32)
-    return [
-        np.concatenate([chirp(0.9), silence, chirp(1.2, low_hz=2000, high_hz=90)]),
-        chirp(0.6),
-        np.concatenate([noise, chirp(0.4)]),
-        np.concatenate([silence, silence, chirp(1.34, high_hz=700)]),
-    ]
+    return window_recordings()
 
 
 def extractor_of(bundles: BundleCache) -> Any:
@@ -106,6 +99,17 @@ def test_recordings_match_generate(bundles: BundleCache, recordings: list[Array]
         assert all(expect_equal(bundles, model, runner, recordings, own) > len(recordings) for own in SETTINGS)
     else:
         assert expect_equal(bundles, model, runner, recordings[:2], SETTINGS[4]) > 2
+
+
+def test_windows_that_are_done_are_not_kept(bundles: BundleCache, recordings: list[Array]) -> None:
+    """Their features, and the keys of the alignment heads, would be a gigabyte for three hours."""
+    runner = with_timestamps(bundles, "el")[1]
+    opened = RecordingReader(runner, {"return_timestamps": True}).read(1, recordings[0])
+    numbers = set[int]()
+    for _ in stream_segments(runner, opened, runner.group_scheduler(1, NullEvents())):
+        assert len(opened.samples) <= 1 and not opened.found
+        numbers.update(sample.number for sample in opened.samples)
+    assert len(numbers) > 2 and not opened.samples
 
 
 def test_silent_windows_are_skipped(bundles: BundleCache, recordings: list[Array]) -> None:
@@ -189,7 +193,11 @@ def test_impossible_settings_are_refused(bundles: BundleCache, settings: dict[st
         ([chirp(0.2)], 2.5, "batch_size=2.5 is not a number of windows"),
         (chirp(0.2), 8, r"recordings is one array of samples, expected a list of recordings; pass \[samples\]"),
         (None, 8, r"recordings is NoneType, expected a list of file names; pass \[path\]"),
-        (["talk.wav", None], 8, "recordings holds NoneType, expected names of audio files"),
+        ([[[1.0, 2.0], [3.0]]], 8, "recording 0 has rows of different lengths"),
+        ([torch.ones(9, requires_grad=True)], 8, "recording 0 is Tensor, expected an array .*requires grad"),
+        ([chirp(0.2), np.ones(9, np.int16)], 8, r"recording 1 is int16 \[9\], .*in -1..1 .those of int16 divided by"),
+        ([chirp(0.2), np.full(9, 1e300)], 8, "recording 1: the recording holds NaN or infinity"),
+        (["talk.wav", None], 8, "recording 1 is NoneType, expected the name of an audio file, or an array of samples"),
     ],
 )
 def test_recordings_that_are_none(bundles: BundleCache, recordings: Any, batch_size: Any, expected: str) -> None:
@@ -320,5 +328,5 @@ def test_prompts_that_are_none(
 def test_a_prompt_needs_a_tokenizer_and_a_whisper(bundles: BundleCache) -> None:
     with pytest.raises(GenerationError, match=r"prompt='a' .* needs a tokenizer, and this bundle has none; pass"):
         with_timestamps(bundles, "el")[1].options(prompt="a")
-    with pytest.raises(GenerationError, match=r"prompt='a' .* is for speech models; remove it"):
+    with pytest.raises(GenerationError, match=r"prompt='a' .* is for Whisper; remove it"):
         Runner.load(bundles("el", "bart"), threads=1).options(prompt="a")

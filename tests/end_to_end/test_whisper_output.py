@@ -1,4 +1,4 @@
-"""What `run-model` writes of recordings: text, JSON with segments, subtitles, progress and the real-time factor."""
+"""Output of `run-model` for recordings: text, JSON with segments, subtitles, progress and the real-time factor."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import transformers
 from transformers.models.whisper import generation_whisper, tokenization_whisper
 from typer.testing import CliRunner
 
-from support.audio import RATE_HZ, chirp
+from support.audio import RATE_HZ, chirp, window_recordings
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
 from support.checkpoints import WHISPER_GENERATION
@@ -27,11 +26,14 @@ from tightbeam.deploy.audio.words import group_words
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search.token_scores import Alignment
+from tightbeam.deploy.text.output import text_of
 from tightbeam.deploy.text.tokenizer import TextCodec, _TokenizersCodec
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import PRESETS, tensorrt_form
+
+pytestmark = pytest.mark.usefixtures("restored_whisper")
 
 Array = Any
 FRAMES = (100, 40, 71, 90)
@@ -55,28 +57,10 @@ def few(*quick: str) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
 
 
-@pytest.fixture(autouse=True)
-def restored(bundles: BundleCache) -> Iterator[None]:
-    """The model that other tests share has its own settings afterwards, and its own attention."""
-    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
-    before, attention = model.generation_config, model.model.config._attn_implementation
-    yield
-    model.generation_config, model.model.config._attn_implementation = before, attention
-
-
 @pytest.fixture(scope="module")
 def waves() -> list[Array]:
     """Recordings of a third of a window to three windows: tones, silence, noise."""
-    rng = np.random.default_rng(1)
-    noise = (rng.standard_normal(int(0.8 * RATE_HZ)) * 0.05).astype(np.float32)
-    silence = np.zeros(RATE_HZ, np.float32)
-    return [
-        np.concatenate([chirp(0.9), silence, chirp(1.2, low_hz=2000, high_hz=90)]),
-        chirp(0.60001),
-        np.concatenate([noise, chirp(0.4)]),
-        np.concatenate([silence, silence, chirp(1.34, high_hz=700)]),
-        chirp(0.3),
-    ]
+    return [*window_recordings(0.60001), chirp(0.3)]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +116,7 @@ def _generated(model: Any, features: Array, mask: Array, how: dict[str, Any]) ->
 
 
 def _transcribed(bundles: BundleCache, model: Any, wave: Array, settings: dict[str, Any]) -> Any:
-    """What transformers makes of one recording."""
+    """Output of transformers for one recording."""
     folder = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].path
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     how = {"truncation": False, "padding": "longest"} if len(wave) > RATE_HZ else {}
@@ -239,6 +223,21 @@ def test_words_match_transformers_on_random_tokens(codec: TextCodec) -> None:
             assert group_words(tokens, codec.decode, code) == list(zip(words, indices, strict=True))
             joined += len(tokens) - len(words)
     assert joined > 1000
+
+
+def test_texts_match_transformers_on_random_tokens(
+    bundles: BundleCache, codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timestamps are no text, and part the halves of a character that are on both sides of one."""
+    runner, tokenizer, rng = with_timestamps(bundles, "el")[1], whisper_tokenizer(), np.random.default_rng(9)
+    monkeypatch.setattr(runner, "_codec", codec)
+    parted = 0
+    for _ in range(400):
+        tokens = [46, *rng.integers(30, 70, 12).tolist()]
+        text = text_of(runner, tokens)
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+        parted += text != codec.decode([token for token in tokens if token < 56])
+    assert parted > 5
 
 
 def test_warping_and_filter_match_transformers_on_random_numbers() -> None:

@@ -19,6 +19,8 @@ from transformers.utils import logging as transformers_logging
 from support.checkpoint_edits import edit_json, edit_weights, refusal
 from support.checkpoints import CLASSES, CheckpointCache
 from tightbeam.export.checkpoint import resolve as resolving
+from tightbeam.export.checkpoint.audio import speech_samples
+from tightbeam.export.checkpoint.generation import check_settings, limit_length
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.quiet import panics_as_errors
 from tightbeam.export.checkpoint.resolve import ALIASES, resolve
@@ -28,6 +30,7 @@ from tightbeam.export.families.bart_like import BartLike
 from tightbeam.export.families.table import FAMILIES
 
 FAMILY_NAMES = tuple(CLASSES)
+EAGER = ("fsmt", "led", "longt5", "prophetnet", "t5gemma")
 BART_LIKE = tuple(family.model_type for family in FAMILIES if isinstance(family, BartLike))
 
 
@@ -57,7 +60,7 @@ def test_loads_every_family(checkpoints: CheckpointCache, family: str, tokenizer
     assert type(loaded.model).__name__ == loaded.family.architecture
     assert (loaded.tokenizer is not None) == tokenizer
     assert not loaded.model.training
-    assert loaded.config._attn_implementation == ("eager" if family in ("fsmt", "prophetnet") else "sdpa")
+    assert loaded.config._attn_implementation == ("eager" if family in EAGER else "sdpa")
     expected = reference.state_dict()
     assert loaded.model.state_dict().keys() == expected.keys()
     for name, tensor in loaded.model.state_dict().items():
@@ -168,6 +171,37 @@ def test_generation_settings_of_an_old_config(checkpoints: CheckpointCache, tmp_
     mask = torch.ones_like(ids)
     expected = fresh.generate(ids, attention_mask=mask)
     assert torch.equal(loaded.model.generate(ids, attention_mask=mask, generation_config=explicit), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "lowered"),
+    [
+        ("bart", "max_length", "max_length=64"),
+        ("bart", "max_new_tokens", "max_new_tokens=63"),
+        ("gpt2", "max_length", "max_length=64"),
+        ("gpt2", "max_new_tokens", "max_length=64"),
+    ],
+)
+def test_default_lengths_beyond_the_positions_are_lowered(
+    checkpoints: CheckpointCache, family: str, name: str, lowered: str
+) -> None:
+    """FSMT's config has a max_length of 200 whatever its positions; a prompt takes positions, too."""
+    loaded = load_checkpoint(checkpoints(family, generation={name: 200}))
+    note = f"{name}=200 of the checkpoint is beyond the model's 64 positions: it is {lowered} in the bundle"
+    assert limit_length(loaded) == note
+    limits = {limit: loaded.generation_config.get(limit) for limit in ("max_length", "max_new_tokens")}
+    assert [f"{limit}={value}" for limit, value in limits.items() if value is not None] == [lowered]
+    assert {limit: getattr(loaded.model.generation_config, limit) for limit in limits} == limits
+    check_settings(loaded, supported=True)
+    assert not limit_length(loaded)
+
+
+def test_recordings_of_the_comparison_fit_into_the_positions(checkpoints: CheckpointCache) -> None:
+    loaded = load_checkpoint(checkpoints("speech_to_text", max_source_positions=9))
+    samples = speech_samples(loaded)
+    assert samples.positions == 9
+    with torch.no_grad():
+        loaded.model.generate(**samples.arguments(torch.float32), max_new_tokens=2)
 
 
 def test_unknown_generation_settings_are_kept(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -294,7 +328,7 @@ def test_file_or_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
             {"model_type": "bert"},
             "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, bloom, falcon, ",
         ),
-        ({"model_type": "led"}, "model_type is 'led': its encoder attends in windows, which was not made exact; the "),
+        ({"model_type": "florence2"}, "model_type is 'florence2': it is not written; the nearest are vision-encoder-"),
         ({"model_type": ...}, "there is no model_type; supported families: bart"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),

@@ -104,6 +104,7 @@ def test_weights_are_those_of_a_model_of_real_size(family: Family) -> None:
         ("prophetnet", {"tie_word_embeddings": False}),
         ("marian", {"share_encoder_decoder_embeddings": False}),
         ("mt5", {"num_decoder_layers": 2}),
+        ("t5gemma", {"tie_word_embeddings": False}),
         ("llama", {"tie_word_embeddings": True, "head_dim": 20}),
         ("gpt2", {"n_inner": 70}),
     ],
@@ -191,7 +192,10 @@ def test_settings_that_are_no_numbers(checkpoints: CheckpointCache, tmp_path: Pa
         shown(model, ExportOptions(workload=MACHINE))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "bloom", "mpt", *RECORDING_FAMILIES, PATCHES])
+NEW_FIELDS = ("rope_parameters", "layer_types")
+
+
+@pytest.mark.parametrize("family", ["llama", "t5gemma", "gemma3_text", "bloom", "mpt", *RECORDING_FAMILIES, PATCHES])
 def test_values_of_wrong_types_are_errors_of_one_line(
     checkpoints: CheckpointCache, tmp_path: Path, family: str
 ) -> None:
@@ -199,9 +203,12 @@ def test_values_of_wrong_types_are_errors_of_one_line(
     folder = config_only(checkpoints(family), tmp_path / family)
     config = json.loads((folder / "config.json").read_text())
     refused = 0
-    for name in sorted({*config, "rope_parameters", "layer_types"} - {"model_type"}):
+    sides = ["", *({"encoder", "decoder"} & config.keys())]
+    fields = [(side, name) for side in sides for name in sorted({*config.get(side, config), *NEW_FIELDS})]
+    for side, name in fields:
         for value in ("x", [[1]], {"full_attention": 3}):
-            (folder / "config.json").write_text(json.dumps({**config, name: value}))
+            changed = {**config, side: {**config[side], name: value}} if side else {**config, name: value}
+            (folder / "config.json").write_text(json.dumps({**changed, "model_type": family}))
             try:
                 files = read_files(folder)
                 files.family.weights(files.declared)

@@ -24,7 +24,7 @@ from tightbeam.export.accuracy.layer_attention import BASELINE_PRECISION
 from tightbeam.export.accuracy.reference import Generation, Reference, greedy
 from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
-from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, same_for_all
+from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, rewrite, same_for_all
 
 L = 3
 CROSS_1 = "model.decoder.layers.1.encoder_attn.k_proj.weight"
@@ -92,6 +92,20 @@ def test_the_first_layers_keys_are_read_by_all_or_by_none(checkpoints: Checkpoin
     plan, measured = decide(given, "hybrid", "fp32")
     assert [layer.source for layer in plan] == ["states"] * L
     assert all(found.error > found.allowed for found in measured if found.part == "source")
+
+
+@pytest.mark.parametrize(("source", "generated"), [("kv", "k"), ("k", "k"), ("states", "k")])
+def test_a_prompts_safer_caches_go_together(
+    checkpoints: CheckpointCache, tmp_path: Path, source: str, generated: str
+) -> None:
+    """The inputs of a layer in place of its keys go with cached inputs of the prompt alone."""
+    keys = "model.decoder.layers.1.self_attn.k_proj.weight"
+    checkpoint = load_checkpoint(spoil(checkpoints.copy(tmp_path / "opt", "opt"), {keys: 1e7}))
+    canonical, layers = traced(checkpoint), 2
+    plan, _ = guard(canonical, (LayerPlan(source, generated, ""),) * layers, calibrate(checkpoint, None))
+    assert (plan[0].source, plan[0].generated) == (source, generated)
+    assert (plan[1].source, plan[1].generated) == (("kv", "kv") if source == "kv" else ("states", "x"))
+    rewrite(canonical, plan)
 
 
 def test_the_manifest_has_the_safer_caches_and_tokens_are_equal(

@@ -77,6 +77,23 @@ def test_a_bundle_with_other_tokens_is_not_kept(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_padding_of_a_prompt_decides_nothing(checkpoints: CheckpointCache) -> None:
+    """Transformers blocks the n-grams of the pad tokens too, which this model repeats."""
+    checkpoint = load_checkpoint(checkpoints("gemma3_text"))
+    samples = reference.samples_of(checkpoint)
+    assert isinstance(samples, reference.TextSamples)
+    made = reference.make_reference(checkpoint, samples)
+    padded = made.generations[-1]
+    alone = [
+        reference.generate(checkpoint, samples.alone(index), padded.settings).sequences[0]
+        for index in range(len(samples.rows))
+    ]
+    assert alone != padded.sequences
+    for index, tokens in enumerate(alone):
+        assert parity._is_tie(made, padded, {"tokens": tokens}, index)
+        assert not parity._is_tie(made, padded, {"tokens": [*tokens, 5]}, index)
+
+
 def test_a_tie_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
     expected = reference.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
     samples = reference.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)

@@ -103,7 +103,7 @@ def logits_of(graphs: ModelGraphs, run: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def known(bundles: BundleCache, run_: dict[str, Any]) -> dict[str, tuple[ModelGraphs, Any, Any]]:
-    """By family: its canonical graphs, their logits, and those of torch in float64."""
+    """Canonical graphs by family, their logits, and those of torch in float64."""
     made = {}
     shapes = {
         "qwen2": {"num_key_value_heads": 6, "use_sliding_window": False},  # a key bias, rotated

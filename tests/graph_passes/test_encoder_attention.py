@@ -49,8 +49,8 @@ def test_every_attention_is_replaced(bundles: BundleCache, family: str, tmp_path
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("precision", "cache", "taken"), [("fp32", None, 0), ("fp32", "int8", 2), ("int8", None, 2)])
-def test_graphs_for_cpus_alone_have_it(bundles: BundleCache, precision: str, cache: str | None, taken: int) -> None:
+@pytest.mark.parametrize(("precision", "cache", "taken"), [("fp32", None, 2), ("fp16", None, 0), ("int8", "int8", 2)])
+def test_all_precisions_but_half_have_it(bundles: BundleCache, precision: str, cache: str | None, taken: int) -> None:
     canonical = bundles.trace("whisper")[1]
     variant, _ = rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))
     graphs, _ = to_precision(variant, precision, cache_precision=cache)

@@ -80,7 +80,7 @@ def test_a_bundle_says_that_it_is_not_exact(checkpoints: CheckpointCache, tmp_pa
     for threshold, same in ((1e-12, True), (0.4, False)):
         bundle = export_model(checkpoint, tmp_path / "out", variant="dedup", weight_threshold=threshold, force=True)
         assert bundle.manifest.weight_threshold == threshold
-        assert [entry.name for entry in bundle.manifest.passes][-1] == "skip_small_weights"
+        assert "skip_small_weights" in [entry.name for entry in bundle.manifest.passes]
         assert bundle.manifest.parity is not None
         assert (bundle.manifest.parity.differing == 0) == same
     for threshold in (-1.0, 1.0, float("nan")):

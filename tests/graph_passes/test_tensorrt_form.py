@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
+from support.pass_runs import encoder_run
 from support.precision_runs import logits_of, source_run, torch_logits
 from support.tolerance import assert_close
 from tightbeam.deploy.bundle.reader import Bundle
@@ -49,6 +51,28 @@ def test_attention_decomposed_is_as_exact(bundles: BundleCache, family: str, var
     assert decompose_attention(after).matched == expected > 0
     assert not any(node.op == "Attention" for graph in (after.encoder, after.decoder) for node in graph.nodes)
     assert_close(logits_of(after, run), torch_logits(model, run, torch.float64), logits_of(before, run))
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "whisper"])
+def test_an_encoder_for_cpus_is_read_as_the_nodes_of_its_functions(
+    bundles: BundleCache, family: str, tmp_path: Path
+) -> None:
+    """EncoderAttention, which no GPU has a kernel for, becomes attention that TensorRT can be given."""
+    arguments = {"generation": WHISPER_GENERATION} if family == "whisper" else {}
+    bundle = Bundle.load(bundles("dedup", family, **arguments))
+    written = onnx.load(bundle.file(bundle.manifest.encoder), load_external_data=False)
+    operators = sum(node.op_type == "EncoderAttention" for node in written.graph.node)
+    graphs = read_graphs(bundle)
+    assert sum(node.op == "Attention" for node in graphs.encoder.nodes) == operators > 0
+    assert not any(node.domain == DOMAIN for node in graphs.encoder.nodes)
+    decomposed = graphs.copy()
+    decompose_attention(decomposed)
+    decomposed.encoder.name = "decomposed"
+    found = [encoder_run(each, tmp_path / each.encoder.name, (9, 5)) for each in (graphs, decomposed)]
+    counted = found[0][0].get("attention_mask", np.ones(1)).astype(np.bool_)
+    for name, expected in found[0][1].items():
+        close = np.isclose(found[1][1][name], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+        assert (close if family == "whisper" else close.swapaxes(1, 2)[counted]).all()
 
 
 @pytest.mark.parametrize("softcap", [0.0, 0.7])

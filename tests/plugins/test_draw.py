@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tightbeam.deploy.generation.sampling import Sampling
-from tightbeam.deploy.search import warpers
+from tightbeam.deploy.search import draws
 from tightbeam.plugins.draw import native_draw
 
 draw = native_draw()
@@ -48,9 +48,9 @@ def test_equal_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = (3 * generator.standard_normal(3000)).astype(np.float32)
     numbers = generator.random(2000)
     sampling = Sampling(top_k=0, temperature=0.8)
-    ours = [warpers.drawn_from_row(scores, sampling, number) for number in numbers]
-    monkeypatch.setattr(warpers, "native_draw", lambda: None)
-    plain = [warpers.drawn_from_row(scores, sampling, number) for number in numbers]
+    ours = [draws.drawn_from_row(scores, sampling, number) for number in numbers]
+    monkeypatch.setattr(draws, "native_draw", lambda: None)
+    plain = [draws.drawn_from_row(scores, sampling, number) for number in numbers]
     assert np.mean(np.array(ours) != np.array(plain)) < 0.002
     assert len(Counter(ours)) > 200
 

@@ -22,6 +22,10 @@ from transformers import (
     BlenderbotSmallForConditionalGeneration,
     FSMTConfig,
     FSMTForConditionalGeneration,
+    LEDConfig,
+    LEDForConditionalGeneration,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
     M2M100Config,
     M2M100ForConditionalGeneration,
     MarianConfig,
@@ -39,6 +43,8 @@ from transformers import (
     ProphetNetForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
     UMT5Config,
     UMT5ForConditionalGeneration,
     WhisperConfig,
@@ -70,6 +76,9 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "t5": (T5Config, T5ForConditionalGeneration),
     "mt5": (MT5Config, MT5ForConditionalGeneration),
     "umt5": (UMT5Config, UMT5ForConditionalGeneration),
+    "led": (LEDConfig, LEDForConditionalGeneration),
+    "longt5": (LongT5Config, LongT5ForConditionalGeneration),
+    "t5gemma": (T5GemmaConfig, T5GemmaForConditionalGeneration),
     "prophetnet": (ProphetNetConfig, ProphetNetForConditionalGeneration),
     "whisper": (WhisperConfig, WhisperForConditionalGeneration),
 }
@@ -102,6 +111,12 @@ T5_SIZES: dict[str, Any] = {
     "decoder_start_token_id": 0,
     "eos_token_id": 2,
 }
+T5GEMMA_SIDE: dict[str, Any] = {
+    **{"vocab_size": 99, "intermediate_size": 44, "num_hidden_layers": 2, "num_key_value_heads": 2},
+    # Less than sources and outputs, and than their halves.
+    **{"max_position_embeddings": 64, "sliding_window": 3, "query_pre_attn_scalar": 9},
+    **{"attn_logit_softcapping": 3.5, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 1},
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu", "decoder_layers": 3},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
@@ -127,6 +142,35 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_heads": 4,
         "d_kv": 9,
         "vocab_size": 103,
+    },
+    "led": {
+        **{"activation_function": "gelu", "vocab_size": 96},
+        **{"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 48},
+        "attention_window": [4, 8],
+    },
+    "longt5": {
+        **T5_SIZES,
+        "encoder_attention_type": "transient-global",
+        "feed_forward_proj": "gated-gelu",
+        "vocab_size": 98,
+        # Blocks of five positions. Groups of another size than a power of 2 are others in float64.
+        "local_radius": 4,
+        "global_block_size": 4,
+    },
+    "t5gemma": {
+        "encoder": {
+            **T5GEMMA_SIDE,
+            "vocab_size": 103,
+            "hidden_size": 40,
+            "num_attention_heads": 4,
+            "head_dim": 12,
+            "attention_bias": True,
+        },
+        "decoder": {
+            **{**T5GEMMA_SIDE, "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 14},
+            **{"sliding_window": 5, "query_pre_attn_scalar": 11},
+            **{"attn_logit_softcapping": 2.5, "final_logit_softcapping": 12.0},
+        },
     },
     "prophetnet": {
         "vocab_size": 99,
@@ -190,16 +234,14 @@ def make_checkpoint(
     `generation` holds fields for generation_config.json, `config_overrides` fields for config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if family in (*IMAGE_FAMILIES, PATCHES):
-        return make_image_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
-    if family in RECORDING_FAMILIES:
-        return make_speech_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
+    if family in (*IMAGE_FAMILIES, PATCHES, *RECORDING_FAMILIES):
+        return make_image_or_speech_checkpoint(folder, family, seed, tokenizer, generation, **config_overrides)
     config_class, model_class = {**CLASSES, **CAUSAL_CLASSES}[family]
     causal = family in CAUSAL_CLASSES
     if causal:
         config = causal_config(family, config_overrides)
     else:
-        sizes = {} if family.endswith(("t5", "prophetnet")) else ODD_SIZES
+        sizes = {} if family.endswith(("t5", "prophetnet", "gemma")) else ODD_SIZES
         config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + zlib.crc32(family.encode()))
@@ -207,8 +249,11 @@ def make_checkpoint(
         if family.endswith("t5") and config_overrides.get("tie_word_embeddings") is False:
             model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))  # T5Config always ties
         (randomise_causal if causal else randomise)(model)
-        if family in ("t5", "umt5"):  # whose logits are divided by the root of d_model
+        if family in ("t5", "umt5", "longt5"):  # whose logits are divided by the root of d_model
             model.decoder.final_layer_norm.weight.data.mul_(config.d_model**0.5)
+        if family == "t5gemma":  # whose norms multiply by 1 and their weight
+            for name, tensor in model.named_parameters():
+                tensor.data.sub_(float("norm" in name))
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -218,41 +263,36 @@ def make_checkpoint(
             feature_size=config.num_mel_bins, chunk_length=1, hop_length=16000 // frames
         ).save_pretrained(folder)
     if tokenizer:
-        make_tokenizer(config).save_pretrained(folder)
+        make_tokenizer(config.decoder if family == "t5gemma" else config).save_pretrained(folder)
     return folder
 
 
-def make_image_checkpoint(
-    folder: Path, family: str, seed: int, tokenizer: bool, generation: dict[str, Any] | None, **decoder: Any
+def make_image_or_speech_checkpoint(
+    folder: Path, family: str, seed: int, tokenizer: bool, generation: dict[str, Any] | None, **overrides: Any
 ) -> Path:
-    """The same for a model that reads images; ``decoder`` holds fields of the decoder's config."""
+    """The same for a model that reads images or takes whole recordings; ``overrides`` are of its decoder's config."""
     with torch.random.fork_rng(devices=[]):
-        model = patch_model(seed, **decoder) if family == PATCHES else image_model(family, seed, **decoder)
+        model, text = _image_or_speech_model(family, seed, overrides)
         randomise(model)
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
-    save_processor(folder, family)
+    (save_extractor if family in RECORDING_FAMILIES else save_processor)(folder, family)
     if tokenizer:
-        own = model.config.text_config if family == PATCHES else model.config.decoder
-        make_tokenizer(own).save_pretrained(folder)
+        make_tokenizer(text).save_pretrained(folder)
     return folder
 
 
-def make_speech_checkpoint(
-    folder: Path, family: str, seed: int, tokenizer: bool, generation: dict[str, Any] | None, **config: Any
-) -> Path:
-    """The same for a model that takes whole recordings."""
-    with torch.random.fork_rng(devices=[]):
-        model = speech_model(family, seed, **config)
-        randomise(model)
-    for name, value in (generation or {}).items():
-        setattr(model.generation_config, name, value)
-    model.save_pretrained(folder)
-    save_extractor(folder, family)
-    if tokenizer:
-        make_tokenizer(model.config).save_pretrained(folder)
-    return folder
+def _image_or_speech_model(family: str, seed: int, overrides: dict[str, Any]) -> tuple[PreTrainedModel, Any]:
+    """A model whose weights are yet to be spread, and its decoder's config."""
+    if family in RECORDING_FAMILIES:
+        speech = speech_model(family, seed, **overrides)
+        return speech, speech.config
+    if family == PATCHES:
+        patches = patch_model(seed, **overrides)
+        return patches, patches.config.text_config
+    image = image_model(family, seed, **overrides)
+    return image, image.config.decoder
 
 
 @torch.no_grad()

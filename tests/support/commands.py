@@ -65,6 +65,7 @@ def caller(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     def run(*arguments: object, stdin: bytes = b"", entry: Callable[[], None] = main) -> Done:
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
             entry()
         return Done(int(exit_.value.code or 0), *capsys.readouterr())

@@ -10,7 +10,8 @@ import numpy as np
 
 from support.hashed_logits import VOCABULARY, hashed_logits
 from tightbeam.deploy.generation.given import layers
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows

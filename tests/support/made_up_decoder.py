@@ -9,7 +9,8 @@ import numpy as np
 
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.given import layers
-from tightbeam.deploy.generation.options import GenerationOptions, resolve_layers
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
 from tightbeam.deploy.search.compaction import Compaction

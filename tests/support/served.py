@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +18,10 @@ import tritonclient.http.aio as http_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.serving.config import ServingSettings
-from tightbeam.deploy.serving.local_server import LocalServer
-from tightbeam.deploy.serving.repository import write_model
-from tightbeam.deploy.serving.triton_server import ServerError, find_server
+from tightbeam.deploy.serving.repository.config import ServingSettings
+from tightbeam.deploy.serving.repository.models import write_model
+from tightbeam.deploy.serving.server.local_server import LocalServer
+from tightbeam.deploy.serving.server.triton_server import ServerError, find_server
 from tightbeam.deploy.text.text_input import run_text_input
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -138,6 +139,16 @@ def processes(server: Any, what: str, model: str = "") -> list[int]:
             continue
         if marks[what] in command and f"/{model}" in command and group == server.process.pid:
             found.append(int(folder.name))
+    return found
+
+
+def running(*pids: int) -> list[int]:
+    """The processes that run, of ``pids``: one that has ended stays in /proc until its parent has asked for its end."""
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            found += [pid] if state not in "ZX" else []
     return found
 
 

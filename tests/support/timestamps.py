@@ -63,6 +63,6 @@ def written_with_timestamps(bundle: Path, root: Path) -> Path:
 
 
 def generate(model: Any, features: torch.Tensor, **settings: Any) -> Any:
-    """What ``model.generate`` returns for features."""
+    """Output of ``model.generate`` for features."""
     with torch.no_grad(), quiet_transformers():
         return model.generate(features, **settings)

@@ -9,9 +9,20 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy import Runner
-from tightbeam.deploy.serving.messages import Event, Reading, Refused, Report, Request, Row, Started, Stats, Token
-from tightbeam.deploy.serving.running import RunningRequests
-from tightbeam.deploy.serving.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.protocol.messages import (
+    Event,
+    FoundSegment,
+    Reading,
+    Refused,
+    Report,
+    Request,
+    Row,
+    Started,
+    Stats,
+    Token,
+)
+from tightbeam.deploy.serving.protocol.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.text.output import Output
 
 __all__ = ["EventLog", "audio_request", "ids_request", "run", "text_request"]
@@ -73,6 +84,13 @@ class EventLog:
         tokens = [event for event in of_row if isinstance(event, Token)]
         assert of_row[: len(tokens)] == tokens
         return tokens
+
+    def segments(self, number: int, row: int = 0) -> list[FoundSegment]:
+        """The streamed segments of one row of a recording, in their order."""
+        found = [event for event in self.events if isinstance(event, FoundSegment)]
+        own = [event for event in found if (event.number, event.row) == (number, row)]
+        assert [event.place for event in own] == list(range(1, len(own) + 1))
+        return own
 
 
 def run(

@@ -20,7 +20,7 @@ from tools.cuda_model.parameters import arguments_of, template_values
 from tools.cuda_model.sass import Instruction, Listing, parse, reduced
 from tools.cuda_model.shapes import MODELS, OpCall, calls_of, shared_rows
 from tools.cuda_model.trips import Names, evaluate, header_trips, trips_of
-from tools.gpu._attention_work import BeamLatentWork, BeamWork, LatentWork, SourceWork, _ancestry, _kept_rows
+from tools.gpu._kernels.attention import BeamLatentWork, BeamWork, LatentWork, SourceWork, _ancestry, _kept_rows
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "sass"
 NAMES = {"width": 1000, "rows": 3, "block": 128}

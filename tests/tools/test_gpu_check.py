@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tools import gpu_check
-from tools.gpu import _results, sanitizer, step, tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -340,131 +338,3 @@ def test_a_stopped_check_reports_what_it_has(tmp_path: Path) -> None:
     assert (found["build"]["outcome"], found["build"]["reason"]) == ("stopped", "the check was stopped while this ran")
     assert found["build"]["tables"][0]["rows"] == [["build", "1"]]
     assert not processes_of(tmp_path)
-
-
-SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n========= {}\n"
-
-
-@pytest.mark.parametrize(
-    ("said", "code", "row", "failure"),
-    [
-        ("ERROR SUMMARY: 0 errors", 0, (12, "0"), ""),
-        ("ERROR SUMMARY: 0 errors", 2, (12, "0"), ""),
-        ("ERROR SUMMARY: 1 error", 86, (12, "1"), "1 errors"),
-        ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, (12, "0"), ""),
-        ("RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)", 86, (12, "2"), "2 errors"),
-        ("RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 0, (12, "1"), "1 errors"),
-        ("Error: Device not supported", 255, (12, "-"), "it printed no summary (exit code 255)"),
-        ("ERROR SUMMARY: 0 errors", 1, (12, "0"), "the tests ended with exit code 1"),
-        ("ERROR SUMMARY: 0 errors", None, (12, "0"), "it did not come to its end 12 s after its time"),
-    ],
-)
-def test_output_of_compute_sanitizer(
-    monkeypatch: pytest.MonkeyPatch, said: str, code: int | None, row: tuple[int, str], failure: str
-) -> None:
-    cases, errors, last = sanitizer.read_output(SANITIZED.format(said))
-    assert ((cases, errors), last) == (row, said)
-    assert sanitizer.error_of(code, cases, errors) == failure
-    assert sanitizer.error_of(0, 0, "0") == "no case was looked at"
-
-
-def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tests = tmp_path / "test_slow.py"
-    tests.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
-    command = [sys.executable, "-c", sanitizer.PYTEST, "15", "-q", str(tests)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, cwd=tmp_path, check=False)
-    assert done.returncode == sanitizer.INTERRUPTED
-    assert sanitizer.read_output(done.stdout)[0] == 1
-
-
-def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events of a trace as torch's profiler writes it."""
-    trace = [
-        {"ph": "X", "cat": "kernel", "name": "attend<float>", "ts": 10.0, "dur": 4.0, "args": {"stream": 7}},
-        {"ph": "X", "cat": "kernel", "name": "other", "ts": 12.5, "dur": 1.0, "args": {}},
-        {
-            "ph": "X",
-            "cat": "gpu_memcpy",
-            "name": "Memcpy HtoD (Pinned -> Device)",
-            "ts": 0,
-            "dur": 2,
-            "args": {"bytes": 96},
-        },
-        {
-            "ph": "X",
-            "cat": "gpu_memcpy",
-            "name": "Memcpy DtoH (Device -> Pinned)",
-            "ts": 20,
-            "dur": 1,
-            "args": {"bytes": 8},
-        },
-        {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "ts": 19.5, "dur": 1, "args": {"bytes": 7}},
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 90},
-        {"ph": "M", "name": "process_name"},
-    ]
-    events = step.events_of(trace)
-    assert [(event.kind, event.nbytes) for event in events] == [
-        ("kernel", 0),
-        ("kernel", 0),
-        ("HtoD", 96),
-        ("DtoH", 8),
-        ("memset", 0),
-    ]
-    assert step.busy_us(events) == 2 + 4 + 1.5
-
-
-def test_a_variant_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-
-    def fail() -> Any:
-        raise RuntimeError("out of memory\nand more")
-
-    monkeypatch.setattr(step, "_engines", lambda work, precision: iter([("el", fail), ("slim", fail)]))
-    output = tmp_path / "step.json"
-    with pytest.raises(SystemExit, match="error: el failed: RuntimeError; slim failed: RuntimeError"):
-        step.main(output)
-    notes = _results.read_results(output)["notes"]
-    assert notes == ["el: RuntimeError: out of memory", "slim: RuntimeError: out of memory"]
-
-
-def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tests, "SECONDS", 3)
-    hangs, warns = tmp_path / "test_hangs.py", tmp_path / "test_warns.py"
-    hangs.write_text("import time\ndef test_hangs(): time.sleep(60)\n")
-    warns.write_text("import warnings\ndef test_warns(): warnings.warn('of another version', stacklevel=1)\n")
-    found = _results.Results(tmp_path / "tests.json")
-    assert tests.run_file(str(hangs), [], tmp_path / "tests.xml", found) == (0, 1)
-    monkeypatch.setattr(tests, "SECONDS", 60)
-    assert tests.run_file(str(warns), ["-c", str(ROOT / "pyproject.toml")], tmp_path / "tests.xml", found) == (1, 0)
-    content = _results.read_results(tmp_path / "tests.json")
-    assert content["notes"] == [f"{hangs} did not come to its end: stopped after 3 s"]
-    assert [row[1:3] for row in content["tables"][0]["rows"]] == [["-", "-"], ["1", "0"]]
-
-
-def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    skips = tmp_path / "test_skips.py"
-    skips.write_text("import pytest\ndef test_skips(): pytest.skip('no GPU')\n")
-    found = _results.Results(tmp_path / "tests.json")
-    with pytest.raises(SystemExit, match="error: every test was skipped"):
-        tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
-
-
-@pytest.mark.parametrize("way", ["in this process", pytest.param("as it runs", marks=pytest.mark.slow)])
-def test_section_step_in_a_rehearsal(way: str, tmp_path: Path) -> None:
-    """In this process, it shares the demo model's trace with other tests."""
-    output = tmp_path / "step.json"
-    if way == "as it runs":
-        command = [sys.executable, "-m", "tools.gpu.step", "--rehearse", "--output", str(output)]
-        subprocess.run(command, check=True, timeout=200, cwd=ROOT)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            step.main(output, rehearse=True)
-    found = json.loads(output.read_text())
-    steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
-    assert [row[:3] for row in steps["rows"]] == [
-        ["dedup", "3", "single kernels"],
-        ["dedup", "3", "a CUDA graph"],
-    ]
-    for row in steps["rows"]:
-        cells = dict(zip(range(len(row)), row, strict=True))
-        assert (cells[7], cells[9], cells[10], cells[11]) == ("2", "3", "480", "480")

@@ -16,16 +16,9 @@ import numpy as np
 import pytest
 
 from tightbeam.deploy.search import SearchResult
-from tools.gpu import (
-    _case_process,
-    _generate_bundles,
-    _generate_case,
-    _generate_check,
-    _generate_layout,
-    _generate_tables,
-    _results,
-    generate,
-)
+from tools.gpu import _results, generate
+from tools.gpu._generate import bundles, check, layout, process, tables
+from tools.gpu._generate.case import GenerationJob, measure, source_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,8 +27,8 @@ PEERS = ("transformers", "transformers compiled", "transformers no cache")
 
 
 def rows_of(results: Path, title: str) -> list[dict[str, str]]:
-    tables = json.loads(results.read_text())["tables"]
-    return [dict(zip(t["columns"], row, strict=True)) for t in tables if t["title"] == title for row in t["rows"]]
+    found = json.loads(results.read_text())["tables"]
+    return [dict(zip(t["columns"], row, strict=True)) for t in found if t["title"] == title for row in t["rows"]]
 
 
 def notes_of(results: Path) -> list[str]:
@@ -65,15 +58,15 @@ def rehearsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return Rehearsed(output, work, ("bart-large", "gpt2"), 1)
 
     works = {
-        "tools.gpu._generate_bundles": _generate_bundles.make_bundles,
-        "tools.gpu._generate_check": _generate_check.check,
-        "tools.gpu._generate_case": _generate_case.measure,
+        "tools.gpu._generate.bundles": bundles.make_bundles,
+        "tools.gpu._generate.check": check.check,
+        "tools.gpu._generate.case": measure,
     }
 
     def run(module: str, asked: dict[str, Any], folder: Path, limit_s: float) -> Any:
         found: dict[str, Any] = {}
         works[module](json.loads(json.dumps(asked)), found.update)
-        return _case_process.Ended("done", found=json.loads(json.dumps(found)))
+        return process.Ended("done", found=json.loads(json.dumps(found)))
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("default")  # as in processes of their own
@@ -125,8 +118,8 @@ def test_a_wrong_token_is_found_and_its_side_not_timed(rehearsed: Rehearsed, tmp
     shutil.copytree(rehearsed.work, work)
     shift_largest_weight(work / "bart-large-el-fp32" / "weights.safetensors")
     request = {"work": str(work), "variants": ["dedup", "el"], "families": [], "device": "cpu"}
-    run_case = _case_process.run_case
-    checked = run_case("tools.gpu._generate_check", {**request, "source": 40, "new_tokens": 12}, tmp_path, 120)
+    run_case = process.run_case
+    checked = run_case("tools.gpu._generate.check", {**request, "source": 40, "new_tokens": 12}, tmp_path, 120)
     said = {one["variant"]: one["said"] for one in checked.found["checks"]}
     assert said["dedup"] == "equal"
     assert said["el"].startswith("differs: sample 0, token 1 is ")
@@ -151,7 +144,7 @@ def shift_largest_weight(path: Path) -> None:
 
 
 def test_verdicts_equal_tie_and_different() -> None:
-    verdict = _generate_check.verdict
+    verdict = check.verdict
 
     def result(tokens: list[list[int]], scores: list[float]) -> SearchResult:
         return SearchResult(np.array(tokens), np.array(scores, np.float32))
@@ -174,7 +167,7 @@ def test_a_crash_of_the_comparison_skips_one_variant(tmp_path: Path) -> None:
         before = variants[: variants.index("el")] if "el" in variants else variants
         checks = [{"model": "bart-large", "variant": variant, "tokens": 9, "said": "equal"} for variant in before]
         how = "killed by SIGSEGV" if "el" in variants else "done"
-        return _case_process.Ended(how, "", {"checks": checks})
+        return process.Ended(how, "", {"checks": checks})
 
     results = _results.Results(output)
     checks = generate.check_all(results, run, ["dedup", "el", "slim", "baseline"])
@@ -186,7 +179,7 @@ def test_a_crash_of_the_comparison_skips_one_variant(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, signal, sys, time
-from tools.gpu._case_process import serve_case
+from tools.gpu._generate.process import serve_case
 
 def work(request, report):
     ending = request["side"]
@@ -220,7 +213,7 @@ def test_a_failed_case_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest
     def run(side: str, batch: int) -> Any:
         asked.append((side, batch))
         limit_s = 0.5 if side == "slow" else 60
-        return _case_process.run_case("case", {"side": side, "batch": batch}, tmp_path, limit_s)
+        return process.run_case("case", {"side": side, "batch": batch}, tmp_path, limit_s)
 
     def measure(output: Path, known: dict[str, Any]) -> Any:
         results = _results.Results(output)
@@ -282,7 +275,7 @@ def test_cases_continue_without_the_tokens_of_earlier_ones(tmp_path: Path) -> No
     known = {"transformers, 2": {**found, "how": "done", "new_tokens": 12, "equal": None}, "slim, 2": {"how": "x"}}
     np.save(tmp_path / "el-2.npy", np.zeros((2, 13), np.int64))
     results = _results.Results(tmp_path / "results.json")
-    done = _case_process.Ended("done", found=found)
+    done = process.Ended("done", found=found)
     cases = generate.Cases(
         results, lambda side, batch: done, lambda side, batch: tmp_path / f"{side}-{batch}.npy", known
     )
@@ -293,7 +286,6 @@ def test_cases_continue_without_the_tokens_of_earlier_ones(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_that_was_stopped_half_way_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundles, layout = _generate_bundles, _generate_layout
     request = {"work": str(tmp_path), "variants": [], "families": [], "precision": "fp32", "tiny": True}
 
     def half(folder: Path, model: str, tiny: bool) -> None:
@@ -322,7 +314,7 @@ def test_a_checkpoint_that_was_stopped_half_way_is_made_anew(tmp_path: Path, mon
 
 
 def test_no_case_begins_when_time_is_over(tmp_path: Path) -> None:
-    job = _generate_case.GenerationJob(2, 40, 12, 4, 3, 101)
+    job = GenerationJob(2, 40, 12, 4, 3, 101)
     setting = generate.Setting(tmp_path, "cpu", "fp32", job, 3, 1.0, 1.0, 1.0, until=0.0)
     assert setting.run("el", 2).how == "no time left"
     assert not list(tmp_path.iterdir())
@@ -330,7 +322,7 @@ def test_no_case_begins_when_time_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("speed", "verdict"), [(99.0, "missed"), (100.0, "met")])
 def test_target_compares_best_batches_of_ours_and_transformers(tmp_path: Path, speed: float, verdict: str) -> None:
-    tables, output = _generate_tables, tmp_path / "results.json"
+    output = tmp_path / "results.json"
     results = _results.Results(output)
 
     def case(side: str, batch: int, samples_per_second: float) -> Any:
@@ -349,7 +341,7 @@ def test_target_compares_best_batches_of_ours_and_transformers(tmp_path: Path, s
 
 @pytest.mark.parametrize(("dedup_speed", "said"), [(14.0, "holds"), (9.0, "does not hold")])
 def test_the_order_of_a_papers_rows_is_compared(tmp_path: Path, dedup_speed: float, said: str) -> None:
-    tables, output = _generate_tables, tmp_path / "results.json"
+    output = tmp_path / "results.json"
     results = _results.Results(output)
     speeds = [("baseline", 32, 10.0), ("dedup", 32, dedup_speed), ("dedup", 128, 30.0)]
     cases = [tables.Measured(side, B, 60, B / speed, 0.1, None, None, 1, None) for side, B, speed in speeds]
@@ -362,8 +354,7 @@ def test_the_order_of_a_papers_rows_is_compared(tmp_path: Path, dedup_speed: flo
 
 
 def test_a_smaller_batch_has_the_samples_of_a_larger_one() -> None:
-    job, source_ids = _generate_case.GenerationJob, _generate_case.source_ids
-    few, many = (source_ids(job(B, 1024, 60, 4, 3, 50264)) for B in (32, 320))
+    few, many = (source_ids(GenerationJob(B, 1024, 60, 4, 3, 50264)) for B in (32, 320))
     np.testing.assert_array_equal(few, many[:32])
     assert few.shape == (32, 1024) and few.min() >= 5 and few.max() > 50000
 

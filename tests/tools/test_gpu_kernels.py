@@ -20,7 +20,9 @@ from support import cuda_host
 from support.operator_cases import GPU_MODULES
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 from tightbeam.plugins.tensorrt.native import Gpu
-from tools.gpu import _attention_work, _graph_times, _kernel_work, _results, kernels, rates
+from tools.gpu import _graph_times, _results, kernels, rates
+from tools.gpu._kernels.attention import BeamWork, SourceWork
+from tools.gpu._kernels.work import Operator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,10 +86,8 @@ def test_without_a_gpu(section: str, tmp_path: Path) -> None:
 
 def found_with(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Results of the section where ``call(right, operator, inputs, outputs)`` replaces the kernels."""
-    right = _kernel_work.Operator.__call__
-    monkeypatch.setattr(
-        _kernel_work.Operator, "__call__", lambda self, inputs, outputs: call(right, self, inputs, outputs)
-    )
+    right = Operator.__call__
+    monkeypatch.setattr(Operator, "__call__", lambda self, inputs, outputs: call(right, self, inputs, outputs))
     output = tmp_path / "found.json"
     bad = kernels.run(_graph_times.OnHost(), _results.Results(output))
     found: dict[str, Any] = json.loads(output.read_text())
@@ -107,7 +107,7 @@ def without_starting(right: Any, operator: Any, inputs: Any, outputs: Any) -> An
     return ()
 
 
-@pytest.mark.parametrize("fault", [nearly, without_starting])
+@pytest.mark.parametrize("fault", [pytest.param(nearly, marks=pytest.mark.slow), without_starting])
 def test_a_wrong_result_is_found_and_not_timed(fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_with(fault, tmp_path, monkeypatch)
     works = list(kernels.works(_graph_times.OnHost()))
@@ -133,7 +133,7 @@ def test_a_failure_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest.Mon
             raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
         return right(operator, inputs, outputs)
 
-    monkeypatch.setattr(_attention_work.SourceWork, "_sdpa", lambda *arguments: {"output": torch.ones(8, 32)})
+    monkeypatch.setattr(SourceWork, "_sdpa", lambda *arguments: {"output": torch.ones(8, 32)})
     found = found_with(out_of_memory, tmp_path, monkeypatch)
     assert [row[2:4] for row in found["tables"]["LatentAttention"]["rows"]] == [["ours", "failed"]] * 2
     assert sum("ours: OutOfMemoryError: CUDA out of memory." in note for note in found["notes"]) == 2
@@ -188,7 +188,7 @@ def test_the_definition_checks_the_kernels_that_are_timed() -> None:
     def kernels_of(work: Any) -> set[tuple[str, str]]:
         launcher, work = kernels.RecordingLauncher(H200), replace(work, B=1, device="cpu")
         inputs = work.inputs(0)
-        _kernel_work.Operator(work, _graph_times.OnHost(), launcher)(inputs, work.outputs(inputs))
+        Operator(work, _graph_times.OnHost(), launcher)(inputs, work.outputs(inputs))
         return {(folder, name) for folder, name in launcher.kernels if "combine_splits" not in name}
 
     works = list(kernels.works(object.__new__(_graph_times.OnGpu)))
@@ -198,7 +198,7 @@ def test_the_definition_checks_the_kernels_that_are_timed() -> None:
 
 
 def test_rows_that_histories_share_count_once() -> None:
-    work = _attention_work.BeamWork(3, torch.float16, "cpu", (0, 0), M=4, H=2, K=8, T=11, T_max=12, shared=True)
+    work = BeamWork(3, torch.float16, "cpu", (0, 0), M=4, H=2, K=8, T=11, T_max=12, shared=True)
     ancestry = work.inputs(0)["ancestry"]
     different = {(b, t, int(ancestry[b, m, t])) for b in range(3) for m in range(4) for t in range(10)}
     assert len(different) < 3 * 4 * 10

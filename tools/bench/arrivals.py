@@ -57,7 +57,7 @@ class Arrivals(Protocol):
 
     @property
     def next_time(self) -> float:
-        """When the next request comes."""
+        """Time at which the next request comes."""
         ...
 
     def answered(self, now: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.serving.local_server import LocalServer
+from tightbeam.deploy.serving.server.local_server import LocalServer
 
 __all__ = ["ClosedLoop", "Load", "memory_bytes"]
 

@@ -23,8 +23,9 @@ from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION
 
 __all__ = ["FLOORS", "Floor"]
 
+ATTENTIONS = ("Attention", "EncoderAttention")
 Attention = tuple[int, int, int, int]
-"""[B, H, N, K] of the two products of each Attention node."""
+"""[B, H, N, K] of the two products of each node of ATTENTIONS."""
 TILE, GROUP = 16, 4
 """Columns and numbers of a row that lie side by side in the weights of QuantizedMatMul."""
 
@@ -122,7 +123,7 @@ class Floor:
     kind
         A name of `FLOORS`.
     attention
-        Add the two products, in float32, of each Attention node.
+        Add the two products, in float32, of each node of `ATTENTIONS`.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Floor:
         integers = set(floor.outputs) if floor.int32_outputs else set()
         if attention:
             floor.inputs |= {"q": ("B", "H", "N", "K"), "k_t": ("B", "H", "K", "N"), "v": ("B", "H", "N", "K")}
-            for i in range(sum(node.op_type == "Attention" for node in model.graph.node)):
+            for i in range(sum(node.op_type in ATTENTIONS for node in model.graph.node)):
                 floor.nodes.append(helper.make_node("MatMul", ["q", "k_t"], [f"s{i}"]))
                 floor.nodes.append(helper.make_node("MatMul", [f"s{i}", "v"], [f"o{i}"]))
                 floor.outputs[f"o{i}"] = ("B", "H", "N", "K")

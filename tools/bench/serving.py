@@ -32,11 +32,11 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.serving.config import RepositoryError, ServingSettings
-from tightbeam.deploy.serving.local_server import LocalServer
-from tightbeam.deploy.serving.repository import write_model
-from tightbeam.deploy.serving.triton_server import ServerError, find_server
-from tightbeam.deploy.serving.worker_process import threads_per_worker
+from tightbeam.deploy.serving.backend.worker_process import threads_per_worker
+from tightbeam.deploy.serving.repository.config import RepositoryError, ServingSettings
+from tightbeam.deploy.serving.repository.models import write_model
+from tightbeam.deploy.serving.server.local_server import LocalServer
+from tightbeam.deploy.serving.server.triton_server import ServerError, find_server
 from tightbeam.deploy.text.output import output_of
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.resolve import resolve

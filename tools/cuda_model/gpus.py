@@ -31,7 +31,7 @@ class Device:
 
     @property
     def gpu(self) -> Gpu:
-        """As the launch plans take it."""
+        """The GPU as the launch plans take it."""
         known = {
             "multiprocessors": self.multiprocessors,
             "shared_bytes": self.most_bytes,

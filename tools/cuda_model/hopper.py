@@ -72,7 +72,7 @@ class Tile:
 
     @property
     def registers(self) -> int:
-        """Of a thread that multiplies: sums, scores, and about 40 for the rest."""
+        """Registers of a thread that multiplies: sums, scores, and about 40 for the rest."""
         threads = self.warpgroups * WARPGROUP
         return self.rows * self.columns // threads + self.rows * self.positions // threads + 40
 

@@ -1,4 +1,4 @@
-"""What the sources do not say about a call: loops whose bounds lie in data, lines that a call does not execute."""
+"""Facts of a call that the sources do not say: loops whose bounds lie in data, lines that a call does not execute."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls of the operators by the models that matter, with the bytes that any kernel must move.
 
-Bytes are those of ``tools/gpu/_attention_work.py`` and ``_search_work.py``: every number comes from the device's memory
-once and every result goes there once. All models are in float16.
+Bytes are those of ``attention.py`` and ``search.py`` of ``tools/gpu/_kernels``: every number comes from the device's
+memory once and every result goes there once. All models are in float16.
 """
 
 from __future__ import annotations

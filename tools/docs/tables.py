@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from tightbeam.deploy.generation import fields
-from tightbeam.deploy.serving import metrics
+from tightbeam.deploy.serving.backend import metrics
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import FLOAT
 from tools.docs.pages import ROOT

@@ -29,10 +29,10 @@ import typer
 from tightbeam.deploy import Bundle
 from tightbeam.graph_passes import PRESETS, RunSize
 from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts
-from tools.gpu._case_process import DONE, LATE, OUT_OF_MEMORY, Ended, run_case
-from tools.gpu._generate_case import PEERS, GenerationJob
-from tools.gpu._generate_layout import EQUAL, TIMED, bundle_folder, checkpoint_folder
-from tools.gpu._generate_tables import (
+from tools.gpu._generate.case import PEERS, GenerationJob
+from tools.gpu._generate.layout import EQUAL, TIMED, bundle_folder, checkpoint_folder
+from tools.gpu._generate.process import DONE, LATE, OUT_OF_MEMORY, Ended, run_case
+from tools.gpu._generate.tables import (
     GIB,
     PAPER_BATCH,
     PEER,
@@ -78,7 +78,7 @@ class Setting:
     until: float
 
     def request(self, side: str, batch: int) -> dict[str, Any]:
-        """The request of a process of `_generate_case.py`."""
+        """The request of a process of `_generate/case.py`."""
         ours = bundle_folder(self.work, TIMED, side, self.precision)
         return {
             "side": side,
@@ -102,7 +102,7 @@ class Setting:
         if left <= 0:
             return Ended(OUT_OF_TIME)
         limit_s = self.limit_s(side)
-        ended = run_case("tools.gpu._generate_case", self.request(side, batch), self.work, min(limit_s, left))
+        ended = run_case("tools.gpu._generate.case", self.request(side, batch), self.work, min(limit_s, left))
         return Ended(OUT_OF_TIME) if left < limit_s and ended.how.startswith(LATE) else ended
 
 
@@ -144,7 +144,7 @@ def main(
         results.note(line)
     work.mkdir(parents=True, exist_ok=True)
     shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
-    made = run_case("tools.gpu._generate_bundles", shared, work, until - time.monotonic())
+    made = run_case("tools.gpu._generate.bundles", shared, work, until - time.monotonic())
     _report_bundles(results, made)
     if "weights" not in made.found:
         raise SystemExit(f"error: {TIMED} was not made ({made.how}: {made.detail}); nothing to measure")
@@ -162,7 +162,7 @@ def main(
 
     def compare(some: Sequence[str]) -> Ended:
         limit_s = max(1.0, until - time.monotonic())
-        return run_case("tools.gpu._generate_check", {**request, "variants": some}, work, limit_s)
+        return run_case("tools.gpu._generate.check", {**request, "variants": some}, work, limit_s)
 
     checks = before.get("checks", [])
     if not {one["variant"] for one in checks} >= set(variant):

@@ -7,7 +7,7 @@ PyTorch in float64: its error may be twice that of the obvious PyTorch in the sa
 it is checked, and what fails is not timed. A time is that of one call in the replay of a CUDA graph that holds many,
 which take turns at as many sets of inputs as four times the L2 holds, since in a decoder the weights and caches of
 other layers pass between two calls of one; workspaces stay, as they do in a decoder. The floor is what must move and be
-multiplied (docstrings of _attention_work.py and _search_work.py) at the rates measured in this run (rates.py); the
+multiplied (docstrings of attention.py and search.py of _kernels) at the rates measured in this run (rates.py); the
 share of the roofline is the floor over the time.
 
 Weak points, known from reading: the matrix kernels use mma.sync and cp.async, not Hopper's wgmma and bulk copies; each
@@ -37,11 +37,11 @@ import typer
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
-from tools.gpu._attention_work import BeamLatentWork, BeamWork, LatentWork, SourceWork
 from tools.gpu._graph_times import OnGpu, Place, Times, begin
-from tools.gpu._kernel_work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
+from tools.gpu._kernels.attention import BeamLatentWork, BeamWork, LatentWork, SourceWork
+from tools.gpu._kernels.search import NGramWork, TopKWork, TrieTopKWork
+from tools.gpu._kernels.work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
 from tools.gpu._results import Results
-from tools.gpu._search_work import NGramWork, TopKWork, TrieTopKWork
 from tools.gpu.rates import Rates, measure_rates
 
 __all__ = ["Found", "RecordingLauncher", "compare", "run", "works"]

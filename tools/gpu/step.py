@@ -23,7 +23,7 @@ from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, load_onnxruntime_cuda, placement
 from tools.bench.decode_step import random_source, step_at
 from tools.bench.turns import in_turn
-from tools.gpu._generate_layout import TIMED, bundle_folder
+from tools.gpu._generate.layout import TIMED, bundle_folder
 from tools.gpu._results import Results, skip
 from tools.gpu._tests_support import tests_support
 

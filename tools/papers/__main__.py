@@ -117,13 +117,9 @@ def el_figure_4(
 
 
 def _print_attention(title: str, measured: list[AttentionTimes]) -> None:
-    table = Table(
-        title=f"{title}; ms of a sample in one layer, float32 (times those of `shared`)",
-        title_justify="left",
-        box=box.SIMPLE,
+    table = _table(
+        f"{title}; ms of a sample in one layer, float32 (times those of `shared`)", "beams", "source", *FORMS
     )
-    for heading in ("beams", "source", *FORMS):
-        table.add_column(heading, justify="right")
     for row in measured:
         cells = [f"{row.ms[name]:.2f} ({row.ms[name] / row.ms['shared']:.2f})" for name in FORMS]
         table.add_row(str(row.beams), f"{row.source:,}", *cells)
@@ -141,14 +137,11 @@ def el_table_2(
 ) -> None:
     """Measure EL-attention's Table 2 in relative form: beam, diverse beam and greedy search, by what is cached."""
     measured = time_searches(checkpoint, batch, source, new_tokens, rounds, threads)
-    table = Table(
-        title=f"EL-attention, Table 2: samples a second (times those of `baseline`), source of {source}, output of "
+    table = _table(
+        f"EL-attention, Table 2: samples a second (times those of `baseline`), source of {source}, output of "
         f"{new_tokens} tokens",
-        title_justify="left",
-        box=box.SIMPLE,
+        *("", *VARIANTS, "the paper, V100"),
     )
-    for heading in ("", *VARIANTS, "the paper, V100"):
-        table.add_column(heading, justify="right" if heading else "left")
     for search, speeds in measured.items():
         cells = [f"{speeds[name]:.1f} ({speeds[name] / speeds['baseline']:.2f}x)" for name in VARIANTS]
         printed = TABLE_2[search, "BART, CNN/DailyMail"]
@@ -167,13 +160,10 @@ def fastseq_ablation(
 ) -> None:
     """Measure FastSeq's Table 2 in relative form: no cache, conventional cache, deduplicated cache, larger batch."""
     measured = time_ablation(checkpoint, batch, source, new_tokens, rounds, threads)
-    table = Table(
-        title=f"FastSeq, Table 2: whole generations, 4 beams, source of {source}, output of {new_tokens} tokens",
-        title_justify="left",
-        box=box.SIMPLE,
+    table = _table(
+        f"FastSeq, Table 2: whole generations, 4 beams, source of {source}, output of {new_tokens} tokens",
+        *("", "samples a second", "relative to `baseline`"),
     )
-    for heading in ("", "samples a second", "relative to `baseline`"):
-        table.add_column(heading, justify="right" if heading else "left")
     one = measured.samples_per_second["conventional cache (baseline)"]
     for name, speed in measured.samples_per_second.items():
         table.add_row(name, f"{speed:.2f}", f"{speed / one:.2f}x")
@@ -202,9 +192,7 @@ def growth(
     line = fit(middles, medians, 1)
     uncached_lengths, uncached = list(measured.uncached_ms), list(measured.uncached_ms.values())
     straight, curve = fit(uncached_lengths, uncached, 1), fit(uncached_lengths, uncached, 2)
-    table = Table(title="Lei Mao: ms of a step after T tokens", title_justify="left", box=box.SIMPLE)
-    for heading in ("T", f"with a cache ({variant})", "without (torch)"):
-        table.add_column(heading, justify="right")
+    table = _table("Lei Mao: ms of a step after T tokens", "T", f"with a cache ({variant})", "without (torch)")
     for T, ms in measured.uncached_ms.items():
         nearest = min(range(len(middles)), key=lambda block: abs(middles[block] - T))
         table.add_row(f"{T:,}", f"{medians[nearest]:.2f}", f"{ms:.1f}")
@@ -223,6 +211,14 @@ def growth(
         f"{without / 1e3:.1f} s by the fit",
         soft_wrap=True,
     )
+
+
+def _table(title: str, *headings: str) -> Table:
+    """An empty table of columns of numbers; one without a heading is of names."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    return table
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Generated cache ``kv-reordered``: keys and values concatenated in each step, and copied when beams are reordered.
 
-    past.<l>.key - Concat(., new key) - Attention    ->    past.<l>.key - Gather(beam_index) - Concat - Attention
+    past.<l>.key - Concat(., new key) - Attention
+    ->  past.<l>.key - Gather(beam_index) - Concat [- Slice(newest of a window)] - Attention
 
 Kept for comparison; in a decoder-only model it goes with the prompt cache ``kv-per-beam`` alone. Needs: self-attentions
 over ``past.<l>.key`` and ``past.<l>.value``. Cache: L M T (E + G V) numbers a sample, twice while it is copied; saves
@@ -18,6 +19,8 @@ from tightbeam.graph_passes.builder import Builder, graph_input, tidy
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassResult
 
 NAME = "self_reordered"
+END = np.iinfo(np.int64).max
+"""End of a Slice that goes on to the end."""
 
 
 def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
@@ -33,6 +36,10 @@ def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
         for past, concat in zip(block.past, map(past_concat, block.node.inputs[1:3]), strict=True):
             assert concat is not None
             concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})
+        if graphs.window(layer) and not sizes.decoder_only:  # else the mask of ``kv-per-beam`` has the window
+            newest = [build.constant([value]) for value in (-graphs.window(layer), END, 2)]
+            for index in (1, 2):
+                block.node.inputs[index] = build.add("Slice", [block.node.inputs[index], *newest])
         for part, width in (("key", sizes.K), ("value", sizes.V)):
             shape = ("R", sizes.G, "T", width)
             states.append(CacheState(f"past.{layer}.{part}", f"present.{layer}.{part}", "append", shape))

@@ -85,7 +85,7 @@ def attend_states(
     dtype = block.key.weight.dtype
     queries = multiply_heads(build, block.query.output, W_K, dtype)  # [R, H, X]
     attended = build.variable(name, [rows, H, X])
-    build.operator("LatentAttention", [queries, states, flags], {"scale": block.scale}, [attended])
+    build.operator("LatentAttention", [queries, states, flags], block.attributes, [attended])
     block.replace_with(build.positions(multiply_heads(build, attended, W_V, dtype), H * W_V.shape[2]))
 
 
@@ -108,7 +108,7 @@ def attend_keys(
     H, E, V = W_KV.shape
     queries = build.reshape(block.query.output, [-1, H, block.query.weight.shape[1] // H])  # [R, H, K]
     attended = build.variable(name, [rows, H, E])
-    build.operator("LatentAttention", [queries, keys, flags], {"scale": block.scale}, [attended])
+    build.operator("LatentAttention", [queries, keys, flags], block.attributes, [attended])
     block.replace_with(build.positions(multiply_heads(build, attended, W_KV, block.key.weight.dtype), H * V))
 
 

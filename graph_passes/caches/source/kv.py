@@ -36,7 +36,7 @@ def cross_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
         ]
         query = build.rows(block.query.output, sizes.H * sizes.K)
         attended = build.variable(f"attended_{layer}", [sizes.rows, sizes.H * sizes.V])
-        build.operator("SourceAttention", [query, *sources, flags], {"scale": block.scale}, [attended])
+        build.operator("SourceAttention", [query, *sources, flags], block.attributes, [attended])
         block.replace_with(build.positions(attended, sizes.H * sizes.V))
     drop_encoder_states(graphs)
     return PassResult(NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))

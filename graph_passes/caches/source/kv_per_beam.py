@@ -41,7 +41,7 @@ def cross_per_beam(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
         for tensor, (part, width) in zip(project_in_encoder(graphs, block, layer), widths.items(), strict=True):
             rows = repeat_for_beams(encoder, tensor, num_beams)  # [R, G, N, K]
             sources.append(source_tensor(graphs, rows, f"source.{layer}.{part}", ["R", sizes.G, "N", width]))
-        attended = decoder.add("Attention", [block.node.inputs[0], *sources, mask], {"scale": block.scale})
+        attended = decoder.add("Attention", [block.node.inputs[0], *sources, mask], block.attributes)
         attended = decoder.transpose(attended, [0, 2, 1, 3])  # [R, streams, H, V]
         block.replace_with(decoder.reshape(attended, [-1, 1, sizes.H * sizes.V]))
     drop_encoder_states(graphs)

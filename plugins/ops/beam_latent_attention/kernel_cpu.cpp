@@ -1,4 +1,4 @@
-#include "kernels/cpu/attend_history.h"
+#include "kernels/cpu/attention/attend_history.h"
 #include "ops/beam_latent_attention/arguments.h"
 
 namespace tightbeam {

@@ -54,18 +54,32 @@ ONLY_COUNTED_QUERIES = """
 """
 
 
+SPLIT = """
+    same = Constant <value = int64[1] {0}> ()
+    rest = Constant <value = int64[1] {-1}> ()
+    heads = Constant <value_int: int = @heads> ()
+    heads_list = Reshape (heads, rest)
+    split = Concat <axis = 0> (same, same, heads_list, rest)
+    query_split = Reshape (query, split)
+    key_split = Reshape (key, split)
+    value_split = Reshape (value, split)
+    query_heads = Transpose <perm = [0, 2, 1, 3]> (query_split)
+    key_heads = Transpose <perm = [0, 2, 1, 3]> (key_split)
+    value_heads = Transpose <perm = [0, 2, 1, 3]> (value_split)
+"""
+
+
 def _body(present: frozenset[str]) -> str:
     masked, biased = "mask" in present, "distance_bias" in present
     added = "counted_bias" if masked and biased else "counted" if masked else "bias" if biased else ""
-    # ONNX infers the width 0 for the attention where it does not know that of the values, so their shape is given.
+    # The nodes of a traced encoder: what runs without the kernel is what ran before the operator took their place.
     attend = f"""
+    by_heads = Attention <scale: float = @scale> (query_heads, key_heads, value_heads{", " * bool(added)}{added})
+    by_positions = Transpose <perm = [0, 2, 1, 3]> (by_heads)
     shape = Shape (value)
-    by_heads = Attention <
-        q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale
-    > (query, key, value{", " * bool(added)}{added})
-    {"attended" if masked else "output"} = Reshape (by_heads, shape)
+    {"attended" if masked else "output"} = Reshape (by_positions, shape)
 """
-    parts = [BIAS * biased, MASK * masked, MASKED_BIAS * (masked and biased), attend]
+    parts = [SPLIT, BIAS * biased, MASK * masked, MASKED_BIAS * (masked and biased), attend]
     return "".join(parts) + ONLY_COUNTED_QUERIES * masked
 
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernels/cpu/aligned.h"
-#include "kernels/cpu/counted_positions.h"
-#include "kernels/cpu/encoder_attention.h"
+#include "kernels/cpu/attention/counted_positions.h"
+#include "kernels/cpu/attention/encoder_attention.h"
 #include "kernels/cpu/parallel.h"
 #include "ops/encoder_attention/arguments.h"
 

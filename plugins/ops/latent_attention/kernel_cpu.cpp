@@ -1,5 +1,5 @@
 // A tile of the states serves the scores and then, while it is in the processor's cache, the values.
-#include "kernels/cpu/attend_source.h"
+#include "kernels/cpu/attention/attend_source.h"
 #include "ops/latent_attention/arguments.h"
 
 namespace tightbeam {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/attend_bytes.h"
+#include "kernels/cpu/attention/attend_bytes.h"
 #include "ops/quantized_source_attention/arguments.h"
 
 namespace tightbeam {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/attend_source.h"
+#include "kernels/cpu/attention/attend_source.h"
 #include "ops/source_attention/arguments.h"
 
 namespace tightbeam {

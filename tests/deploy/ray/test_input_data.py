@@ -28,7 +28,7 @@ def read(partition: Partition) -> list[bytes]:
 def test_every_line_is_in_one_partition(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], rows_each: int
 ) -> None:
-    """Also where chunks of the file end anywhere, and where the last line has no end."""
+    """Chunks of the file may end anywhere, and the last line may have no end."""
     file = tmp_path_factory.mktemp("lines") / "a.txt"
     file.write_bytes(b"\n".join([b"a text", *lines]))
     expected = len([b"a text", *lines]) - (bool(lines) and lines[-1] == b"")

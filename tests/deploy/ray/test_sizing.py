@@ -52,7 +52,7 @@ def test_memory_grows_with_weights_and_batch() -> None:
 
 
 def test_weights_that_a_machine_has_once() -> None:
-    """Of int8 bundles, whose operators read the mapped file."""
+    """The operators of int8 bundles read the mapped file."""
     manifest = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", verify=False).manifest
     options = options_for(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False)
     whole = memory_of_actor(manifest, options, 1)

@@ -102,7 +102,7 @@ def test_generate_appends_columns(runner: Runner) -> None:
 
 @pytest.mark.parametrize("kind", ["struct", "map", "json"])
 def test_settings_of_rows(runner: Runner, kind: str) -> None:
-    """They override those of all rows; a row whose settings are wrong has an error, its neighbours their results."""
+    """A row's settings override those of all rows; wrong ones are its error, and its neighbours have their results."""
     arrow = pytest.importorskip("pyarrow")
     last = {"num_beams": 3, "max_length": 5}
     own: list[Any] = [{"num_beams": 1}, {"max_new_tokens": 3}, None, {"num_beams": 99}, last]

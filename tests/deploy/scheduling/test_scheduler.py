@@ -15,7 +15,7 @@ from support.made_up_decoder import DEFAULTS, EOS, VOCABULARY, Faults, MadeUpAlo
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.given import layers
-from tightbeam.deploy.generation.options import resolve_layers
+from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.groups import GroupScheduler

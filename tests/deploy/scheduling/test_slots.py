@@ -92,7 +92,7 @@ def test_whisper_with_and_without_a_language(bundles: BundleCache, device: str) 
 
 
 def addresses(made: Made) -> dict[str, Any]:
-    """What the decoder reads and writes."""
+    """The buffers that the decoder reads and writes."""
     return dict(made.decoder.bound if isinstance(made, session_in_memory.InMemory) else made.decoder.addresses)
 
 

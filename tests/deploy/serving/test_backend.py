@@ -20,9 +20,9 @@ from support.fake_triton import FakeRequest, FakeTriton
 from support.served import until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving import backend as backend_module
-from tightbeam.deploy.serving import worker_process
-from tightbeam.deploy.serving.backend import BUNDLE, Backend
-from tightbeam.deploy.serving.messages import (
+from tightbeam.deploy.serving.backend import Backend, worker_process
+from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
+from tightbeam.deploy.serving.protocol.messages import (
     Cancel,
     Event,
     Reading,
@@ -36,7 +36,7 @@ from tightbeam.deploy.serving.messages import (
     Token,
     WorkerSettings,
 )
-from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess
+from tightbeam.deploy.serving.protocol.parameters import BUNDLE
 from tightbeam.deploy.text.output import Output
 
 IDS = np.array([[5, 6, 2]])
@@ -160,7 +160,7 @@ def test_worker_killed_while_running_loses_no_request(version: Path, triton: Fak
 def test_stopped_worker_is_killed_when_the_model_is_unloaded(
     version: Path, triton: FakeTriton, loading: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads no message, so that the pipe is full; or it is about to load the model again after a crash."""
+    """The worker reads no message, so that the pipe is full; or it is about to load the model again after a crash."""
     monkeypatch.setattr(worker_process, "SHUTDOWN_SECONDS", 0.3)
     backend = Backend(arguments(version), triton)
     worker = backend._dispatcher._worker
@@ -294,7 +294,7 @@ def test_request_that_ends_the_worker_twice_fails_alone(scripted: Scene, triton:
 
 
 def test_request_whose_file_ends_the_worker_fails_at_once(scripted: Scene, triton: FakeTriton) -> None:
-    """It would end every worker. Those that ran, and those whose files were read before, are sent again."""
+    """Such a request would end every worker. Requests that ran, or whose files were read before, are sent again."""
     backend, worker = scripted
     guilty, neighbour, read = requests = [ids() for _ in range(3)]
     backend.execute(requests)

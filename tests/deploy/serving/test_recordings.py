@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers.models.whisper import tokenization_whisper
 
 from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.timestamps import with_timestamps
 from support.triton_requests import EventLog, audio_request, run
+from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.files import read_blocks
 from tightbeam.deploy.audio.transcribe import transcribe_files
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.serving.messages import Request, Row
-from tightbeam.deploy.serving.responses import tensors_of
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.protocol.messages import FoundSegment, Request, Row
+from tightbeam.deploy.text.detokenizer import HALF
+from tightbeam.deploy.text.tokenizer import TextCodec, _TokenizersCodec
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -33,6 +37,13 @@ FORMATS = {"WAV": (44_100, 2), "FLAC": (8_000, 1), "OGG": (48_000, 3), "MP3": (2
 def whisper(bundles: BundleCache) -> Runner:
     """A Whisper that makes timestamps; its window is one second."""
     return with_timestamps(bundles, "el")[1]
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    whisper_tokenizer().save_pretrained(folder)
+    return _TokenizersCodec(str(folder / "tokenizer.json"))
 
 
 def file_of(kind: str, seconds: float, **how: Any) -> bytes:
@@ -61,7 +72,7 @@ def expect_transcribed(runner: Runner, log: EventLog, sources: dict[int, list[An
     "settings", [{}, {"num_beams": 2, "condition_on_prev_tokens": True}, {"return_timestamps": False}]
 )
 def test_recordings_are_those_of_the_command_and_hold_nobody_up(whisper: Runner, settings: dict[str, Any]) -> None:
-    """Files in several formats, as bytes and base64, and samples; the longest, which came first, ends last."""
+    """Files in several formats, as bytes and base64, and samples; the longest came first and does not end first."""
     sources: dict[int, list[Any]] = {0: [file_of("FLAC", 7.0)], 1: [file_of("MP3", 2.2)], 2: [chirp(2.4)]}
     sources |= {3: [file_of("WAV", 0.7), file_of("OGG", 1.9)]}
     requests = [file_request(number, *sources[number], **settings) for number in (0, 3)]
@@ -70,7 +81,7 @@ def test_recordings_are_those_of_the_command_and_hold_nobody_up(whisper: Runner,
     log = run(whisper, requests, max_rows=4 * settings.get("num_beams", 1))
     assert log.refusals() == {}
     expect_transcribed(whisper, log, sources, **settings)
-    assert [event.number for event in log.events if isinstance(event, Row)][-1] == 0
+    assert next(event.number for event in log.events if isinstance(event, Row)) != 0
     assert log.stats.sample_steps > log.stats.steps
     has_segments = [output.segments is not None for output in log.outputs(3)]
     assert has_segments == [settings.get("condition_on_prev_tokens", False), "return_timestamps" not in settings]
@@ -87,8 +98,89 @@ def test_segments_are_json_beside_rows_that_have_none(whisper: Runner) -> None:
     assert found["SCORES"].shape == (2, 0), "no score where a row has none"
 
 
+def test_segments_are_streamed_as_their_windows_are_done(bundles: BundleCache, codec: TextCodec) -> None:
+    """Texts and words by a tokenizer are those of the whole answer, and of transformers for each segment."""
+    languages = {"<|en|>": 47, "<|ja|>": 48, "<|fr|>": 49}
+    runner, tokenizer = with_timestamps(bundles, "el", lang_to_id=languages)[1], whisper_tokenizer()
+    runner._codec = codec
+    sources = {0: [file_of("WAV", 4.2), file_of("FLAC", 2.3)], 1: [file_of("MP3", 0.8)]}
+    asked: dict[str, Any] = {"return_timestamps": True, "return_token_timestamps": True}
+    own = {0: {**asked, "language": "ja"}, 1: {**asked, "language": "en", "num_beams": 2}}
+    log = run(runner, [file_request(number, *sources[number], **own[number]) for number in own], stream=True)
+    assert log.refusals() == {}
+    first, short, long = (
+        next(place for place, event in enumerate(log.events) if isinstance(event, kind) and event.number == number)
+        for kind, number in ((FoundSegment, 0), (Row, 1), (Row, 0))
+    )
+    assert first < short < long, "expected segments of the long recordings before the short one is done"
+    for number, language in ((0, "japanese"), (1, "english")):
+        expect_transcribed(runner, log, {number: sources[number]}, **own[number])
+        words = 0
+        for row, output in enumerate(log.outputs(number)):
+            found = log.segments(number, row)
+            assert [each.segment for each in found] == output.segments and output.texts is not None
+            if HALF not in output.texts[0]:
+                assert "".join(each.text for each in found).rstrip() == output.texts[0]
+            for part in output.segments or []:
+                tokens = [token for token in part.tokens if token < 45]
+                assert part.text == tokenizer.decode(tokens).strip()
+                expected = tokenization_whisper._combine_tokens_into_words(tokenizer, tokens, language)[0]
+                assert [word.word for word in part.words or []] == expected
+                words += len(expected)
+        assert words > 5
+    assert list(runner.stream_segments(sources[1][0], **own[1])) == log.outputs(1)[0].segments
+
+
+def test_a_stream_of_segments_that_is_closed_frees_its_places(whisper: Runner) -> None:
+    """Streams of a request beside another one, and of an iterator."""
+    long, other = file_of("WAV", 6.5), file_of("FLAC", 2.2)
+    whole = whisper.transcribe_segments([long])[0]
+    seen: list[Any] = []
+    requests = [file_request(0, long), file_request(1, other)]
+
+    def cancelled() -> set[int]:
+        return {0} if any(isinstance(event, FoundSegment) and event.number == 0 for event in seen) else set()
+
+    log = run(whisper, requests, stream=True, seen=seen, cancelled=cancelled, max_rows=2)
+    assert log.outputs(0) == [] and [each.segment for each in log.segments(0)] == whole[: len(log.segments(0))]
+    assert 0 < len(log.segments(0)) < len(whole)
+    expect_transcribed(whisper, log, {1: [other]})
+    segments = whisper.stream_segments(long)
+    assert [next(segments), next(segments)] == whole[:2]
+    assert whisper.transcribe_segments([other])[0] == list(log.outputs(1)[0].segments or [])
+    assert next(segments) == whole[2]
+    segments.close()
+    assert list(segments) == []
+
+
+def test_segments_of_windows_that_are_cut_are_streamed_in_their_order(whisper: Runner) -> None:
+    """Without timestamps, the windows of a recording run beside each other."""
+    source = file_of("WAV", 3.6)
+    how: dict[str, Any] = {"return_timestamps": False, "return_token_timestamps": True}
+    log = run(whisper, [file_request(0, source, **how)], stream=True, max_rows=8)
+    assert [each.segment for each in log.segments(0)] == log.outputs(0)[0].segments
+    assert {int(each.segment.start_s) for each in log.segments(0)} >= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("recording", "asked", "message"),
+    [
+        (3, {}, "the recording is int64 .*expected the name of an audio file, or an array of samples"),
+        ("no.wav", {}, "no.wav"),
+        (b"no sound", {}, "cannot be read as audio"),
+        (np.zeros(9, np.float32), {"return_token_scores": True}, "return_token_scores"),
+        (np.zeros(9, np.float32), {"batch_size": 0}, "batch_size=0 is not a number of windows"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_at_once(
+    whisper: Runner, recording: Any, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InputError, GenerationError), match=message):
+        whisper.stream_segments(recording, **asked)
+
+
 def test_segments_have_times_of_tokens(whisper: Runner) -> None:
-    """Beside a request that asks for none."""
+    """The request beside it asks for no times."""
     asked: dict[str, Any] = {"return_timestamps": True, "return_token_timestamps": True, "num_beams": 2}
     rows = [file_of("WAV", 2.2), file_of("FLAC", 0.5)]
     log = run(whisper, [file_request(0, *rows, **asked), file_request(1, rows[0])])

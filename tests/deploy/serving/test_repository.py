@@ -1,4 +1,4 @@
-"""triton-repo: the files it writes, the settings it refuses, and no partial files after a failure."""
+"""triton-repo: the files it writes, and the settings it refuses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,57 +19,12 @@ import pytest
 
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
+from support.repositories import Command, config_of, content
 from support.triton_requests import run
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.serving import repository as repository_module
-from tightbeam.deploy.serving.command import app
-from tightbeam.deploy.serving.config import model_name_of
-from tightbeam.deploy.serving.messages import Request, Row
-
-google = pytest.importorskip("google.protobuf.text_format")
-json_format = pytest.importorskip("google.protobuf.json_format")
-model_config_pb2 = pytest.importorskip("tritonclient.grpc.model_config_pb2")
-
-Command = Callable[..., "Done"]
-
-
-class Done:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    def wrote(self, note: str = "") -> Path:
-        """The version's folder; ``note`` begins what is on standard error."""
-        assert self.code == 0 and self.err.startswith(note) and bool(self.err) == bool(note), self.err
-        return Path(self.out.removeprefix("wrote ").partition("; to try it here")[0])
-
-    def refused(self, *parts: str) -> None:
-        """Assert that the command ended with one error line that contains ``parts``."""
-        assert self.code == 1 and self.out == ""
-        (line,) = self.err.splitlines()
-        assert line.startswith("error: ")
-        assert all(part in line for part in parts), line
-
-
-@pytest.fixture
-def triton_repo(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> Done:
-        capsys.readouterr()
-        code = app([str(argument) for argument in arguments], standalone_mode=False)
-        captured = capsys.readouterr()
-        return Done(code or 0, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def text(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose folder gives the model its name."""
-    return Path(shutil.copytree(bundles("dedup", tokenizer=True), tmp_path_factory.mktemp("text") / "bart-dedup"))
-
-
-@pytest.fixture(scope="module")
-def ids_only(bundles: BundleCache) -> Path:
-    return bundles("dedup")
+from tightbeam.deploy.serving.protocol.messages import Request, Row
+from tightbeam.deploy.serving.repository import models as repository_module
+from tightbeam.deploy.serving.repository.config import model_name_of
 
 
 @pytest.fixture(scope="module")
@@ -88,21 +41,6 @@ def with_engine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def content(folder: Path) -> dict[str, bytes | None]:
-    """All files below a folder, by name; folders have no bytes."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-def config_of(model: Path) -> dict[str, Any]:
-    """The configuration, read with Triton's own protobuf."""
-    config = google.Parse((model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
-    found: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
-    return found
-
-
-# ---- what is written ----
-
-
 def test_files_of_a_model(triton_repo: Command, text: Path, tmp_path: Path) -> None:
     version = triton_repo(text, tmp_path / "new" / "models").wrote()
     model = tmp_path / "new" / "models" / "bart-dedup"
@@ -110,7 +48,9 @@ def test_files_of_a_model(triton_repo: Command, text: Path, tmp_path: Path) -> N
     assert {path.name for path in model.iterdir()} == {"1", "README.md", "config.pbtxt", "warmup"}
     assert {path.name for path in version.iterdir()} == {"model.py", "bundle"}
     assert list(model.parent.iterdir()) == [model]
-    assert (version / "model.py").read_bytes() == Path(repository_module.__file__).with_name("model.py").read_bytes()
+    assert (version / "model.py").read_bytes() == (
+        Path(repository_module.__file__).parents[1] / "model.py"
+    ).read_bytes()
     for path in (model, version, version / "bundle"):
         assert path.stat().st_mode & 0o777 == 0o755  # the server may be another user's
 
@@ -133,7 +73,7 @@ def test_the_bundle_is_copied_as_its_manifest_names_it(triton_repo: Command, tex
 
 
 def test_model_file_only_calls_the_backend(text: Path) -> None:
-    source = Path(repository_module.__file__).with_name("model.py").read_text()
+    source = (Path(repository_module.__file__).parents[1] / "model.py").read_text()
     tree = ast.parse(source)
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.BinOp | ast.If | ast.For | ast.While)]
     imported = {
@@ -213,8 +153,8 @@ def test_every_field_of_the_configuration(
 
 
 def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Path, tmp_path: Path) -> None:
-    options = "--max-batch-size 6 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 9"
-    cpu = triton_repo(with_engine, tmp_path, "--name", "c", *options.split(), "--url", "https://h:80").wrote()
+    given = "--max-batch-size 6 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 9"
+    cpu = triton_repo(with_engine, tmp_path, "--name", "c", *given.split(), "--url", "https://h:80").wrote()
     found = config_of(cpu.parent)
     assert found["max_batch_size"] == 6
     assert found["instance_group"] == [{"count": 2, "kind": "KIND_CPU"}]
@@ -223,8 +163,9 @@ def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Pat
     assert found["parameters"]["max_rows"] == {"string_value": "30"}
     assert found["parameters"]["url"] == {"string_value": "https://h:80"}
     assert not (cpu / "bundle" / "engines").exists()
-    for name, chosen in (("g", ["--engine", "tensorrt"]), ("h", ["--engine", "tensorrt", "--device", "gpu"])):
-        gpu = triton_repo(with_engine, tmp_path, "--name", name, "--instances", 2, *chosen).wrote()
+    for name, chosen in (("g", []), ("h", ["--device", "cuda"]), ("i", ["--device", "gpu"])):
+        options = ["--name", name, "--instances", "2", "--engine", "tensorrt", *chosen]
+        gpu = triton_repo(with_engine, tmp_path, *options).wrote()
         found = config_of(gpu.parent)
         assert found["instance_group"] == [{"count": 2, "kind": "KIND_GPU"}]
         assert found["parameters"]["engine"] == {"string_value": "tensorrt"}
@@ -307,7 +248,7 @@ def test_model_name_is_derived_from_the_folders() -> None:
         (["--instances", 0], ["--instances 0 is not a number of at least 1"]),
         (["--batching-delay-us", -5], ["--batching-delay-us -5 "]),
         (["--max-queue-size", -1], ["--max-queue-size -1 "]),
-        (["--device", "gpu"], ["--engine onnxruntime does not run with --device gpu", "--engine tensorrt"]),
+        (["--device", "gpu"], ["--engine onnxruntime does not run with --device cuda", "--engine tensorrt"]),
         (["--device", "cpu", "--engine", "tensorrt"], ["--engine tensorrt does not run with --device cpu"]),
         (["--engine", "tensorrt"], ["has no TensorRT engine; build one: build-engine "]),
         (["--engine", "tensorrt:a100"], ["has no engine 'a100'; it has none; build one: build-engine "]),
@@ -413,186 +354,6 @@ def test_a_repository_on_a_disk_that_is_read_only(
     for options in (["--name", "n"], ["--force"], ["--next-version"]):
         triton_repo(text, tmp_path, *options).refused("cannot write ", "Read-only file system; nothing was left behind")
     assert content(tmp_path) == before
-
-
-# ---- versions ----
-
-
-def test_taken_name_is_refused_with_the_options(triton_repo: Command, text: Path, tmp_path: Path) -> None:
-    triton_repo(text, tmp_path).wrote()
-    before = content(tmp_path)
-    done = triton_repo(text, tmp_path)
-    done.refused("exists; pass --next-version to add a version, --force to replace it, or another --name")
-    assert content(tmp_path) == before
-
-
-def test_versions_go_up_and_the_old_ones_stay(triton_repo: Command, text: Path, ids_only: Path, tmp_path: Path) -> None:
-    first = triton_repo(text, tmp_path, "--name", "m").wrote()
-    before = content(first)
-    second = triton_repo(ids_only, tmp_path, "--name", "m", "--next-version", "--max-batch-size", 3).wrote()
-    assert second == tmp_path / "m" / "2"
-    assert content(first) == before
-    assert content(second / "bundle") == content(ids_only)
-    found = config_of(tmp_path / "m")
-    assert found["max_batch_size"] == 3
-    assert [entry["name"] for entry in found["input"]] == ["INPUT_IDS", "LENGTHS"]
-    assert "At most 12 rows" in (tmp_path / "m" / "README.md").read_text()
-    assert {path.name for path in first.parent.iterdir()} == {"1", "2", "README.md", "config.pbtxt", "warmup"}
-    shutil.rmtree(first)
-    shutil.rmtree(tmp_path / "m" / "warmup")
-    (tmp_path / "m" / "11").mkdir()
-    third = triton_repo(text, tmp_path, "--name", "m", "--next-version").wrote()
-    assert third.name == "12"
-    assert (tmp_path / "m" / "warmup" / "warm_up").is_file()
-    Runner.load(third / "bundle", threads=1)
-
-
-def test_version_keeps_settings_that_are_not_given(triton_repo: Command, text: Path, tmp_path: Path) -> None:
-    options = "--max-batch-size 3 --max-rows 50 --instances 2 --batching-delay-us 7 --max-queue-size 5 --stream"
-    first = triton_repo(text, tmp_path, "--name", "m", *options.split(), "--url", "http://h:9000").wrote()
-    before = (first.parent / "config.pbtxt").read_text()
-    triton_repo(text, tmp_path, "--name", "m", "--next-version").wrote()
-    assert (first.parent / "config.pbtxt").read_text() == before
-    assert "--http-port=9000" in (first.parent / "README.md").read_text()
-    triton_repo(text, tmp_path, "--name", "m", "--next-version", "--instances", 1).wrote()
-    assert (first.parent / "config.pbtxt").read_text() == before.replace("count: 2", "count: 1")
-
-
-def test_version_cannot_change_streaming(triton_repo: Command, text: Path, tmp_path: Path) -> None:
-    triton_repo(text, tmp_path, "--name", "m").wrote()
-    before = content(tmp_path)
-    done = triton_repo(text, tmp_path, "--name", "m", "--next-version", "--stream")
-    done.refused("a version cannot change whether", "choose another --name, or replace the model with --force")
-    (tmp_path / "m" / "config.pbtxt").write_text('parameters { key: "made_by" } nonsense')
-    done = triton_repo(text, tmp_path, "--name", "m", "--next-version")
-    done.refused("config.pbtxt cannot be read", "--force")
-    triton_repo(text, tmp_path, "--name", "m", "--force").wrote()
-    assert content(tmp_path) == before
-
-
-def test_force_replaces_all_versions(triton_repo: Command, text: Path, ids_only: Path, tmp_path: Path) -> None:
-    triton_repo(text, tmp_path, "--name", "m").wrote()
-    triton_repo(text, tmp_path, "--name", "m", "--next-version").wrote()
-    version = triton_repo(ids_only, tmp_path, "--name", "m", "--force").wrote()
-    assert {path.name for path in version.parent.iterdir()} == {"1", "README.md", "config.pbtxt", "warmup"}
-    assert content(version / "bundle") == content(ids_only)
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
-# ---- failures ----
-
-
-def failing_at(count: int, error: BaseException, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of ``function`` that fails at its call number ``count``."""
-    calls = iter(range(1, 10**6))
-
-    def call(*arguments: Any, **settings: Any) -> Any:
-        if next(calls) == count:
-            raise error
-        return function(*arguments, **settings)
-
-    return call
-
-
-NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-PLACES = [
-    *((place, count) for place in ("shutil.copyfile", "pathlib.Path.write_text") for count in (1, 2)),
-    ("os.fsync", 3),
-]
-
-
-@pytest.mark.parametrize(
-    ("place", "count", "options"),
-    [
-        *((place, count, options) for place, count in PLACES for options in ([], ["--force"], ["--next-version"])),
-        *(("pathlib.Path.replace", count, ["--next-version"]) for count in (1, 2, 3)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("error", [NO_SPACE, KeyboardInterrupt()], ids=["no space", "interrupted"])
-def test_failure_changes_no_file(
-    triton_repo: Command,
-    text: Path,
-    ids_only: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    place: str,
-    count: int,
-    error: BaseException,
-) -> None:
-    repository = tmp_path / "models"
-    repository.mkdir()
-    if options:
-        triton_repo(text, repository, "--name", "m").wrote()
-    before = content(tmp_path)
-    owner, _, name = place.rpartition(".")
-    found: Any = {"shutil": shutil, "os": os, "pathlib.Path": Path}[owner]
-    monkeypatch.setattr(found, name, failing_at(count, error, getattr(found, name)))
-    done = triton_repo(ids_only, repository, "--name", "m", "--max-batch-size", 5, *options)
-    monkeypatch.undo()
-    if error is NO_SPACE:
-        done.refused(f"cannot write {repository / 'm'}", "No space left on device; nothing was left behind")
-    else:
-        assert (done.code, done.err) == (130, "error: interrupted; nothing was left behind\n")
-    after = content(tmp_path)
-    if place.endswith("replace"):  # the readme may be the new one already
-        before, after = (dict(files, **{"models/m/README.md": None}) for files in (before, after))
-    assert after == before
-
-
-STOPPING = """
-import shutil, sys, time
-copyfile = shutil.copyfile
-def slow(source, target):
-    copyfile(source, target)
-    if target.name == "weights.safetensors":
-        print("copied", flush=True)
-        time.sleep(100)
-shutil.copyfile = slow
-sys.argv[0] = "triton-repo"
-from tightbeam.deploy.serving.command import main
-main()
-"""
-
-
-@pytest.mark.parametrize("options", [[], ["--next-version"]], ids=str)
-def test_killed_while_copying(triton_repo: Command, text: Path, tmp_path: Path, options: list[str]) -> None:
-    """Partial files are beside the repository, which a server may load meanwhile."""
-    repository = tmp_path / "models"
-    repository.mkdir()
-    if options:
-        triton_repo(text, repository).wrote()
-    before, models = content(tmp_path), sorted(repository.iterdir())
-    command = [sys.executable, "-c", STOPPING, str(text), str(repository), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stdout and running.stderr
-        assert running.stdout.readline() == "copied\n"
-        assert len(content(tmp_path)) > len(before) + 3
-        assert sorted(repository.iterdir()) == models
-        running.send_signal(signal.SIGTERM)
-        error = running.stderr.read()
-    assert (running.returncode, error) == (130, "error: interrupted; nothing was left behind\n")
-    assert content(tmp_path) == before
-
-
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-from tightbeam.deploy.serving.command import main
-main()
-"""
-
-
-def test_files_too_large_for_the_system(text: Path, tmp_path: Path) -> None:
-    """A limit on the size of a file simulates a full disk."""
-    assert (text / "weights.safetensors").stat().st_size > 9000
-    command = [sys.executable, "-c", LIMITED, str(text), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    Done(done.returncode, done.stdout, done.stderr).refused("cannot write ", "File too large; nothing was left behind")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_has_a_name_and_help() -> None:

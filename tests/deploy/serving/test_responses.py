@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.fake_triton import FakeRequest, FakeTriton, broadcast
-from tightbeam.deploy.serving.messages import Event, Refused, Row, Token
-from tightbeam.deploy.serving.responses import Responder, tensors_of
-from tightbeam.deploy.text.output import Output
+from tightbeam.deploy.serving.backend.responses import Responder, tensors_of
+from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Row, Token
+from tightbeam.deploy.text.output import Output, TextSegment
 
 IDS = np.array([[5, 6, 2], [7, 8, 2]])
 
@@ -143,6 +144,22 @@ def test_events_of_a_row_that_runs_again_are_sent_once(triton: FakeTriton) -> No
         responder.add(event)
     texts = [response.outputs["TEXT"].item() for response in request.responses]
     assert texts == [b"a", b"b", b"d", b"x", b"e", b"x"] and request.over
+
+
+def test_segments_are_responses_of_their_own_and_sent_once(triton: FakeTriton) -> None:
+    request = FakeRequest({"AUDIO": IDS[:1]}, outputs=("TEXT", "OUTPUT_IDS", "SEGMENTS", "INDEX", "FINISHED"))
+    responder = read(request, triton, stream=True)
+    parts = [TextSegment(0.0, 0.5, [5, 6], "a"), TextSegment(0.5, 1.0, [7], "b c")]
+    segments = [FoundSegment(3, 0, 1, parts[0], "a"), FoundSegment(3, 0, 2, parts[1], " b c")]
+    for event in (segments[0], *segments, Row(3, 0, Output([[5, 6, 7]], None, ["a b c"], segments=parts), fill=1)):
+        responder.add(event)
+    assert request.over
+    sent = [response.outputs for response in request.responses]
+    assert [outputs["TEXT"].item() for outputs in sent] == [b"a", b" b c", b"a b c"]
+    assert [outputs["OUTPUT_IDS"].tolist() for outputs in sent] == [[[[5, 6]]], [[[7]]], [[[5, 6, 7]]]]
+    assert [outputs["FINISHED"].item() for outputs in sent] == [False, False, True]
+    each = [json.loads(outputs["SEGMENTS"].item()) for outputs in sent]
+    assert each[0] + each[1] == each[2] and each[1] == [{"start": 0.5, "end": 1.0, "text": "b c", "tokens": [7]}]
 
 
 @pytest.mark.parametrize(("client_error", "code"), [(True, "INVALID_ARG"), (False, "UNAVAILABLE")])

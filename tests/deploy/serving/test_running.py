@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -17,12 +16,13 @@ from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
 from support.triton_requests import audio_request, ids_request, run, text_request
+from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.transcribe import read_features, transcribe
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.scheduling.batch import Batch
-from tightbeam.deploy.serving import requests as reading
-from tightbeam.deploy.serving.messages import Request
+from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.worker import requests as reading
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
@@ -296,7 +296,7 @@ ERRORS: list[tuple[Request, str]] = [
     (text_request(1, "a", bad_words_ids="[]"), r"bad_words_ids=\[\] .* is not a list of lists"),
     (text_request(1, "a", bad_words_ids='{"a": 1}'), "bad_words_ids=.* is not a list of lists"),
     (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass True"),
-    (text_request(1, "a", language="de"), "language='de' .* is for speech models; remove it"),
+    (text_request(1, "a", language="de"), "language='de' .* is for Whisper; remove it"),
     (text_request(1, "a", generation_config="/etc/passwd"), "generation_config is no JSON object; pass settings such"),
     (
         text_request(1, "a", generation_config='{"num_beams": 0}'),
@@ -595,17 +595,16 @@ def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) ->
             assert outputs[1].texts[0].endswith("".join(token.text for token in said).strip())
 
 
-def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens above <|notimestamps|> are not text."""
-    manifest = whisper.manifest.model_copy(
-        update={"generation": {**whisper.manifest.generation, "no_timestamps_token_id": 40}}
-    )
-    monkeypatch.setattr(whisper, "bundle", dataclasses.replace(whisper.bundle, manifest=manifest))
+def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The text is that of WhisperTokenizer, which takes timestamps out of the text."""
+    tokenizer = whisper_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(whisper, "_codec", _TokenizersCodec(str(tmp_path / "tokenizer.json")))
     log = run(whisper, [audio_request(0, CHIRP, max_new_tokens=20)], stream=True)
     said = log.tokens(0)
-    assert any(token.token > 40 for token in said)
+    assert any(token.token > 55 for token in said)
     (output,) = log.outputs(0)
-    assert output.texts == [whisper.decode([token for token in output.sequences[0] if token <= 40])]
+    assert output.texts == [tokenizer.decode(output.sequences[0], skip_special_tokens=True)]
     assert output.texts[0].endswith("".join(token.text for token in said).strip())
 
 

@@ -11,9 +11,9 @@ import pytest
 from support.bundles import BundleCache
 from support.triton_requests import EventLog, ids_request, run
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.serving.config import ServingSettings
-from tightbeam.deploy.serving.repository import write_model
-from tightbeam.deploy.serving.responses import tensors_of
+from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.repository.config import ServingSettings
+from tightbeam.deploy.serving.repository.models import write_model
 from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.file import write_trie
@@ -164,7 +164,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_a_wrong_value_is_the_error_of_its_request_alone(served: Runner, name: str) -> None:
-    """In one line that names the field; the requests beside it have their results."""
+    """The error is one line that names the field; the requests beside it have their results."""
     wrong = [
         ids_request(number, [5, 6], **BESIDE.get(name, {}), **{name: value}) for number, value in enumerate(WRONG[name])
     ]

@@ -17,8 +17,8 @@ from support.image_checkpoints import images
 from support.triton_requests import run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.image.read import ImageReader
-from tightbeam.deploy.serving import requests as reading
-from tightbeam.deploy.serving.messages import Request, Row
+from tightbeam.deploy.serving.protocol.messages import Request, Row
+from tightbeam.deploy.serving.worker import requests as reading
 
 pillow = pytest.importorskip("PIL.Image")
 

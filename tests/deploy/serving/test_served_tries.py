@@ -10,8 +10,8 @@ import pytest
 from support.bundles import BundleCache
 from support.triton_requests import ids_request, run
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.serving.config import RepositoryError, ServingSettings
-from tightbeam.deploy.serving.repository import write_model
+from tightbeam.deploy.serving.repository.config import RepositoryError, ServingSettings
+from tightbeam.deploy.serving.repository.models import write_model
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.file import write_trie
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from support.served import Response, Send, metrics, processes, texts, until
 from support.timestamps import written_with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.transcribe import transcribe_files
-from tightbeam.deploy.serving.triton_server import ServerError
+from tightbeam.deploy.serving.server.triton_server import ServerError
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
 """Settings of the model "slow": some seconds of work."""
@@ -55,6 +56,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         served.serve(bundle, repository, name)
     served.serve(made["text"], repository, "live", stream=True)
     served.serve(made["slow"], repository, "slowlive", stream=True)
+    served.serve(made["speech"], repository, "listen", stream=True)
     served.serve(made["text"], repository, "narrow", max_queue_size=4, max_batch_size=2)
     killed_under_load: list[int] = []
     runners = {name: Runner.load(bundle, threads=1) for name, bundle in made.items()}
@@ -69,10 +71,10 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
         started = processes(server, "stub") + processes(server, "worker")
         shared = [served.region(stub) for stub in processes(server, "stub")]
-        assert len(started) == 18 and all(path.exists() for path in shared)
+        assert len(started) == 20 and all(path.exists() for path in shared)
     # Triton may never finish requests of a model whose stub was killed under load: its exit timeout then ends it.
     assert server.process.returncode in ((0, 1) if killed_under_load else (0,))
-    until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 5)
+    until(lambda: not served.running(*started), 5)
     assert not [path for path in shared if path.exists()]
 
 
@@ -174,7 +176,7 @@ def test_token_ids_with_lengths(world: SimpleNamespace) -> None:
 
 
 def test_token_scores_and_alternatives(world: SimpleNamespace) -> None:
-    """They come where the request asks for them, over both protocols; a response without them is whole."""
+    """Both come where the request asks for them, over both protocols; a response without them is whole."""
     settings = {"num_beams": 3, "max_new_tokens": 7, "num_return_sequences": 2}
     asked = {"return_token_scores": True, "return_alternatives": 2, **settings}
     output = world.runners["text"].generate_outputs([SENTENCES[0]], **asked)[0]
@@ -308,7 +310,7 @@ ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {},
         ("LENGTHS holds 3", "1 to 2"),
     ),
-    "language": ({"TEXT": texts("a town")}, {"language": "de"}, ("language='de'", "for speech models")),
+    "language": ({"TEXT": texts("a town")}, {"language": "de"}, ("language='de'", "for Whisper")),
     "wrong shape": ({"TEXT": np.array([[b"a", b"b"]], np.object_)}, {}, ("shape",)),
     "wrong type": ({"INPUT_IDS": np.array([[5.0, 2.0]], np.float32)}, {}, ("INT64", "INPUT_IDS")),
     "no such input": ({"TEXTS": texts("a town")}, {}, ("TEXTS",)),
@@ -516,7 +518,9 @@ def stream(world: SimpleNamespace, model: str, arrays: dict[str, Any], **setting
         until(over)
         client.stop_stream()
     return [
-        Response(error=error.message()) if error else Response.of(result, (*served.OUTPUTS, "INDEX", "FINISHED"))
+        Response(error=error.message())
+        if error
+        else Response.of(result, (*served.OUTPUTS, "SEGMENTS", "INDEX", "FINISHED"))
         for result, error in got
     ]
 
@@ -544,6 +548,22 @@ def test_each_row_is_streamed_when_finished(world: SimpleNamespace) -> None:
             **{"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 9},
         )
         assert (part.ids[0], part.texts[0]) == wanted
+
+
+def test_segments_of_a_recording_are_streamed(world: SimpleNamespace) -> None:
+    runner, wave = world.runners["speech"], chirp(2.3)
+    *parts, last = stream(world, "listen", {"AUDIO": wave[None]})
+    (expected,) = transcribe_files(runner, [wave])
+    assert last.ids[0] == expected.result.sequences and last.texts[0] == expected.result.texts
+    segments = json.loads(last["SEGMENTS"].item())
+    assert segments == json.loads(expected.result.as_json())["segments"] and len(segments) > 2
+    assert [json.loads(part["SEGMENTS"].item()) for part in parts] == [[segment] for segment in segments]
+    assert [part.ids[0][0] for part in parts] == [segment["tokens"] for segment in segments]
+    body = {"AUDIO": wave.tolist(), "num_beams": 2, "return_timestamps": True}
+    status, received = world.server.post("/v2/models/listen/generate_stream", body)
+    events = [json.loads(line.removeprefix("data: ")) for line in received.splitlines() if line]
+    found = [json.loads(event["SEGMENTS"]) for event in events]
+    assert status == 200 and [*chain(*found[:-1])] == found[-1] and len(found) > 2
 
 
 def test_error_ends_a_stream(world: SimpleNamespace) -> None:
@@ -748,7 +768,7 @@ def test_killed_stub_is_reloaded(world: SimpleNamespace, model: str) -> None:
             response["error"].partition("]")[2] or response["error"] for response in responses if "error" in response
         }
         assert lost and all(any(word in error for word in DOWN) for error in lost), lost
-    until(lambda: not Path(f"/proc/{worker}").exists(), 5)
+    until(lambda: not served.running(worker), 5)
     assert not region.exists()
     assert f"the backend of model {model} was killed; loading it again" in world.log.read_text()
 
@@ -767,7 +787,7 @@ def test_killed_server_leaves_no_process_or_memory(world: SimpleNamespace, tmp_p
     assert region.exists()
     server.process.kill()
     server.process.wait()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (stub, worker)), 30)
+    until(lambda: not served.running(stub, worker))
     assert not region.exists()
 
 

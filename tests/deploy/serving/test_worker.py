@@ -26,8 +26,8 @@ from support.checkpoints import SENTENCES
 from support.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.errors import BundleError
-from tightbeam.deploy.serving import watchdog
-from tightbeam.deploy.serving.messages import (
+from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess, threads_per_worker
+from tightbeam.deploy.serving.protocol.messages import (
     Cancel,
     Event,
     Ready,
@@ -36,13 +36,14 @@ from tightbeam.deploy.serving.messages import (
     Request,
     Requests,
     Row,
+    Server,
     Started,
     Token,
     WorkerSettings,
 )
-from tightbeam.deploy.serving.watchdog import Server, reload_model
-from tightbeam.deploy.serving.worker import visible_device
-from tightbeam.deploy.serving.worker_process import WorkerError, WorkerProcess, threads_per_worker
+from tightbeam.deploy.serving.worker import watchdog
+from tightbeam.deploy.serving.worker.__main__ import visible_device
+from tightbeam.deploy.serving.worker.watchdog import reload_model
 
 NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region="")
 SECONDS = 60
@@ -113,7 +114,7 @@ def test_requests_that_come_together(worker: WorkerProcess, expected: list[str])
 
 
 def test_request_joins_others_that_run(worker: WorkerProcess, expected: list[str]) -> None:
-    """It is through before they are, and gets what it gets alone."""
+    """A short request ends before the long ones that run, and gets what it gets alone."""
     rows = [[5 + row, 6, 2] for row in range(8)]
     worker.send(Requests((ids_request(0, *rows, num_beams=1, max_new_tokens=60, min_new_tokens=60),)))
     until_tokens(worker)
@@ -200,7 +201,7 @@ def test_stop_leaves_no_process(folder: Path) -> None:
 
 
 def test_unresponsive_worker_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightbeam.deploy.serving.worker_process.SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("tightbeam.deploy.serving.backend.worker_process.SHUTDOWN_SECONDS", 0.2)
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGSTOP)
     worker.stop()
@@ -283,7 +284,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
 
 BOTH = [f"/v2/repository/models/a.model/{action} {{}}" for action in ("unload", "load")]
 SHORT_LIVED = (
-    "from tightbeam.deploy.serving import watchdog, worker; watchdog.MIN_LIFETIME_SECONDS = 0.1; worker.main()"
+    "from tightbeam.deploy.serving.worker import __main__, watchdog; "
+    "watchdog.MIN_LIFETIME_SECONDS = 0.1; __main__.main()"
 )
 
 
@@ -324,8 +326,8 @@ def test_killed_backend_of_an_ended_server_is_cleaned_up(folder: Path, server: F
     """The backend is a script that is killed without a message to its worker."""
     script = (
         "import sys, time\n"
-        "from tightbeam.deploy.serving.messages import WorkerSettings\n"
-        "from tightbeam.deploy.serving.worker_process import WorkerProcess\n"
+        "from tightbeam.deploy.serving.protocol.messages import WorkerSettings\n"
+        "from tightbeam.deploy.serving.backend.worker_process import WorkerProcess\n"
         "worker = WorkerProcess(WorkerSettings.model_validate_json(sys.argv[1]))\n"
         "print(worker._process.pid, flush=True)\n"
         "time.sleep(100)\n"

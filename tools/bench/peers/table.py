@@ -59,7 +59,7 @@ def _row(group: Group, mine: Figures, figures: Sequence[Figures], fastest: float
 
 
 def _times_as_fast(mine: Figures, figures: Sequence[Figures]) -> str:
-    """How many times as fast as faster-whisper in the same precision."""
+    """Factor of speed over faster-whisper in the same precision."""
     pair = (WHISPERER, _precision(mine))
     other = [each for each in figures if (CONTENDERS[each.engine].engine, CONTENDERS[each.engine].precision) == pair]
     return f"{other[0].job_s / mine.job_s:.2f}" if other and not mine.is_floor else ""

@@ -1,0 +1,44 @@
+"""Fields of protobuf messages, which ONNX files are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["fields", "varint", "varints"]
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """Iterate over the fields of a protobuf message: number, and an integer or the bytes."""
+    position = 0
+    while position < len(data):
+        key, position = varint(data, position)
+        kind = key & 7
+        if kind == 0:
+            value, position = varint(data, position)
+            yield key >> 3, value
+            continue
+        length, position = varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
+        if position + length > len(data):
+            raise ValueError("a field ends beyond its message")
+        yield key >> 3, data[position : position + length]
+        position += length
+
+
+def varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Read an integer in protobuf's seven bits a byte. Returns it, and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position
+
+
+def varints(data: memoryview) -> Iterator[int]:
+    """Iterate over integers that are packed one behind the other."""
+    position = 0
+    while position < len(data):
+        value, position = varint(data, position)
+        yield value

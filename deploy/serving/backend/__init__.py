@@ -1,0 +1,100 @@
+"""The backend: reads Triton's requests, for the worker that runs them, and returns before they are run.
+
+It runs in the process that Triton's Python backend starts, and takes Triton's module ``triton_python_backend_utils`` as
+an argument. A response is sent through its request's response sender, from another thread than Triton's. So requests
+may come while others run, and each is answered on its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tightbeam.deploy.serving.backend.dispatcher import Dispatcher
+from tightbeam.deploy.serving.backend.metrics import Metrics
+from tightbeam.deploy.serving.backend.responses import Responder
+from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess, threads_per_worker
+from tightbeam.deploy.serving.protocol.messages import Request, Server, WorkerSettings
+from tightbeam.deploy.serving.protocol.parameters import BUNDLE, ENGINE, MAX_ROWS, URL, URL_VARIABLE
+
+__all__ = ["Backend"]
+
+WARM_UP_PARAMETERS = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
+"""Parameters of the warm-up request. Triton sends it without any, and a checkpoint's defaults may generate thousands of
+tokens."""
+REGION = "triton_python_backend_shm_region"
+"""Prefix of the name of the shared memory, which is among the arguments of the backend's process."""
+
+
+class Backend:
+    """One instance of a model.
+
+    Parameters
+    ----------
+    arguments
+        Triton's arguments of ``initialize``.
+    triton
+        The module ``triton_python_backend_utils``.
+
+    Raises
+    ------
+    TritonModelException
+        Triton's own class; the model cannot be loaded.
+    """
+
+    def __init__(self, arguments: dict[str, str], triton: Any) -> None:
+        config = json.loads(arguments["model_config"])
+        self._triton = triton
+        self._stream = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        try:
+            worker = WorkerProcess(_settings(arguments, config, stream=self._stream))
+        except WorkerError as error:
+            raise triton.TritonModelException(str(error)) from None
+        self._cold = bool(config.get("model_warmup"))
+        labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
+        most = max(1, int(config["max_batch_size"]))
+        self._dispatcher = Dispatcher(worker, most, Metrics(triton, labels, most).add)
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Send requests to the worker. It waits while a batch of them has not been started."""
+        responders = [Responder(request, self._triton, stream=self._stream) for request in requests]
+        self._dispatcher.submit(responders, self._warm_up if self._cold else lambda request: request)
+        self._cold = False  # the warm-up request comes before any client's
+
+    @staticmethod
+    def _warm_up(request: Request) -> Request:
+        return replace(request, parameters=WARM_UP_PARAMETERS)
+
+    def close(self) -> None:
+        """Stop the worker."""
+        self._dispatcher.close()
+
+
+def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool) -> WorkerSettings:
+    parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+    gpu = arguments["model_instance_kind"] == "GPU"
+    instances = sum(group["count"] for group in config["instance_group"])
+    return WorkerSettings(
+        bundle=str(Path(arguments["model_repository"], arguments["model_version"], BUNDLE)),
+        engine=parameters[ENGINE],
+        threads=None if gpu else threads_per_worker(instances),
+        device=int(arguments["model_instance_device_id"]) if gpu else None,
+        max_rows=int(parameters[MAX_ROWS]),
+        stream=stream,
+        server=Server(
+            pid=os.getppid(),
+            url=os.environ.get(URL_VARIABLE, parameters[URL]),
+            model=arguments["model_name"],
+            region=_region(),
+        ),
+    )
+
+
+def _region() -> str:
+    """The name of the memory that this process shares with the server; empty where its arguments lack one."""
+    arguments = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return next((argument for argument in arguments if argument.startswith(REGION)), "")

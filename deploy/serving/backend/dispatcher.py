@@ -1,0 +1,271 @@
+"""The requests that a backend has with its worker: sent, cancelled, answered, and sent again where the worker ends.
+
+Triton's thread submits requests. One thread sends them, looks for cancellations and updates the metrics; another one
+takes the worker's events, sends the responses, and restarts the worker.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from tightbeam.deploy.serving.backend.responses import Outcome, Responder
+from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
+from tightbeam.deploy.serving.protocol.messages import Cancel, Event, Reading, Request, Requests, Started, Stats
+
+__all__ = ["Dispatcher"]
+
+CANCEL_POLL_SECONDS = 0.005
+"""Least time between two checks for cancelled requests."""
+CANCEL_POLL_SHARE = 0.02
+"""Largest share of the time that these checks may take."""
+METRICS_SECONDS = 0.5
+"""Time between two updates of the metrics, while requests run."""
+MOST_ENDS = 2
+"""Ends of the worker with which a request that was running fails: the first may be its neighbour's fault."""
+AGAIN = "send the request again"
+
+
+@dataclass(eq=False)
+class _Open:
+    """A request without its last response. ``reading``: its files are being decoded; ``ends``: those of workers that it
+    ran in; ``sent_to``: a worker's start."""
+
+    request: Request
+    responder: Responder
+    started: bool = False
+    reading: bool = False
+    ends: int = 0
+    sent_to: int = -1
+
+
+class Dispatcher:
+    """Sends requests to a worker, and its events to the requests' responders.
+
+    Parameters
+    ----------
+    worker
+        The worker, which runs.
+    most_waiting
+        Rows that wait in the worker, at most; `submit` waits before it sends more.
+    add_metrics
+        Function that takes the work that was done, the number of requests of each outcome, and restarts.
+    """
+
+    def __init__(
+        self, worker: WorkerProcess, most_waiting: int, add_metrics: Callable[[Stats, Counter[Outcome], int], None]
+    ) -> None:
+        self._worker, self._most_waiting, self._add_metrics = worker, most_waiting, add_metrics
+        self._changed = threading.Condition()  # guards all that follows, but the pipe
+        self._open: dict[int, _Open] = {}
+        self._numbers = 0
+        self._up, self._closing = True, False
+        self._starts = 0  # of the worker; requests are sent to the one that they were meant for
+        self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
+        self._messages: queue.SimpleQueue[Requests | None] = queue.SimpleQueue()
+        self._sending = threading.Lock()  # held while the pipe is written to, or replaced
+        self._sender = threading.Thread(target=self._send_all, name="sender")
+        self._sender.start()
+        self._receiver = self._start_receiver()
+
+    def submit(self, responders: Sequence[Responder], change: Callable[[Request], Request]) -> None:
+        """Send requests to the worker. Returns when they are on their way, and before they are run.
+
+        Parameters
+        ----------
+        responders
+            Responders of requests that were not read yet.
+        change
+            Function that returns the request to send.
+        """
+        self._ensure_worker()
+        new: list[_Open] = []
+        with self._changed:
+            for responder in responders:
+                self._numbers += 1
+                request = responder.read(self._numbers)
+                if request is None:
+                    self._count(responder)
+                else:
+                    new.append(_Open(change(request), responder))
+            self._changed.wait_for(lambda: not self._up or self._waiting() < self._most_waiting)
+            if not self._up:
+                self._fail(new, "the process that generates has ended")
+            elif new:
+                self._open |= {each.request.number: each for each in new}
+                self._messages.put(Requests(tuple(each.request for each in new)))
+        self._messages.put(None)
+
+    def close(self) -> None:
+        """Stop the worker and the threads. Requests without a last response get an error."""
+        with self._changed:
+            self._closing = True
+            self._fail(list(self._open.values()), "the model is being unloaded")
+            self._changed.notify_all()
+        self._messages.put(None)
+        with self._worker.stopping():
+            self._sender.join()
+            self._worker.stop()
+            self._receiver.join()
+
+    # Triton's thread
+
+    def _waiting(self) -> int:
+        """Rows that the worker has not started."""
+        return sum(each.responder.size for each in self._open.values() if not each.started)
+
+    def _ensure_worker(self) -> None:
+        """Start the worker where it could not be restarted before."""
+        if not self._up:
+            self._receiver.join()  # it starts no worker any more
+            if self._restart():
+                self._receiver = self._start_receiver()
+
+    # The sender's thread
+
+    def _send_all(self) -> None:
+        next_check = next_update = 0.0
+        while not self._closing:
+            wait = min(next_check, next_update) - time.monotonic() if self._open else None
+            try:
+                message = self._messages.get(timeout=None if wait is None else max(0.0, wait))
+            except queue.Empty:
+                message = None
+            if message is not None:
+                self._send(message)
+            start = time.monotonic()
+            if start >= next_check:
+                self._cancel()
+                end = time.monotonic()
+                next_check = end + max(CANCEL_POLL_SECONDS, (end - start) / CANCEL_POLL_SHARE)
+            if start >= next_update or not self._open:
+                self._update_metrics()
+                next_update = time.monotonic() + METRICS_SECONDS
+        self._update_metrics()
+
+    def _send(self, message: Requests | Cancel) -> None:
+        with self._sending, suppress(WorkerError):  # the receiver notices the worker's end, too
+            if isinstance(message, Requests):
+                with self._changed:
+                    own = [self._open.get(request.number) for request in message.requests]
+                    left = [each for each in own if each is not None and each.sent_to != self._starts]
+                    for each in left:
+                        each.sent_to = self._starts
+                message = Requests(tuple(each.request for each in left))
+            self._worker.send(message)
+
+    def _cancel(self) -> None:
+        for number, each in list(self._open.items()):
+            with self._changed:
+                cancelled = each.responder.was_cancelled()
+                if cancelled:
+                    self._close(number)
+            if cancelled:
+                self._send(Cancel(number))
+
+    def _update_metrics(self) -> None:
+        with self._changed:
+            stats, outcomes, restarts = self._stats, self._outcomes, self._restarts
+            self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
+        self._add_metrics(stats, outcomes, restarts)
+
+    # The receiver's thread
+
+    def _start_receiver(self) -> threading.Thread:
+        receiver = threading.Thread(target=self._receive_all, name="receiver")
+        receiver.start()
+        return receiver
+
+    def _receive_all(self) -> None:
+        while self._up:
+            try:
+                report = self._worker.receive()
+            except WorkerError as error:
+                if self._closing:
+                    return
+                self._recover(str(error))
+                continue
+            with self._changed:
+                for name, amount in vars(report.stats).items():
+                    setattr(self._stats, name, getattr(self._stats, name) + amount)
+                for event in report.events:
+                    self._add(event)
+            if not self._open:
+                self._messages.put(None)  # for the metrics
+
+    def _add(self, event: Event) -> None:
+        found = self._open.get(event.number)
+        if found is None:
+            return  # cancelled
+        if isinstance(event, Started):
+            found.started = True
+            self._changed.notify_all()
+            return
+        if isinstance(event, Reading):
+            found.reading = not event.ended
+            return
+        try:
+            found.responder.add(event)
+        except Exception as error:  # a defect must not end the thread
+            traceback.print_exc()
+            found.responder.fail(f"{type(error).__name__}: {error}; this is a defect of Tightbeam", client_error=False)
+        if not found.responder.open:
+            self._close(event.number)
+
+    def _recover(self, reason: str) -> None:
+        """Restart a worker that has ended, and send its requests again, those that were running alone."""
+        with self._changed:
+            # A file that ends a decoder would end every worker, so its request is not sent again.
+            self._fail([each for each in self._open.values() if each.reading], f"{reason}, while it read a file")
+            for each in self._open.values():
+                each.ends += each.started
+                each.started = False
+            self._fail([each for each in self._open.values() if each.ends >= MOST_ENDS], reason)
+        self._restart()
+
+    # Any of these threads
+
+    def _restart(self) -> bool:
+        """Start the worker again, and send it the open requests. Returns False, and fails them, where it cannot be."""
+        with self._sending:
+            try:
+                self._worker.start()
+                fault = None
+            except WorkerError as error:  # the next request tries it again
+                fault = str(error)
+                if not self._closing:
+                    print(f"tightbeam: the model cannot be loaded again: {fault}", file=sys.stderr, flush=True)
+            with self._changed:
+                self._restarts += 1
+                self._starts += 1
+                self._up = fault is None
+                if fault is not None:
+                    self._fail(list(self._open.values()), fault)
+                for each in self._open.values():
+                    each.request = replace(each.request, alone=each.ends > 0)
+                if self._open:
+                    self._messages.put(Requests(tuple(each.request for each in self._open.values())))
+                self._changed.notify_all()
+        self._messages.put(None)
+        return fault is None
+
+    def _fail(self, failed: Sequence[_Open], reason: str) -> None:
+        for each in failed:
+            each.responder.fail(f"{reason}; {AGAIN}", client_error=False)
+            self._open.setdefault(each.request.number, each)
+            self._close(each.request.number)
+
+    def _close(self, number: int) -> None:
+        self._count(self._open.pop(number).responder)
+        self._changed.notify_all()
+
+    def _count(self, responder: Responder) -> None:
+        if responder.outcome is not None:
+            self._outcomes[responder.outcome] += 1

@@ -1,0 +1,215 @@
+"""Responses: a request of Triton's is read, and the worker's events become its responses."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Request, Row, Token
+from tightbeam.deploy.serving.protocol.tensors import (
+    ALTERNATIVE_IDS,
+    ALTERNATIVE_SCORES,
+    FINISHED,
+    INDEX,
+    OUTPUT_IDS,
+    OUTPUT_LENGTHS,
+    PAGES,
+    SCORES,
+    SEGMENTS,
+    TEXT,
+    TOKEN_SCORES,
+)
+from tightbeam.deploy.text.input_result import page_records, segment_records
+from tightbeam.deploy.text.output import Output
+
+__all__ = ["Outcome", "Responder", "tensors_of"]
+
+Outcome = Literal["finished", "refused", "failed", "cancelled"]
+"""Outcome of a request. Refused: an error of the client. Failed: an error of the server."""
+NUMPY = (
+    f"this Triton's Python backend cannot read numpy {np.__version__}; pip install 'numpy<2' for the Python that it "
+    "runs, or take Triton 24.11 or newer"
+)
+"""Error of a Triton before 24.11, which reads numpy 2 as if it were numpy 1: every element of an array is the first
+one. The warm-up request therefore holds numbers; a text would crash the process there."""
+
+
+class Responder:
+    """The responses of one request.
+
+    Parameters
+    ----------
+    request
+        Triton's request.
+    triton
+        The module ``triton_python_backend_utils``.
+    stream
+        Send each row, each token of greedy search, and each segment of a recording as a response of its own. Otherwise
+        there is one response, when all rows are finished.
+    """
+
+    def __init__(self, request: Any, triton: Any, *, stream: bool) -> None:
+        self._request = request
+        self._triton = triton
+        self._stream = stream
+        self._sender = request.get_response_sender()
+        self._wanted = frozenset(request.requested_output_names())
+        self._rows: dict[int, Row] = {}
+        self._streamed: dict[int, int] = {}  # tokens or segments that were sent, by row
+        self.size = 1
+        """Rows of the request."""
+        self.outcome: Outcome | None = None
+        """None until the last response was sent."""
+
+    @property
+    def open(self) -> bool:
+        """True until the last response was sent."""
+        return self.outcome is None
+
+    def read(self, number: int) -> Request | None:
+        """Read the request for the worker. Where it cannot be read, send the error and return None."""
+        try:
+            inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+            if any(0 in array.strides and array.size > 1 for array in inputs.values()):
+                self.fail(NUMPY, client_error=False)
+                return None
+            self.size = max((len(array) for array in inputs.values()), default=1)
+            return Request(number, inputs, self._request.parameters())
+        except Exception as error:  # from Triton's decoding
+            self.fail(f"the inputs cannot be read ({error})", client_error=True)
+            return None
+
+    def was_cancelled(self) -> bool:
+        """Return True, once, if the client has cancelled the request, and send the last response."""
+        if not self.open or not self._request.is_cancelled():
+            return False
+        self._end("cancelled", "the request was cancelled", self._triton.TritonError.CANCELLED)
+        return True
+
+    def add(self, event: Event) -> None:
+        """Send the worker's event, or keep it until all rows are finished. If Triton cannot take it, send an error."""
+        if not self.open:
+            return  # cancelled
+        try:
+            self._add(event)
+        except Exception as error:  # from Triton's encoding, such as full shared memory
+            self.fail(f"the response cannot be sent ({error})", client_error=False)
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Refused):
+            self.fail(event.message, client_error=event.client_error)
+        elif isinstance(event, Token | FoundSegment):
+            if event.place <= self._streamed.get(event.row, 0):
+                return  # it was sent before its row was run again
+            self._streamed[event.row] = event.place
+            output = _part(event)
+            self._send({**tensors_of([output], 0), **_stream_outputs(event.row, finished=False)}, last=False)
+        elif isinstance(event, Row) and event.row not in self._rows:
+            self._rows[event.row] = event
+            last = len(self._rows) == self.size
+            if self._stream:
+                self._send(
+                    {**tensors_of([event.output], event.fill), **_stream_outputs(event.row, finished=True)}, last=last
+                )
+            elif last:
+                outputs = [self._rows[row].output for row in range(self.size)]
+                self._send(tensors_of(outputs, event.fill), last=True)
+
+    def fail(self, reason: str, *, client_error: bool) -> None:
+        """Send an error as the last response. ``client_error``: the request is invalid; else the server failed."""
+        if not self.open:
+            return
+        if client_error:
+            self._end("refused", reason, self._triton.TritonError.INVALID_ARG)
+        else:
+            self._end("failed", reason, self._triton.TritonError.UNAVAILABLE)
+
+    def _send(self, arrays: dict[str, Array], *, last: bool) -> None:
+        tensors = [self._triton.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
+        flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        self._sender.send(self._triton.InferenceResponse(tensors), flags=flags)
+        self.outcome = "finished" if last else None
+
+    def _end(self, outcome: Outcome, reason: str, code: int) -> None:
+        self.outcome = outcome
+        error = self._triton.TritonError(reason, code)
+        final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        try:
+            self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
+        except Exception:  # no response can be sent any more; the other requests go on
+            traceback.print_exc()
+
+
+def _part(event: Token | FoundSegment) -> Output:
+    """The output of a response that precedes the last one of its row."""
+    if isinstance(event, Token):
+        return Output([[event.token]], None, [event.text])
+    return Output([event.segment.tokens], None, [event.text], segments=[event.segment])
+
+
+def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
+    """Convert outputs to Triton's arrays.
+
+    Parameters
+    ----------
+    outputs
+        The outputs of b rows, S sequences each.
+    fill
+        The token that pads sequences.
+
+    Returns
+    -------
+    dict
+        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and where a row has no score; OUTPUT_IDS
+        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; where they were asked for
+        TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
+        and where a row has segments or pages SEGMENTS or PAGES bytes [b, 1].
+    """
+    b, S = len(outputs), len(outputs[0].sequences)
+    lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
+    ids = np.full((b, S, int(lengths.max())), fill, np.int64)
+    for place, output in enumerate(outputs):
+        for index, row in enumerate(output.sequences):
+            ids[place, index, : len(row)] = row
+    texts = [[text.encode() for text in output.texts or [""] * S] for output in outputs]
+    scored = all(output.scores is not None for output in outputs)  # a recording of several windows has no score
+    scores = np.array([(output.scores or []) if scored else [] for output in outputs], np.float32)
+    found = {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    for name, records in (
+        (SEGMENTS, [output.segments and segment_records(output.segments) for output in outputs]),
+        (PAGES, [output.pages and page_records(output.pages) for output in outputs]),
+    ):
+        if any(record is not None for record in records):
+            found[name] = np.array([[json.dumps(each, ensure_ascii=False).encode()] for each in records], np.object_)
+    return {**found, **_of_tokens(outputs, ids.shape)}
+
+
+def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, Array]:
+    """Tensors of the outputs' facts about single tokens, if any, for OUTPUT_IDS of a ``shape`` [b, S, T]."""
+    found: dict[str, Array] = {}
+    if outputs[0].token_scores is not None:
+        found[TOKEN_SCORES] = np.zeros(shape, np.float32)
+        for place, output in enumerate(outputs):
+            for index, own in enumerate(output.token_scores or []):
+                found[TOKEN_SCORES][place, index, : len(own)] = [score or 0 for score in own]
+    if outputs[0].alternatives is not None:
+        each = [output.alternatives or [] for output in outputs]
+        n = max(len(pairs or []) for rows in each for row in rows for pairs in row)
+        found[ALTERNATIVE_IDS] = np.full((*shape, n), -1, np.int64)
+        found[ALTERNATIVE_SCORES] = np.zeros((*shape, n), np.float32)
+        for place, rows in enumerate(each):
+            for index, row in enumerate(rows):
+                for t, pairs in enumerate(row):
+                    for rank, (token, score) in enumerate(pairs or []):
+                        found[ALTERNATIVE_IDS][place, index, t, rank] = token
+                        found[ALTERNATIVE_SCORES][place, index, t, rank] = score
+    return found
+
+
+def _stream_outputs(row: int, *, finished: bool) -> dict[str, Array]:
+    return {INDEX: np.array([[row]], np.int32), FINISHED: np.array([[finished]], np.bool_)}

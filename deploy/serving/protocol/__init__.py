@@ -1,0 +1,1 @@
+"""Names and messages that the parts of serving share."""

@@ -1,0 +1,10 @@
+"""Names in a served model's folder, in its configuration and in the environment of its server."""
+
+BUNDLE = "bundle"
+"""The bundle's folder, beside model.py."""
+TRIES, TRIE_SUFFIX = "tries", ".trie"
+"""The folder of tries, beside model.py, and the end of their names."""
+ENGINE, MAX_ROWS, URL = "engine", "max_rows", "url"
+"""Parameters in the model's configuration."""
+URL_VARIABLE = "TIGHTBEAM_TRITON_URL"
+"""Environment variable with the server's HTTP address, in place of the one in the configuration."""

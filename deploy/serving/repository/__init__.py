@@ -1,0 +1,1 @@
+"""Model repositories of Triton: bundles written as models, with their configuration and readme."""

@@ -1,0 +1,1 @@
+"""A Triton Inference Server on this machine."""

@@ -1,0 +1,89 @@
+"""The worker: the process that holds the model, and runs the requests of the backend that started it.
+
+If the backend is killed, the worker has the model reloaded (watchdog.py), then exits.
+
+python -m tightbeam.deploy.serving.worker DESCRIPTOR SETTINGS
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Requests, Shutdown, WorkerSettings
+from tightbeam.deploy.serving.worker.running import RunningRequests
+from tightbeam.deploy.serving.worker.watchdog import reload_model
+
+__all__ = ["main", "visible_device"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+READ_SECONDS = 0.02
+"""Longest time for reading requests between two turns, which the samples that run wait for."""
+
+
+def main() -> None:
+    """Entry point."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the server sends Shutdown
+    settings = WorkerSettings.model_validate_json(sys.argv[2])
+    start = time.monotonic()
+    if not _serve(Connection(int(sys.argv[1])), settings):
+        reload_model(settings.server, time.monotonic() - start)  # after _serve, so that the model's memory is free
+
+
+def visible_device(number: int, visible: str) -> str:
+    """The GPU's entry for CUDA_VISIBLE_DEVICES.
+
+    Parameters
+    ----------
+    number
+        The server's number of the GPU.
+    visible
+        The server's own CUDA_VISIBLE_DEVICES; empty for all GPUs.
+    """
+    devices = visible.split(",") if visible else []
+    return devices[number].strip() if number < len(devices) else str(number)
+
+
+def _serve(backend: Connection, settings: WorkerSettings) -> bool:
+    """Load the model and run the backend's batches. Returns False if the backend ended without `Shutdown`."""
+    if settings.device is not None:
+        os.environ[VISIBLE] = visible_device(settings.device, os.environ.get(VISIBLE, ""))
+    try:
+        try:
+            runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads)
+        except (BundleError, InputError) as error:
+            backend.send(Failed(str(error)))
+        else:
+            _run(runner, backend, settings)
+    except (EOFError, OSError):
+        return False
+    return True
+
+
+def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
+    """Run requests until `Shutdown`. Raises EOFError or OSError where the backend ends without one."""
+    backend.send(Ready())
+    running = RunningRequests(runner, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
+    while True:
+        end = time.monotonic() + READ_SECONDS
+        while not running.active or (backend.poll(0) and time.monotonic() < end):
+            message = backend.recv()
+            if isinstance(message, Shutdown):
+                return
+            if isinstance(message, Cancel):
+                running.cancel(message.number)
+            elif isinstance(message, Requests):
+                for request in message.requests:
+                    running.add(request)
+            if not running.active:  # it was refused or cancelled
+                running.report()
+        running.turn()
+
+
+if __name__ == "__main__":
+    main()

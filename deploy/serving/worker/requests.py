@@ -1,0 +1,244 @@
+"""Parsing of a request: its samples, and the settings to run them with. Every error of a request is raised here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.recordings import WholeRecordingReader
+from tightbeam.deploy.audio.transcribe import RecordingReader
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.translation import check_without_text
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.image.read import ImageReader
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.worker.encoded import file_bytes
+from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
+from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.run_inputs import OpenInput
+
+__all__ = ["ParsedRequest", "RequestParser"]
+
+MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
+"""Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
+MAX_PARAMETER_BYTES = 1 << 16
+MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
+"""Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
+MAX_PAGES = 128
+"""Pages of one image."""
+MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
+"""Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
+TEXT_PARAMETERS = frozenset(
+    {"language", "source_language", "target_language", "task", "trie", "prompt", "decoder_input_text"}
+)
+"""Parameters whose text is not read as JSON."""
+KEPT = 128
+"""Parameters whose options are kept: most requests have those of others."""
+TRITON_PREFIX = "triton_"
+"""Prefix of the parameters that are Triton's own."""
+
+
+@dataclass(eq=False)
+class ParsedRequest:
+    """A request that can be run.
+
+    Attributes
+    ----------
+    number : int
+        The request's number.
+    options : GenerationOptions
+        The settings, resolved; lengths are those for a prompt of one token.
+    rows : list of OpenInput
+        The rows: a sample each, or the windows of a recording.
+    """
+
+    number: int
+    options: GenerationOptions
+    rows: list[OpenInput] = field(default_factory=list)
+
+
+class RequestParser:
+    """Parses and checks requests, in any thread.
+
+    Parameters
+    ----------
+    runner
+        The model that will run them.
+    max_rows
+        The most rows (samples x beams) that take steps together.
+    """
+
+    def __init__(self, runner: Runner, max_rows: int) -> None:
+        self._runner, self._max_rows = runner, max_rows
+        self._tries = served_tries(runner.bundle.path)
+        self._numbers = count()
+        self._options = lru_cache(KEPT)(self._resolve)
+        self._readers = lru_cache(KEPT)(self._reader)
+
+    def parse(self, request: Request) -> ParsedRequest:
+        """Parse a request. Its samples have numbers in the order in which they came.
+
+        Raises
+        ------
+        InputError, GenerationError
+            The request cannot be run; the message names its row where it has several.
+        """
+        runner = self._runner
+        settings, truncate, options = self._options(request.parameters, 1)
+        if options.num_beams > self._max_rows:
+            raise InputError(
+                f"{options.rows_asked} is more than the {self._max_rows} rows that this server runs together; "
+                f"pass {self._max_rows} or less"
+            )
+        name = _source_name(runner, request)
+        if truncate and name != TEXT:
+            raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {name} that fits")
+        source = request.inputs[name]
+        if not len(source):
+            raise InputError(f"{name} has no row; expected at least one")
+        lengths = _lengths(request.inputs, name, source)
+        parsed = ParsedRequest(request.number, options)
+        seconds = 0.0
+        for row, value in enumerate(source):
+            try:
+                if name == TEXT:
+                    text = _text(value, runner.manifest.sizes.max_source)
+                    tokens, _ = runner.encode(text, truncate=truncate, **settings)
+                    opened = OpenInput(InputResult(row), [self._sample(tokens, request, row)])
+                elif name == INPUT_IDS:
+                    ids = value[: lengths[row]].tolist()
+                    runner.check_ids(ids)
+                    check_without_text(settings)
+                    opened = OpenInput(InputResult(row), [self._sample(ids, request, row)])
+                else:
+                    most = MAX_IMAGE_BYTES if name == IMAGE else MAX_AUDIO_BYTES
+                    content = value[: lengths[row]] if name == AUDIO else file_bytes(_data(value), name, most)
+                    opened = self._file(row, content, request.parameters, seconds)
+                    seconds += opened.result.seconds
+            except (InputError, GenerationError) as error:
+                raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
+            parsed.rows.append(opened)
+        return parsed
+
+    def _file(self, row: int, content: bytes | Array, parameters: str, before_s: float) -> OpenInput:
+        """Read a recording, behind so many seconds of others, or an image. Raises InputError."""
+        opened = self._readers(parameters).read(row, content)
+        if opened.failure is not None:
+            raise opened.failure
+        if before_s + opened.result.seconds > self._most_s:
+            raise InputError(
+                f"the recordings up to this one have more than {self._most_s:,.0f} seconds; send it in another request"
+            )
+        return opened
+
+    def _reader(self, parameters: str) -> RecordingReader | WholeRecordingReader | ImageReader:
+        settings, _, _ = self._options(parameters, 1)
+        if self._runner.reads_images:
+            return ImageReader(self._runner, settings, numbers=self._numbers, most_pages=MAX_PAGES)
+        if self._runner.recordings is not None:
+            return WholeRecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
+        return RecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
+
+    @property
+    def _most_s(self) -> float:
+        log_mel = self._runner.log_mel
+        return MAX_RECORDING_S if log_mel is None else MAX_WINDOWS * log_mel.chunk_s
+
+    def _sample(self, tokens: list[int], request: Request, row: int) -> Sample:
+        decoder_only = self._runner.decoder_only
+        _, _, options = self._options(request.parameters, len(tokens) if decoder_only else 1)
+        entropy = request.entropy + row.to_bytes(8, "little")
+        return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
+
+    def _resolve(self, parameters: str, prompt_length: int) -> tuple[dict[str, Any], bool, GenerationOptions]:
+        """The settings of a request, whether to truncate its texts, and the options that they are."""
+        given = with_served_trie(_settings(parameters), self._tries)
+        truncate = given.pop("truncate", False)
+        if not isinstance(truncate, bool):
+            raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
+        settings, _ = remove_settings_without_effect(given, speech=self._runner.has_windows, source=REQUEST)
+        options = self._runner.options_for(prompt_length, settings)
+        return settings, truncate, options
+
+
+def _source_name(runner: Runner, request: Request) -> str:
+    """The name of the one input that holds the source."""
+    given = [name for name in (TEXT, INPUT_IDS, AUDIO, AUDIO_FILE, IMAGE) if name in request.inputs]
+    if runner.is_speech:
+        taken: tuple[str, ...] = (AUDIO_FILE, AUDIO)
+    elif runner.reads_images:
+        taken = (IMAGE,)
+    else:
+        taken = (TEXT, INPUT_IDS)
+    if len(given) != 1 or given[0] not in taken:
+        expected = " or ".join(name for name in taken if name != TEXT or runner.has_tokenizer)
+        raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {expected}")
+    return given[0]
+
+
+def _settings(parameters: str) -> dict[str, Any]:
+    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text."""
+    if len(parameters) > MAX_PARAMETER_BYTES:
+        raise InputError(
+            f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most; leave some out"
+        )
+    settings = {
+        name: value for name, value in json.loads(parameters or "{}").items() if not name.startswith(TRITON_PREFIX)
+    }
+    for name, value in settings.items():
+        if isinstance(value, str) and name not in TEXT_PARAMETERS:
+            try:
+                settings[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                continue  # a text, such as early_stopping="never"; or the setting is refused by its name
+    config = settings.get(GENERATION_CONFIG)
+    if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
+        raise InputError(f"{GENERATION_CONFIG} is no JSON object; pass settings such as {{'num_beams': 4}}")
+    return settings
+
+
+def _text(value: Array, positions: int) -> str:
+    """The text of a row, for a model of so many ``positions``."""
+    data = _data(value)
+    limit = min(max(MIN_BYTES, positions * BYTES_PER_POSITION), MAX_BYTES)
+    if len(data) > limit:
+        raise InputError(f"the text has {len(data):,} bytes, expected {limit:,} at most; shorten it")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); convert the text") from None
+
+
+def _data(value: Array) -> bytes:
+    """The bytes of a row of strings."""
+    (text,) = value.reshape(-1).tolist()
+    return text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
+
+
+def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]:
+    """Lengths of the rows of ``source`` [b, n], without what pads them."""
+    if LENGTHS not in inputs:
+        return [source.shape[1]] * len(source)
+    if name not in (INPUT_IDS, AUDIO):
+        raise InputError(f"{LENGTHS} is for {INPUT_IDS} and {AUDIO}; leave it out")
+    lengths: list[int] = inputs[LENGTHS].reshape(-1).tolist()
+    if len(lengths) != len(source):
+        raise InputError(
+            f"{LENGTHS} has {len(lengths)} numbers, expected {len(source)}; pass one for each row of {name}"
+        )
+    wrong = next((length for length in lengths if not 1 <= length <= source.shape[1]), None)
+    if wrong is not None:
+        raise InputError(
+            f"{LENGTHS} holds {wrong}, expected 1 to {source.shape[1]}, the width of {name}; pass that at most"
+        )
+    return lengths

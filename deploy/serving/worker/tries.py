@@ -1,0 +1,44 @@
+"""Tries of a served model, which requests call by name.
+
+A request cannot name a file of the server's machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.given import GENERATION_CONFIG
+from tightbeam.deploy.serving.protocol.parameters import TRIE_SUFFIX, TRIES
+from tightbeam.deploy.tries.file import read_trie
+
+__all__ = ["served_tries", "with_served_trie"]
+
+TRIE = "trie"
+
+
+def served_tries(bundle: Path) -> dict[str, Path]:
+    """The tries beside a served bundle, by name."""
+    return {file.stem: file for file in sorted((bundle.parent / TRIES).glob(f"*{TRIE_SUFFIX}"))}
+
+
+def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, Path]) -> dict[str, Any]:
+    """The settings of a request, with the trie that they name.
+
+    Raises
+    ------
+    InputError
+        There is none of this name, or its file is damaged.
+    """
+    config = settings.get(GENERATION_CONFIG)
+    if isinstance(config, Mapping) and TRIE in config:
+        raise InputError(f"{TRIE} is no setting of {GENERATION_CONFIG}; pass it as a parameter of its own")
+    name = settings.get(TRIE)
+    if name is None:
+        return dict(settings)
+    if not isinstance(name, str) or name not in tries:
+        held = f"it has {', '.join(tries)}" if tries else "it has none (triton-repo --trie)"
+        raise InputError(f"{TRIE}={name!r} is no trie of this model; {held}")
+    return {**settings, TRIE: read_trie(tries[name])}

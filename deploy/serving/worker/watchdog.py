@@ -1,0 +1,96 @@
+"""Watchdog of the backend's process, run by the worker when that process is killed.
+
+Triton's Python backend refuses every request from then on, and does not restart the process. So the worker removes the
+shared memory that is left, and asks the server to reload the model.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+from tightbeam.deploy.serving.protocol.messages import Server
+
+__all__ = ["reload_model"]
+
+EXIT_GRACE_SECONDS = 0.3
+"""Grace period for the server to exit, to tell a shutdown from a crashed stub."""
+MIN_LIFETIME_SECONDS = 10.0
+"""Least time between two loads of a model, so that one that crashes at once is not reloaded in a tight loop."""
+LOAD_TIMEOUT_SECONDS = 600.0
+"""Timeout of a request to unload or load the model."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def reload_model(server: Server, lifetime_seconds: float) -> None:
+    """Remove the shared memory of a killed backend, and have its server reload the model unless the server ended too.
+
+    The outcome is a line on standard error, which is the server's log.
+
+    Parameters
+    ----------
+    server
+        The backend's server.
+    lifetime_seconds
+        How long the backend ran. The reload waits until `MIN_LIFETIME_SECONDS` after its start.
+    """
+    ended = _ended(server.pid)
+    if server.region:
+        with suppress(OSError):
+            (SHARED_MEMORY / server.region).unlink()
+    if ended:
+        return
+    _log(f"the backend of model {server.model} was killed; loading it again")
+    time.sleep(max(0.0, MIN_LIFETIME_SECONDS - lifetime_seconds))
+    try:
+        for action in ("unload", "load"):
+            _post(f"{server.url}/v2/repository/models/{server.model}/{action}")
+    except urllib.error.HTTPError as error:
+        fix = "start the server with --model-control-mode=explicit"
+        _log(f"model {server.model} stays down: {_reason(error)}; {fix}")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        _log(f"model {server.model} stays down: no server at {server.url} ({error}); see its README")
+    else:
+        _log(f"model {server.model} is loaded again")
+
+
+def _ended(pid: int) -> bool:
+    """True if a process ends within `EXIT_GRACE_SECONDS`."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:  # a kernel or sandbox without pidfd
+        return False
+    try:
+        return bool(select.select([descriptor], [], [], EXIT_GRACE_SECONDS)[0])
+    finally:
+        os.close(descriptor)
+
+
+def _post(url: str) -> None:
+    request = urllib.request.Request(url, data=b"{}", method="POST")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not through a proxy of the environment
+    with direct.open(request, timeout=LOAD_TIMEOUT_SECONDS) as response:
+        response.read()
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """The error message in the server's reply, or else its status."""
+    with suppress(ValueError, OSError, http.client.HTTPException):
+        reply = json.loads(error.read())
+        if isinstance(reply, dict) and reply.get("error"):
+            return " ".join(str(reply["error"]).split())
+    return f"the server answered {error.code} {error.reason}"
+
+
+def _log(message: str) -> None:
+    print(f"tightbeam {time.strftime('%H:%M:%S')}: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,69 @@
+#include "kernels/cpu/attention/attention.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace tightbeam {
+
+namespace {
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+}
+
+Attention::Attention(int Q, int K, int V, float scale)
+    : math_(math()),
+      K_(K),
+      V_(V),
+      scale_(scale),
+      queries_(static_cast<size_t>(Q) * K),
+      scores_(static_cast<size_t>(Q) * TILE),
+      sums_(static_cast<size_t>(Q) * V),
+      highest_(Q, NOTHING),
+      totals_(Q) {}
+
+void Attention::set_query(int q, const float* query) { std::memcpy(this->query(q), query, sizeof(float) * K_); }
+
+void Attention::set_prefix(int q, const float* output, float lse) {
+  if (lse == NOTHING) return;
+  highest_[q] = lse;
+  totals_[q] = 1;
+  std::memcpy(&sums_[static_cast<size_t>(q) * V_], output, sizeof(float) * V_);
+}
+
+void Attention::dot(int first, int Q, const float* const* keys, int count, Upcoming next) {
+  math_.dot(query(first), Q, keys, count, K_, scores(first), TILE, next);
+  for (int q = first; q < first + Q; ++q) math_.scale(scores(q), count, scale_);
+}
+
+void Attention::cap(int first, int Q, int count, float softcap) {
+  for (int q = first; q < first + Q; ++q) cap_scores(scores(q), count, softcap);
+}
+
+void Attention::weigh(int first, int Q, int count) {
+  for (int q = first; q < first + Q; ++q) {
+    float* row = scores(q);
+    const float above = math_.row_max(row, count);
+    if (above > highest_[q] || above != above) {  // a NaN goes on to the output, as in any other attention
+      const float shrink = std::exp(highest_[q] - above);
+      totals_[q] *= shrink;
+      math_.scale(&sums_[static_cast<size_t>(q) * V_], V_, shrink);
+      highest_[q] = above;
+    }
+    totals_[q] += math_.exponentials(row, count, highest_[q]);
+  }
+}
+
+void Attention::add(int first, int Q, const float* const* values, int count, int width, int column, Upcoming next) {
+  math_.add_weighted(scores(first), TILE, Q, values, count, width, &sums_[static_cast<size_t>(first) * V_ + column], V_,
+                     next);
+}
+
+void Attention::write_output(int q, float* output) const {
+  const float* sums = &sums_[static_cast<size_t>(q) * V_];
+  const float factor = totals_[q] == 0 ? 0 : 1 / totals_[q];
+  for (int v = 0; v < V_; ++v) output[v] = sums[v] * factor;
+}
+
+float Attention::lse(int q) const { return highest_[q] + std::log(totals_[q]); }
+
+}  // namespace tightbeam

@@ -1,0 +1,1 @@
+"""The parts of the section `kernels`: operators at one size each, next to their counterparts."""
