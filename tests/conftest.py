@@ -77,14 +77,3 @@ def bundles(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFacto
     from support.bundles import BundleCache
 
     return BundleCache(checkpoints, tmp_path_factory.mktemp("bundles"))
-
-
-@pytest.fixture
-def restored_whisper(bundles: BundleCache) -> Iterator[None]:
-    """The Whisper model that other tests share has its own settings afterwards, and its own attention."""
-    from support.checkpoints import WHISPER_GENERATION
-
-    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
-    before, attention = model.generation_config, model.model.config._attn_implementation
-    yield
-    model.generation_config, model.model.config._attn_implementation = before, attention

@@ -29,7 +29,6 @@ from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 from tightbeam.graph_passes import PRESETS
 
-pytestmark = pytest.mark.usefixtures("restored_whisper")
 Array = Any
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from typer.testing import CliRunner
 
 from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
 from support.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy import command as deploy_command
@@ -32,15 +30,12 @@ class Words:
 
 
 @pytest.fixture
-def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads."""
-    model = bundles.trace("whisper", generation=WHISPER_GENERATION)[0].model
-    before = model.generation_config
     runner = with_timestamps(bundles, "el")[1]
     runner._codec = Words()  # type: ignore[assignment]
     monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
-    yield runner
-    model.generation_config = before
+    return runner
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
 from tightbeam.graph_passes import PRESETS
 
-pytestmark = pytest.mark.usefixtures("restored_whisper")
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"max_new_tokens": 9},

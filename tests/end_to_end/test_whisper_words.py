@@ -33,8 +33,6 @@ from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import PRESETS, tensorrt_form
 
-pytestmark = pytest.mark.usefixtures("restored_whisper")
-
 Array = Any
 FRAMES = (100, 40, 71, 90)
 """Frames of each window that are the recording's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -41,15 +42,19 @@ window is one second, in 50 positions."""
 
 
 def with_timestamps(bundles: BundleCache, variant: str, **changes: Any) -> tuple[Any, Runner]:
-    """The model and the runner of one variant under `TIMESTAMPS`, in which ``changes`` replaces values."""
+    """A copy of the model, and the runner of one variant, under `TIMESTAMPS`, in which ``changes`` replaces values.
+
+    Other tests share the model itself, and to ask for the times of words changes its attention too.
+    """
     checkpoint = bundles.trace("whisper", generation=WHISPER_GENERATION)[0]
     folder = bundles(variant, "whisper", generation=WHISPER_GENERATION)
     kept = {name: value for name, value in checkpoint.generation_config.items() if name not in WHISPER_GENERATION}
     settings = {**kept, **TIMESTAMPS, **changes}
-    checkpoint.model.generation_config = transformers.GenerationConfig(**settings)
+    model = copy.deepcopy(checkpoint.model)
+    model.generation_config = transformers.GenerationConfig(**settings)
     runner = Runner.load(folder, threads=1)
     runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": settings}))
-    return checkpoint.model, runner
+    return model, runner
 
 
 def written_with_timestamps(bundle: Path, root: Path) -> Path:
