@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tightbeam.deploy.audio.containers import UNKNOWN_SIZES
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.regular_file import not_regular
 from tightbeam.deploy.text.token_ids import as_array
@@ -43,8 +44,6 @@ NUMBERS_HZ = 400_000
 REACH = 10
 """Half the length of the resampling filter, in samples of the lower rate."""
 MIN_HZ, MAX_HZ = 1_000, 768_000
-UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
-"""Sizes in the header of a WAV file that was streamed, written before the length was known."""
 BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 """Beginnings of a file's content: of WAV (two), FLAC, OGG, and MP3 with a title."""
 EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"
@@ -66,7 +65,13 @@ def read_audio(source: str | bytes, rate_hz: int) -> Samples:
     return np.concatenate(list(read_blocks(source, rate_hz)))
 
 
-def read_blocks(source: str | bytes, rate_hz: int, *, most_s: float = math.inf) -> Iterator[Samples]:
+def _ignored(note: str) -> None:
+    """Drop a note."""
+
+
+def read_blocks(
+    source: str | bytes, rate_hz: int, *, most_s: float = math.inf, on_note: Callable[[str], None] = _ignored
+) -> Iterator[Samples]:
     """Read an audio file block by block.
 
     Parameters
@@ -77,6 +82,8 @@ def read_blocks(source: str | bytes, rate_hz: int, *, most_s: float = math.inf) 
         Samples a second that the model takes; a file of another rate is resampled.
     most_s
         Seconds of sound, at most. A small file may hold days of silence.
+    on_note
+        Receives what is missing at the end of an OGG or MP3 file, once the rest is read.
 
     Yields
     ------
@@ -89,19 +96,23 @@ def read_blocks(source: str | bytes, rate_hz: int, *, most_s: float = math.inf) 
         The file cannot be read, holds no samples, too many, or NaN or infinity; or a package is missing.
     """
     try:
-        import soundfile
+        from tightbeam.deploy.audio.sound_file import SoundFile
     except (ImportError, OSError):  # OSError: without its C library
         raise InputError(f"reading audio needs the package soundfile, which is not installed; {INSTALL}") from None
     name = source if isinstance(source, str) else "the recording"
     if fault := _file_fault(source, name):
         raise InputError(f"{fault}; {EXPECTED}")
     try:
-        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
-            found_hz, channels = int(file.samplerate), int(file.channels)
-            block = max(1, BLOCK * BLOCK_CHANNELS // max(BLOCK_CHANNELS, channels))
-            read = file.blocks(block, dtype="float32", always_2d=True)
-            blocks = _checked(name, read, found_hz, min(most_s, most_s * NUMBERS_HZ / (found_hz * channels)))
+        with SoundFile(source) as file:
+            found_hz, channels = file.rate_hz, file.channels
+            longest_s = min(most_s, most_s * NUMBERS_HZ / (found_hz * channels))
+            if file.stated_s > longest_s:
+                raise InputError(_too_long(name, longest_s, channels, found_hz))
+            read = file.blocks(max(1, BLOCK * BLOCK_CHANNELS // max(BLOCK_CHANNELS, channels)))
+            blocks = _checked(name, read, found_hz, longest_s)
             yield from blocks if found_hz == rate_hz else resampled(blocks, found_hz, rate_hz)
+            if missing := file.missing():
+                on_note(missing)
     except MemoryError:
         raise InputError(f"{name} is too long for this machine's memory; cut it into pieces") from None
     except InputError:
@@ -113,10 +124,16 @@ def read_blocks(source: str | bytes, rate_hz: int, *, most_s: float = math.inf) 
         raise InputError(f"{name} cannot be read as audio ({reason.rstrip('.')}); {EXPECTED}") from None
 
 
-def sound_blocks(source: str | bytes | Samples, rate_hz: int, *, most_s: float = math.inf) -> Iterator[Samples]:
+def sound_blocks(
+    source: str | bytes | Samples,
+    rate_hz: int,
+    *,
+    most_s: float = math.inf,
+    on_note: Callable[[str], None] = _ignored,
+) -> Iterator[Samples]:
     """Blocks of an audio file, as `read_blocks` gives them, or of samples float32 [n] at the model's rate."""
     if isinstance(source, str | bytes):
-        yield from read_blocks(source, rate_hz, most_s=most_s)
+        yield from read_blocks(source, rate_hz, most_s=most_s, on_note=on_note)
     elif fault := audio_fault(source):
         raise InputError(f"the recording {fault}")
     elif len(source) > most_s * rate_hz:
@@ -138,15 +155,15 @@ def _checked(name: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int, most_
             )
         count += len(samples)
         if count > most_s * found_hz:
-            width = channels.shape[1]
-            raise InputError(_too_long(name, most_s, f" of {width} channels at {found_hz:,} Hz" if width > 1 else ""))
+            raise InputError(_too_long(name, most_s, channels.shape[1], found_hz))
         yield samples
     if not count:
         raise InputError(f"{name} {audio_fault(np.zeros(0, np.float32))}")
 
 
-def _too_long(name: str, most_s: float, of: str = "") -> str:
+def _too_long(name: str, most_s: float, channels: int = 1, found_hz: int = 0) -> str:
     """The error of a recording of more than ``most_s`` seconds."""
+    of = f" of {channels} channels at {found_hz:,} Hz" if channels > 1 else ""
     return f"{name} is longer than {most_s:,.0f} seconds{of}; cut it into pieces"
 
 

@@ -210,7 +210,9 @@ class WholeRecordingReader(SourceReader):
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         recordings = self._recordings
-        samples = np.concatenate(list(sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s)))
+        samples = np.concatenate(
+            list(sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append))
+        )
         try:
             parts = recordings.parts(samples)
             features = [recordings.features(part) for part in parts]

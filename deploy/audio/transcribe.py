@@ -265,7 +265,7 @@ class RecordingReader(SourceReader):
                 self._obstacle = str(error)
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
-        log_mel, parts = self._log_mel, self._parts(source)
+        log_mel, parts = self._log_mel, self._parts(source, result.notes)
         result.seconds = sum(part.seconds for part in parts)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
         if self._obstacle and len(parts) > 1:
@@ -287,10 +287,10 @@ class RecordingReader(SourceReader):
             part.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | bytes | Array) -> list[Recording]:
+    def _parts(self, source: str | bytes | Array, notes: list[str]) -> list[Recording]:
         """A recording whole, or the windows that it is cut into where it is long and not gone through by timestamps."""
         log_mel = self._log_mel
-        blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s)
+        blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
             return [Recording(log_mel, blocks)]
         parts = cut(blocks, log_mel.samples)

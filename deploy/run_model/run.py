@@ -326,7 +326,8 @@ class _Run:
         """Print the error of a result, or its notes."""
         if result.error is not None:
             say(f"error: {place}{result.error}")
-        self._note(*(f"{place}{note}" for note in result.notes))
+        about = place or ("standard input: " if self._run.sound_file is not None else f"{result.source}: ")
+        self._note(*(f"{about}{note}" for note in result.notes))
         if result.error is None and result.cut:
             whole = result.source_tokens + result.cut
             kept = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"

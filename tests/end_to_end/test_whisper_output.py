@@ -130,6 +130,17 @@ def test_a_recording_on_standard_input(runner: Runner, talks: list[str]) -> None
     assert "leave the files out" in run("--sound-input", talks[0], code=1)[1]
 
 
+def test_a_note_names_the_recording_whose_end_is_missing(runner: Runner, talks: list[str], tmp_path: Path) -> None:
+    cut = tmp_path / "cut.mp3"
+    soundfile.write(cut, chirp(3.0), RATE_HZ, format="MP3")
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    output, errors = run(talks[0], str(cut), "--json")
+    assert len(output.splitlines()) == 2 and "error" not in output
+    assert f"note: {cut}: its end is missing: the file has 1.4 s of 3.0 s" in errors
+    _, errors = run("--sound-input", given=cut.read_bytes())
+    assert "note: standard input: its end is missing" in errors
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
