@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.audio.containers import UNKNOWN_SIZES
+from tightbeam.deploy.audio.sound_file import INSTALL, SoundFile
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.regular_file import not_regular
 from tightbeam.deploy.text.token_ids import as_array
@@ -35,7 +36,6 @@ Source = str | bytes | Samples | InputError
 """The name of an audio file, the content of one, samples float32 [n] at the model's rate, or an error in the place of
 one."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-INSTALL = "pip install 'tightbeam[audio]'"
 MAX_AMPLITUDE = 1e6
 BLOCK, BLOCK_CHANNELS = 1 << 18, 8
 """Samples of each channel that are read together, of files of up to so many channels; fewer of others."""
@@ -95,10 +95,6 @@ def read_blocks(
     InputError
         The file cannot be read, holds no samples, too many, or NaN or infinity; or a package is missing.
     """
-    try:
-        from tightbeam.deploy.audio.sound_file import SoundFile
-    except (ImportError, OSError):  # OSError: without its C library
-        raise InputError(f"reading audio needs the package soundfile, which is not installed; {INSTALL}") from None
     name = source if isinstance(source, str) else "the recording"
     if fault := _file_fault(source, name):
         raise InputError(f"{fault}; {EXPECTED}")

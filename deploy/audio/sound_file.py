@@ -7,17 +7,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 
 from tightbeam.deploy.audio.containers import lacks_last_page, open_ended
+from tightbeam.deploy.errors import InputError
 
-__all__ = ["SoundFile"]
+__all__ = ["INSTALL", "SoundFile"]
 
 Channels = npt.NDArray[np.float32]
+INSTALL = "pip install 'tightbeam[audio]'"
 UNKNOWN_FRAMES = (1 << 63) - 1
 """Length of a FLAC file that was streamed."""
 TRUSTED = ("WAV", "WAVEX", "FLAC", "OGG")
@@ -26,11 +27,18 @@ LEAST_MISSING_S = 0.25
 """Seconds by which an MP3 file has to be shorter than it says: the delay of an encoder is counted by some."""
 
 
-class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no types
-    """A file whose place nobody asks for: libsndfile does not know it in a FLAC file that was streamed."""
+def _forward(source: object) -> Any:
+    """Open a file whose place nobody asks for: libsndfile does not know it in a FLAC file that was streamed."""
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: without its C library
+        raise InputError(f"reading audio needs the package soundfile, which is not installed; {INSTALL}") from None
 
-    def seekable(self) -> bool:
-        return False
+    class ForwardFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no types
+        def seekable(self) -> bool:
+            return False
+
+    return ForwardFile(source)
 
 
 class SoundFile:
@@ -52,7 +60,9 @@ class SoundFile:
 
     Raises
     ------
-    OSError, soundfile.SoundFileError
+    InputError
+        The package soundfile is missing.
+    OSError, RuntimeError
         The file cannot be opened, or is no sound.
     """
 
@@ -66,7 +76,7 @@ class SoundFile:
             opened: object = self._ended or self._content
             if isinstance(source, str) and self._ended is None:
                 opened = source if sys.platform == "win32" else os.fsencode(source)  # it may be no UTF-8
-            self._file = files.enter_context(_ForwardFile(opened))
+            self._file = files.enter_context(_forward(opened))
             self._files = files.pop_all()
         self._done, self._is_broken = 0, False
         self.rate_hz, self.channels = int(self._file.samplerate), int(self._file.channels)
@@ -82,7 +92,7 @@ class SoundFile:
     def blocks(self, length: int) -> Iterator[Channels]:
         """Yield blocks float32 [n, channels] of up to ``length`` samples of each channel.
 
-        Raises soundfile.SoundFileError where the content is broken; but an MP3 file that does not count its frames may
+        Raises RuntimeError where the content is broken; but an MP3 file that does not count its frames may
         hold something else behind them.
         """
         while not self._is_broken:
@@ -91,7 +101,7 @@ class SoundFile:
                 block.fill(np.nan)  # which an error leaves where nothing is read
             try:
                 block = self._file.read(out=block)
-            except soundfile.SoundFileError:
+            except RuntimeError:
                 if self._ended is None:
                     raise
                 block, self._is_broken = block[: np.isfinite(block[:, 0]).sum()], True
