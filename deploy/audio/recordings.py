@@ -7,19 +7,25 @@ encoded one by one, and decoded together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array, Ints
-from tightbeam.deploy.audio.files import Source, audio_fault, sound_blocks
+from tightbeam.deploy.audio.files import Source, sound_blocks
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.run_inputs import OpenInput
@@ -104,19 +110,19 @@ class Recordings:
         """
         return self._extractor.features(samples)
 
-    def parts(self, samples: Array) -> list[Array]:
-        """Cut a recording that is too long into parts of one length, the last of which may be shorter.
-
-        Raises InputError for one that is too short, or holds NaN or infinity.
+    def parts(self, count: int) -> list[slice]:
+        """Cut a recording of ``count`` samples that is too long into parts of one length, the last of which may be
+        shorter. Raises InputError for one that is too short.
         """
-        if fault := audio_fault(samples):
-            raise InputError(f"the recording {fault}")
-        if len(samples) < self.shortest:
+        if count < self.shortest:
             raise InputError(
-                f"the recording has {len(samples)} samples, expected {self.shortest} at least, "
+                f"the recording has {count} samples, expected {self.shortest} at least, "
                 f"{1000 * self.shortest / self.sampling_rate_hz:.0f} ms"
             )
-        return np.array_split(samples, -(-len(samples) // self.longest))
+        number = -(-count // self.longest)
+        length, longer = divmod(count, number)  # as numpy.array_split
+        starts = [index * length + min(index, longer) for index in range(number + 1)]
+        return [slice(*pair) for pair in pairwise(starts)]
 
     def positions(self, features: Array) -> int:
         """Return the encoder's positions of one recording's features."""
@@ -189,6 +195,8 @@ class WholeRecordingReader(SourceReader):
         Numbers of the samples.
     most_s
         Seconds of a recording, at most.
+    together
+        Parts of one recording that have features at a time, at most.
 
     Raises
     ------
@@ -203,30 +211,129 @@ class WholeRecordingReader(SourceReader):
         *,
         numbers: Iterator[int] | None = None,
         most_s: float = math.inf,
+        together: int = 4,
     ) -> None:
         assert model.recordings is not None
         super().__init__(model.options(**settings).without_source_tokens("a recording"), numbers)
-        self._model, self._settings, self._recordings, self._most_s = model, settings, model.recordings, most_s
+        self._model, self._settings, self._recordings = model, settings, model.recordings
+        self._most_s, self._together = most_s, together
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         recordings = self._recordings
-        samples = np.concatenate(
-            list(sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append))
-        )
-        try:
-            parts = recordings.parts(samples)
-            features = [recordings.features(part) for part in parts]
-        except InputError as error:
-            raise InputError(f"{result.source}: {error}" if result.source else str(error)) from None
-        result.seconds = len(samples) / recordings.sampling_rate_hz
+        blocks = sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
+        samples = _KeptSamples(blocks, in_memory=recordings.longest)
+        result.seconds = samples.count / recordings.sampling_rate_hz
+        opened = _Parts(result, [])
+        with _named(result.source):
+            parts = recordings.parts(samples.count)
+            opened.begin(len(parts), self._made(samples, parts), samples.close, self._together)
         if len(parts) > 1:
             result.returned = 1
             longest = recordings.longest / recordings.sampling_rate_hz
             result.notes.append(
                 f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
             )
-        made = [self._model.sample_of_recording(next(self.numbers), each, self._settings) for each in features]
-        return OpenInput(result, made)
+        return opened
+
+    def _made(self, samples: _KeptSamples, parts: Iterable[slice]) -> Iterator[Sample]:
+        """Make the samples of the parts of a recording, each when it is wanted. Raises InputError."""
+        for part in parts:
+            features = self._recordings.features(samples.read(part))
+            yield self._model.sample_of_recording(next(self.numbers), features, self._settings)
+
+
+@contextmanager
+def _named(source: str | None) -> Iterator[None]:
+    """Name the file in errors about a recording."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}" if source else str(error)) from None
+
+
+class _KeptSamples:
+    """The samples of a recording, on disk where there are many.
+
+    Parameters
+    ----------
+    blocks : iterable of float32 arrays [n]
+        Consecutive samples.
+    in_memory : int
+        The most samples that are kept in memory.
+
+    Attributes
+    ----------
+    count : int
+        Their number.
+    close : function
+        Frees them.
+    """
+
+    def __init__(self, blocks: Iterable[Array], in_memory: int) -> None:
+        self._file = tempfile.SpooledTemporaryFile(4 * in_memory)  # noqa: SIM115  # closed with the recording
+        self.close = weakref.finalize(self, self._file.close)
+        self.count = 0
+        for block in blocks:
+            self._file.write(block.astype(np.float32, copy=False).tobytes())
+            self.count += len(block)
+
+    def read(self, part: slice) -> npt.NDArray[np.float32]:
+        """Read consecutive samples float32 [n]."""
+        self._file.seek(4 * part.start)
+        return np.frombuffer(self._file.read(4 * (part.stop - part.start)), np.float32)
+
+
+@dataclass(eq=False)
+class _Parts(OpenInput):
+    """A recording, some of whose parts have features at a time.
+
+    Attributes
+    ----------
+    count : int
+        Its parts.
+    made : iterator of Sample
+        Those of the parts that are not run yet.
+    free : function
+        Frees what they are made of.
+    """
+
+    count: int = 0
+    made: Iterator[Sample] = field(default_factory=lambda: iter(()))
+    free: Callable[[], object] = lambda: None
+
+    def begin(self, count: int, made: Iterator[Sample], free: Callable[[], object], together: int) -> None:
+        """Make the samples of the first ``together`` of ``count`` parts. Raises InputError."""
+        self.count, self.made, self.free = count, made, free
+        self.samples.extend(islice(made, together))
+
+    @property
+    def done(self) -> bool:
+        return self.failure is not None or len(self.found) == self.count
+
+    @property
+    def is_one_sample(self) -> bool:
+        return self.count == 1
+
+    def take(self, number: int, result: SearchResult) -> list[Sample]:
+        self.found[number] = result
+        # The features of what is done are not needed any more.
+        self.samples = [
+            replace(sample, source=sample.source[:0].copy()) if sample.number == number else sample
+            for sample in self.samples
+        ]
+        if self.failure is not None:
+            return []
+        try:
+            with _named(self.result.source):
+                more = list(islice(self.made, 1))
+        except InputError as error:  # a part without sound
+            self.failure = error
+            return []
+        self.samples += more
+        return more
+
+    def close(self) -> None:
+        self.free()
 
 
 def run_recordings(
@@ -262,5 +369,5 @@ def run_recordings(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    make = partial(WholeRecordingReader, model)
+    make = partial(WholeRecordingReader, model, together=batch_size)
     return run_sources(model, make, sources, settings, batch_size=batch_size, typed=typed, ahead=FILES_AHEAD)

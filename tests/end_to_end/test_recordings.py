@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from support.speech_checkpoints import RECORDING_FAMILIES
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.extractors import extractor_of
+from tightbeam.deploy.audio.recordings import run_recordings
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker.requests import RequestParser
@@ -181,6 +183,51 @@ def test_the_command_writes_a_line_for_each_file(
     runner.recordings.longest = 7_300
     pieces = runner.transcribe(parts, max_new_tokens=5)
     assert runner.transcribe([wave], max_new_tokens=5) == [" ".join(piece.strip() for piece in pieces)]
+
+
+def test_a_long_recording_is_on_disk_and_its_parts_are_read_as_they_are_run(
+    bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty parts, of which two have features at a time; the texts are those of the parts alone."""
+    runner = Runner.load(bundles("dedup", "moonshine", tokenizer=True), threads=1)
+    extractor = runner.recordings
+    assert extractor is not None
+    monkeypatch.setattr(extractor, "longest", 4_000)
+    wave = np.tile(recordings(5)[1], 9)[:119_993]
+    soundfile.write(tmp_path / "long.flac", wave, RATE_HZ)
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+    features = extractor.features
+
+    def counted(samples: Array) -> Array:
+        nonlocal most
+        made = features(samples).copy()
+        alive.append(weakref.ref(made))
+        most = max(most, sum(each() is not None for each in alive))
+        return made
+
+    monkeypatch.setattr(extractor, "features", counted)
+    found = list(run_recordings(runner, [str(tmp_path / "long.flac")], batch_size=2, max_new_tokens=4))
+    assert len(alive) == 30 and most <= 4  # two that run, and two that are encoded
+    assert "it is cut into 30 parts" in found[0].result.notes[0]
+    parts = np.array_split(soundfile.read(tmp_path / "long.flac", dtype="float32")[0], 30)
+    alone = runner.transcribe(parts, max_new_tokens=4)
+    assert found[0].result.texts == [" ".join(text.strip() for text in alone)]
+    assert found[0].result.seconds == pytest.approx(119_993 / RATE_HZ)
+
+
+def test_a_part_without_sound_fails_its_recording_alone(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner.load(bundles("el", "speech_to_text", tokenizer=True), threads=1)
+    assert runner.recordings is not None
+    monkeypatch.setattr(runner.recordings, "longest", 4_000)
+    sound = np.tile(recordings(6)[1], 4)
+    silent = np.concatenate([sound, np.zeros(20_000, np.float32), sound])
+    found = list(run_recordings(runner, [sound, silent, sound[:4_000]], batch_size=2, max_new_tokens=4))
+    assert [each.result.error for each in found] == [None, found[1].result.error, None]
+    assert "the recording is silent, or too short" in (found[1].result.error or "")
+    assert [each.result.texts for each in (found[0], found[2])] == [
+        [text] for text in runner.transcribe([sound, sound[:4_000]], max_new_tokens=4)
+    ]
 
 
 def test_wrong_input_is_refused(bundles: BundleCache) -> None:
