@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tightbeam.export.families.pix2struct import PIX2STRUCT_PARTS
-from tightbeam.export.families.t5gemma import T5GEMMA, T5GEMMA_PART
-from tightbeam.export.families.vision_encoder_decoder import PARTS
+from tightbeam.export.families.image.pix2struct import PIX2STRUCT_PARTS
+from tightbeam.export.families.image.vision_encoder_decoder import PARTS
+from tightbeam.export.families.text.t5gemma import T5GEMMA, T5GEMMA_PART
 
 __all__ = ["declared_config"]
 

@@ -1,1 +1,1 @@
-"""Model families: one file a family with code of its own, and the table of all."""
+"""Model families: what they share, those with code of their own by what they read, and the table of all."""

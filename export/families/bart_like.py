@@ -54,12 +54,8 @@ class BartLike(Family):
         return 2 * (int(config.max_position_embeddings) + self.position_offset)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        from tightbeam.export.tracing.encoder_decoder import (
-            DecoderStep,
-            EncoderStep,
-            PositionTable,
-            trace_encoder_decoder,
-        )
+        from tightbeam.export.tracing.encoder_decoder import DecoderStep, EncoderStep, trace_encoder_decoder
+        from tightbeam.export.tracing.positions import PositionTable
 
         decoder = model.get_decoder()
         with PositionTable(decoder.embed_positions, self.position_offset).in_place_of(decoder) as positions:

@@ -12,7 +12,7 @@ from tightbeam.export.families.base import Family, WeightNumbers, activation_err
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.caches.cost import WeightCounts
 
-__all__ = ["Causal", "rope_errors"]
+__all__ = ["Causal", "cap_errors", "rope_errors"]
 
 LONGROPE = ("longrope", "su")
 """Names of the kind of RoPE that has other angles beyond the length that the model was first trained with."""
@@ -145,7 +145,7 @@ class Causal(Family):
         return WeightNumbers(total, WeightCounts(sizes.L * layer, sizes.L * layer + head))
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        from tightbeam.export.tracing.decoder_only import trace_causal
+        from tightbeam.export.tracing.causal import trace_causal
 
         with self.attention_interface(model):
             return trace_causal(model, sizes, self.key_bias(sizes))
@@ -189,6 +189,14 @@ def rope_errors(parameters: dict[str, Any], *, limited: bool = False, head_dim: 
             f"partial_rotary_factor {share} rotates {rotated} of the {head_dim} numbers of a head, which are rotated "
             "in pairs; expected an even number of them, 2 at least"
         )
+
+
+def cap_errors(config: Any) -> Iterator[str]:
+    """Clauses for a scale or caps of the scores and logits that are no numbers above 0; there may be no caps."""
+    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+        value = getattr(config, name)
+        if not _is_above_zero(value) and (value is not None or name == "query_pre_attn_scalar"):
+            yield f"{name} is {value!r}; expected a number above 0"
 
 
 def _is_above_zero(value: Any) -> bool:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from tightbeam.export.families.bart_like import SINUSOIDAL_TABLES, BartLike
 from tightbeam.export.families.base import Family
-from tightbeam.export.families.bloom import BLOOM
 from tightbeam.export.families.causal import Causal
-from tightbeam.export.families.falcon import FALCON
-from tightbeam.export.families.fsmt import FSMT
-from tightbeam.export.families.gemma2 import GEMMA2
-from tightbeam.export.families.gemma3 import GEMMA3
-from tightbeam.export.families.gpt2 import GPT2
-from tightbeam.export.families.gpt_bigcode import GPT_BIGCODE
-from tightbeam.export.families.gpt_neox import GPT_NEOX
+from tightbeam.export.families.decoder_only.bloom import BLOOM
+from tightbeam.export.families.decoder_only.falcon import FALCON
+from tightbeam.export.families.decoder_only.gemma2 import GEMMA2
+from tightbeam.export.families.decoder_only.gemma3 import GEMMA3
+from tightbeam.export.families.decoder_only.gpt2 import GPT2
+from tightbeam.export.families.decoder_only.gpt_bigcode import GPT_BIGCODE
+from tightbeam.export.families.decoder_only.gpt_neox import GPT_NEOX
+from tightbeam.export.families.decoder_only.mpt import MPT
+from tightbeam.export.families.decoder_only.opt import OPT
+from tightbeam.export.families.image.pix2struct import PIX2STRUCT
+from tightbeam.export.families.image.vision_encoder_decoder import VISION_ENCODER_DECODER
 from tightbeam.export.families.led import LED
-from tightbeam.export.families.longt5 import LONGT5
-from tightbeam.export.families.m2m_100 import M2M_100
-from tightbeam.export.families.moonshine import MOONSHINE
-from tightbeam.export.families.mpt import MPT
-from tightbeam.export.families.opt import OPT
-from tightbeam.export.families.pix2struct import PIX2STRUCT
-from tightbeam.export.families.prophetnet import PROPHETNET
-from tightbeam.export.families.speech_to_text import SPEECH_TO_TEXT
-from tightbeam.export.families.t5 import MT5, T5, UMT5
-from tightbeam.export.families.t5gemma import T5GEMMA
-from tightbeam.export.families.vision_encoder_decoder import VISION_ENCODER_DECODER
-from tightbeam.export.families.whisper import WHISPER
+from tightbeam.export.families.speech.moonshine import MOONSHINE
+from tightbeam.export.families.speech.speech_to_text import SPEECH_TO_TEXT
+from tightbeam.export.families.speech.whisper import WHISPER
+from tightbeam.export.families.text.fsmt import FSMT
+from tightbeam.export.families.text.longt5 import LONGT5
+from tightbeam.export.families.text.m2m_100 import M2M_100
+from tightbeam.export.families.text.prophetnet import PROPHETNET
+from tightbeam.export.families.text.t5 import MT5, T5, UMT5
+from tightbeam.export.families.text.t5gemma import T5GEMMA
 
 __all__ = ["FAMILIES"]
 

@@ -1,1 +1,1 @@
-"""Tracing a model with torch's exporter: one prompt or source, and one decoder step."""
+"""Tracing of a prompt or source, and of a decoder step: what families share, and their own code by what they read."""

@@ -9,15 +9,14 @@ The canonical graphs, whose only caches are the past keys and values of self-att
 
 Attention is the standard ``Attention`` operator of opset 23; keys and values are projected inside the graph, for
 cross-attention from ``encoder_hidden_states``, for self-attention from the new token. With two-stream self-attention
-(``families/prophetnet.py``), the new token's keys are followed by those of the prediction, and the bias on the scores
-[R, H, 2, T + 2] masks what a stream does not see.
+(``families/text/prophetnet.py``), the new token's keys are followed by those of the prediction, and the bias on the
+scores [R, H, 2, T + 2] masks what a stream does not see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import onnx_graphsurgeon as gs
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from tightbeam.export.tracing.positions import PositionLookup, PositionTable
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.builder import read_instead, tidy
@@ -44,30 +44,6 @@ class EncoderStep(nn.Module):
         mask = attention_mask[:, None, None, :].to(torch.bool).expand(B, 1, N, N)
         states: Tensor = self.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state  # [B, N, D]
         return states
-
-
-class PositionTable(nn.Module):
-    """Position embedding looked up by a graph input, so that rows at different steps can share a batch."""
-
-    def __init__(self, table: nn.Embedding, offset: int) -> None:
-        super().__init__()
-        self.weight = table.weight
-        self.offset = offset
-        self.positions: Tensor | None = None
-
-    @contextmanager
-    def in_place_of(self, decoder: Any) -> Iterator[PositionTable]:
-        """Context in which this module embeds the decoder's positions."""
-        original = decoder.embed_positions
-        decoder.embed_positions = self
-        try:
-            yield self
-        finally:
-            decoder.embed_positions = original
-
-    def forward(self, *_: Any, **__: Any) -> Tensor:
-        assert self.positions is not None
-        return nn.functional.embedding(self.positions + self.offset, self.weight)  # [R, 1, D]
 
 
 class StatesStep(nn.Module):
@@ -123,13 +99,6 @@ class TextStep(StatesStep):
     def logits(self, states: Tensor) -> Tensor:
         logits: Tensor = self.head(states)
         return logits
-
-
-class PositionLookup(Protocol):
-    """A module that looks up an embedding or a bias by the positions of a step."""
-
-    positions: Tensor | None
-    """[R, 1], set before each call"""
 
 
 class ModelStep(nn.Module):

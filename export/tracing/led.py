@@ -15,11 +15,11 @@ from tightbeam.export.tracing.attention_named import standard_attention
 from tightbeam.export.tracing.blocks import Blocks, distances_to_keys, hidden_unless
 from tightbeam.export.tracing.encoder_decoder import (
     DecoderStep,
-    PositionTable,
     read_tokens,
     trace_decoder,
     trace_encoder,
 )
+from tightbeam.export.tracing.positions import PositionTable
 from tightbeam.export.tracing.vision_encoder_decoder import attend
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder

@@ -15,8 +15,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.trocr.modeling_trocr import TrOCRAttention
 
 from tightbeam.export.tracing.attention_named import attention_named
-from tightbeam.export.tracing.encoder_decoder import PositionTable, TextStep, read_tokens, trace_decoder
-from tightbeam.export.tracing.m2m_100 import M2M100Positions
+from tightbeam.export.tracing.encoder_decoder import TextStep, read_tokens, trace_decoder
+from tightbeam.export.tracing.positions import M2M100Positions, PositionTable
 from tightbeam.export.tracing.torch_export import trace_module
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder

@@ -16,7 +16,7 @@ from support.expected import expect_equal
 from support.generate_runs import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
 from tightbeam.export.tracing.led import WindowEncoder
-from tightbeam.export.tracing.longt5 import GlobalEncoder, LocalEncoder
+from tightbeam.export.tracing.text.longt5 import GlobalEncoder, LocalEncoder
 from tightbeam.graph_passes import PRESETS
 
 LONGEST = 64

@@ -20,7 +20,7 @@ from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.sample_texts import TOKENIZER_TEXTS
-from tightbeam.export.tracing.prophetnet import buckets_of
+from tightbeam.export.tracing.text.prophetnet import buckets_of
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, PassError, RunSize, rewrite, same_for_all
 from tightbeam.graph_passes.canonical.encoder_decoder import canonicalise_encoder_decoder

@@ -1,0 +1,1 @@
+"""Decoder-only models with code of their own: one file a family."""

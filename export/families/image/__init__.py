@@ -1,0 +1,1 @@
+"""Models that read images with code of their own: one file a family."""

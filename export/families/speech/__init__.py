@@ -1,0 +1,1 @@
+"""Speech models with code of their own: one file a family."""
