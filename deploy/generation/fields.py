@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.given import Layer
 from tightbeam.deploy.generation.other_names import advice_on
@@ -35,7 +37,7 @@ SUPPORTED = frozenset(
     num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
     no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
     bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
-    decoder_input_ids trie""".split()
+    decoder_input_ids trie renormalize_logits""".split()
 )
 
 SAMPLING: dict[str, tuple[object, ...]] = {
@@ -96,7 +98,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "max_time": (),
     "stop_strings": (),
     "encoder_repetition_penalty": (1.0,),
-    "renormalize_logits": (False,),
     "remove_invalid_values": (False,),
     "exponential_decay_length_penalty": (),
     "sequence_bias": (),
@@ -229,6 +230,12 @@ class Fields:
         if not math.isfinite(number):
             raise self.error(name, "is not a finite number", f"pass a number such as {default}")
         return number
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool | np.bool_):
+            raise self.error(name, "is neither true nor false", "pass True or False")
+        return bool(value)
 
     def check_token(self, name: str, value: Any) -> int:
         if not is_number(value, Integral):

@@ -5,9 +5,12 @@ Source: transformers 5.23 `GenerationConfig`. Field names and their meaning are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+
+import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError
@@ -102,6 +105,8 @@ class GenerationOptions:
         The last tokens of ``prompt`` that ``decoder_input_ids`` gave, which follow the trie from its root.
     trie : Trie or None
         The sequences that may come from the length ``root`` on; None allows all.
+    renormalize : bool
+        True where beams are ranked by log-probabilities that sum to 1 again behind all other processors.
     """
 
     vocab_size: int
@@ -136,6 +141,7 @@ class GenerationOptions:
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
     given: int = 0
     trie: Trie | None = None
+    renormalize: bool = False
 
     @property
     def candidates(self) -> int:
@@ -244,7 +250,7 @@ class GenerationOptions:
     def reads_logits(self) -> bool:
         """True where all scores of a row are looked at, if the runtime gives them."""
         asked = (self.sampling, self.timestamps, self.scoring, self.measured)
-        return bool(self.force_words_ids) or any(each is not None for each in asked)
+        return bool(self.force_words_ids) or self.renormalize or any(each is not None for each in asked)
 
     @property
     def needs_logits(self) -> str:
@@ -253,6 +259,8 @@ class GenerationOptions:
             return "return_timestamps=True"
         if self.measured is not None:
             return "logprob_threshold"
+        if self.renormalize:
+            return "renormalize_logits=True"
         if self.force_words_ids:
             return "force_words_ids"
         if self.sampling is None and self.scoring is not None:
@@ -268,6 +276,8 @@ class GenerationOptions:
         """The fix where a runtime has no logits."""
         if self.timestamps is not None:
             return "pass return_timestamps=False"
+        if self.renormalize and self.measured is None:
+            return "pass renormalize_logits=False"
         if self.sampling is None or self.measured is not None:
             return "leave it out"
         top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
@@ -293,6 +303,21 @@ class GenerationOptions:
     def normalize(self) -> bool:
         """True where scores are log-probabilities (beam search), False where they are logits (greedy search)."""
         return self.num_beams > 1 and (self.sampling is None or self.samples_beams)
+
+    def forced_score(self, count: int) -> np.float32:
+        """Return the score of each of some tokens, one of which must follow.
+
+        Parameters
+        ----------
+        count : int
+            The number of these tokens.
+
+        Returns
+        -------
+        np.float32
+            0, or with ``renormalize`` -log(count).
+        """
+        return np.float32(-math.log(count) if self.renormalize and count else 0)
 
     @property
     def fill_token_id(self) -> int:

@@ -114,6 +114,7 @@ def resolve_layers(
     groups, diversity_penalty = read_groups(fields, num_beams)
     eos = fields.tokens("eos_token_id", may_be_one=True)
     samples_beams = sampling is not None and num_beams > 1
+    beams = num_beams > 1 and (sampling is None or samples_beams)
     if sampling is not None and samples_beams:
         sampling = sampling.for_beams(len(eos))
     elif sampling is not None:
@@ -152,7 +153,8 @@ def resolve_layers(
         begin_suppress_tokens=fields.tokens("begin_suppress_tokens", may_be_empty=True),
         sampling=sampling,
         timestamps=timestamps,
-        scoring=read_scoring(fields, log_probabilities=num_beams > 1 and (sampling is None or samples_beams)),
+        scoring=read_scoring(fields, log_probabilities=beams),
+        renormalize=fields.flag("renormalize_logits", default=False) and beams,
         num_beam_groups=groups,
         diversity_penalty=diversity_penalty,
         samples_beams=samples_beams,
@@ -256,6 +258,15 @@ def _check_together(fields: Fields, options: GenerationOptions) -> None:
             "length_penalty", "leaves the range of float32 at the longest length", "pass one nearer to 0"
         )
     forced_bos = () if options.forced_bos_token_id is None else (options.forced_bos_token_id,)
+    others = {
+        "do_sample": options.samples_beams,
+        "num_beam_groups": options.num_beam_groups > 1,
+        "force_words_ids": bool(options.force_words_ids),
+    }
+    for name in [name for name, asked in others.items() if asked and options.renormalize]:
+        raise fields.error(
+            "renormalize_logits", f"does not go with {name} and beams", "pass renormalize_logits=False, or leave it out"
+        )
     for name, forced in (("forced_bos_token_id", forced_bos), ("forced_eos_token_id", options.forced_eos_token_ids)):
         if forced and set(forced) <= set(options.suppress_tokens):
             raise fields.error(name, "is also in suppress_tokens, so nothing could follow", "drop one of the two")

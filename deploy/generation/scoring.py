@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from tightbeam.deploy.generation.fields import Fields
 
 __all__ = ["TIMES", "Scoring", "read_scoring"]
@@ -62,22 +60,16 @@ def read_scoring(fields: Fields, *, log_probabilities: bool) -> Scoring | None:
     GenerationError
         A value is out of range, or does nothing.
     """
-    tokens = _flag(fields, "return_token_scores", default=False)
+    tokens = fields.flag("return_token_scores", default=False)
     alternatives = fields.integer("return_alternatives", 0, minimum=0)
     most = min(MOST_ALTERNATIVES, fields.vocab_size)
     if alternatives > most:
         raise fields.error("return_alternatives", "is more than a position can have", f"pass {most} or less")
-    normalize = _flag(fields, "normalize_logits", default=not log_probabilities)
+    normalize = fields.flag("normalize_logits", default=not log_probabilities)
+    normalize |= not log_probabilities and bool(fields.get("renormalize_logits", False))
     if tokens or alternatives:
         return Scoring(tokens, alternatives, normalize)
     if "normalize_logits" in fields:
         fix = "pass return_token_scores=True too, or leave it out"
         raise fields.error("normalize_logits", "does nothing without return_token_scores or return_alternatives", fix)
     return None
-
-
-def _flag(fields: Fields, name: str, *, default: bool) -> bool:
-    value = fields.get(name, default)
-    if not isinstance(value, bool | np.bool_):
-        raise fields.error(name, "is neither true nor false", "pass True or False")
-    return bool(value)

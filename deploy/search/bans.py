@@ -125,14 +125,15 @@ def forced_tokens(options: GenerationOptions, length: int) -> tuple[int, ...]:
 
 
 def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_scores: Floats) -> Candidates:
-    """Return the candidates [B, C] where only ``tokens`` may follow, each with the token score 0.
+    """Return the candidates [B, C] where only ``tokens`` may follow, each with the token score of a forced one.
 
     ``beam_scores`` are [B, M], of all beams or of those of a group. All other tokens score -inf. They fill the
     remaining places, lowest (beam, token) first, so that only the first C of them matter.
     """
     M, C, vocabulary = beam_scores.shape[1], options.candidates, options.vocab_size
     pool, may_follow = _forced_pool(M, C, vocabulary, tokens)
-    scores = np.where(may_follow, beam_scores[:, pool // vocabulary], np.float32(-np.inf))  # [B, X]
+    running = beam_scores[:, pool // vocabulary] + options.forced_score(len(tokens))  # [B, X]
+    scores = np.where(may_follow, running, np.float32(-np.inf))
     chosen = best(scores, C)  # [B, C]
     flat = pool[chosen]
     return Candidates(np.take_along_axis(scores, chosen, axis=1), flat // vocabulary, flat % vocabulary)

@@ -17,6 +17,7 @@ from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.measures import Measures
 from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.pool import Pool
+from tightbeam.deploy.search.rows import log_softmax
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs, best
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
 from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail
@@ -162,7 +163,7 @@ class BatchSearch:
         self._looked_at = [  # places of the samples whose whole rows are read at each step
             index
             for index, place in enumerate(places)
-            if place.options.timestamps is not None or place.measures is not None
+            if place.options.timestamps is not None or place.measures is not None or place.options.renormalize
         ]
         self._trie = places[0].options.trie if places else None  # all samples of a batch have the same one
         self._roots = np.array([place.options.root for place in places], np.int64)
@@ -196,7 +197,7 @@ class BatchSearch:
             place, rows = self.places[index], [self.row_scores(found, index, beam) for beam in range(self.M)]
             if place.measures is not None:
                 place.measures.set_rows(rows)
-            if place.options.timestamps is not None:
+            if place.options.timestamps is not None or place.options.renormalize:
                 ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
                 found.scores[index], found.beams[index], found.tokens[index] = ranked
         for index in self._without_candidates(found, prompted):
@@ -220,7 +221,7 @@ class BatchSearch:
         place, (M, C) = self.places[index], (self.M, found.scores.shape[1])
         scores = np.full((M, place.options.vocab_size), -np.inf, np.float32)
         for beam, tokens in enumerate(continued):
-            scores[beam, tokens] = self.scores[index, beam]
+            scores[beam, tokens] = self.scores[index, beam] + place.options.forced_score(len(tokens))
         (chosen,) = best(scores.reshape(1, -1), C)
         found.beams[index], found.tokens[index] = chosen // scores.shape[1], chosen % scores.shape[1]
         found.scores[index] = scores.reshape(-1)[chosen]
@@ -301,7 +302,7 @@ class BatchSearch:
             scores = scores.copy()
             new = self.step.history[index, beam, place.P : self.lengths[index]]
             apply_timestamp_rules(place.options.timestamps, scores, new)
-        return scores
+        return log_softmax(scores) if place.options.renormalize and scores.max() > -np.inf else scores
 
     def next_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
         """The scores float32 [vocabulary] of the next token of a row, as `row_scores`; forced tokens alone have any."""
@@ -310,7 +311,7 @@ class BatchSearch:
         if not only:
             return self.row_scores(candidates, index, beam)
         scores = np.full(options.vocab_size, -np.inf, np.float32)
-        scores[list(only)] = 0
+        scores[list(only)] = options.forced_score(len(only))
         return scores
 
     def forced(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -382,7 +383,7 @@ class BatchSearch:
             continued = self.forced_by_trie(index, range(self.M))
             if continued is not None:
                 scores = np.full_like(scores, -np.inf)
-                scores[continued[row]] = 0
+                scores[continued[row]] = self.places[index].options.forced_score(len(continued[row]))
         return RowScores(scores, normalize=scoring.normalize)
 
     def write(self, tokens: Ints, last: Bools) -> None:

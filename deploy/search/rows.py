@@ -10,7 +10,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.tries.trie import FREE, Trie
 
-__all__ = ["LogitRows", "Rows", "largest"]
+__all__ = ["LogitRows", "Rows", "largest", "log_softmax"]
 
 BLOCK = 64
 """Scores whose largest one is taken together: those a fixed distance apart, which is what numpy is fast at."""
@@ -69,8 +69,7 @@ class Rows:
     def _process(self, row: int) -> Floats:
         scores: Floats = self.logits[row].astype(np.float32, copy=False)
         if self.normalize:
-            shifted = scores - scores.max()
-            scores = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
+            scores = log_softmax(scores)
         length = int(self.lengths[row * len(self.lengths) // len(self.logits)])
         history = self.history[row, :length]
         out = [repeats(history, self.no_repeat_ngram_size), self.banned[row][self.banned[row] >= 0]]
@@ -85,6 +84,13 @@ class Rows:
         for tokens in out:
             scores[tokens] = -np.inf
         return scores if self.trie is None or node == FREE else _only(scores, self.trie.children(node))
+
+
+def log_softmax(scores: Floats) -> Floats:
+    """The log-probabilities float32 [vocabulary] of scores, of which one at least is finite."""
+    shifted = scores - scores.max()
+    normalised: Floats = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
+    return normalised
 
 
 def _only(scores: Floats, tokens: Nodes) -> Floats:

@@ -191,7 +191,15 @@ def test_inert_fields_are_accepted() -> None:
 
 
 def test_the_call_can_neutralise_the_checkpoint() -> None:
-    assert resolve({"do_sample": True, "renormalize_logits": True}, do_sample=False, renormalize_logits=False)
+    assert resolve({"do_sample": True, "guidance_scale": 2.0}, do_sample=False, guidance_scale=1.0)
+
+
+def test_only_beams_are_renormalised() -> None:
+    for beams in (1, 4):
+        options = resolve({"renormalize_logits": True}, num_beams=beams)
+        assert options.renormalize == options.reads_logits == (beams > 1)
+        assert options.needs_logits == ("renormalize_logits=True" if beams > 1 else "")
+    assert not resolve({"renormalize_logits": True, "do_sample": True}).renormalize
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))
@@ -285,6 +293,17 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ({"z" * 9999: 1}, f"{'z' * 60}...=1 {CALL} is not a generation setting; remove it"),
         ({"a\nb": 1}, f"'a\\nb'=1 {CALL} is not a generation setting; remove it"),
         ({"zzzzz": None}, f"zzzzz=None {CALL} is not a generation setting; remove it"),
+        (
+            {"renormalize_logits": True, "do_sample": True, "num_beams": 2},
+            f"renormalize_logits=True {CALL} does not go with do_sample and beams; pass renormalize_logits=False, "
+            "or leave it out",
+        ),
+        (
+            {"renormalize_logits": True, "num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 1.0},
+            f"renormalize_logits=True {CALL} does not go with num_beam_groups and beams; pass "
+            "renormalize_logits=False, or leave it out",
+        ),
+        ({"renormalize_logits": "on"}, f"renormalize_logits='on' {CALL} is neither true nor false; pass True or False"),
         ({"num_beams": 0}, f"num_beams=0 {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"num_beams": True}, f"num_beams=True {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"num_beams": 4.0}, f"num_beams=4.0 {CALL} is not an integer of at least 1; pass 1 or more"),

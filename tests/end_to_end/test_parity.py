@@ -111,3 +111,26 @@ def test_el_caches_2LM_times_less_than_the_baseline(bundles: BundleCache) -> Non
         runner.generate(ids, mask, num_beams=4, max_new_tokens=2)
         cached[variant] = runner.cache_bytes[0]
     assert cached["baseline"] == 2 * runner.manifest.sizes.L * 4 * cached["el"]
+
+
+RENORMALISED: tuple[dict[str, Any], ...] = (
+    {"num_beams": 4, "bad_words_ids": [[98], [5], [9], [12, 13]], "suppress_tokens": list(range(30, 60))},
+    {"num_beams": 3, "num_return_sequences": 3, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
+    {"num_beams": 2, "forced_bos_token_id": 8, "forced_eos_token_id": [0, 7], "length_penalty": 2.0},
+    {"num_beams": 1, "bad_words_ids": [[5]]},
+)
+
+
+def test_renormalised_log_probabilities(bundles: BundleCache) -> None:
+    """The published OPUS-MT translators ask for them. Banned tokens are many here, so that they change what is found."""
+    model = bundles.trace("marian")[0].model
+    runner = Runner.load(bundles("dedup", "marian"), threads=1)
+    runs = list(runs_of(runner, [{**own, "renormalize_logits": True} for own in RENORMALISED]))
+    expect_equal(runner, model, runs)
+    ids, mask, asked = runs[0]
+    found = runner.generate(ids, mask, **asked, return_token_scores=True)
+    plain = runner.generate(ids, mask, **{**asked, "renormalize_logits": False})
+    assert found.scores is not None and plain.scores is not None and found.token_scores is not None
+    assert (found.scores > plain.scores).all()
+    new = (found.sequences[:, 1:] != model.config.pad_token_id).sum(axis=1)  # no sequence holds it, since it is banned
+    np.testing.assert_allclose(found.token_scores.sum(axis=1) / new, found.scores, rtol=1e-5)
