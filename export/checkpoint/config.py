@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ def family_of(config_json: dict[str, Any], folder: Path) -> Family:
             raise ExportError(f"{folder / CONFIG_FILE}: {found}: {REFUSED[model_type]}")
         raise ExportError(f"{folder / CONFIG_FILE}: {found}; supported families: {', '.join(sorted(by_type))}")
     architectures = config_json.get("architectures")
-    if architectures and (not isinstance(architectures, list) or family.architecture not in architectures):
+    if architectures and not (isinstance(architectures, list) and _generates(architectures, family.architecture)):
         raise ExportError(
             f"{folder / CONFIG_FILE}: architectures is {architectures}; only {family.architecture} generates text; "
             f"load it with transformers.{family.architecture}.from_pretrained and save it with save_pretrained"
@@ -75,6 +76,18 @@ def family_of(config_json: dict[str, Any], folder: Path) -> Family:
     if config_json.get("quantization_config"):
         raise ExportError(f"{folder / CONFIG_FILE}: a quantized checkpoint; give the original float weights")
     return family
+
+
+def _generates(architectures: list[Any], expected: str) -> bool:
+    """True where one of a config's architectures has the weights of the expected one.
+
+    It may be spelt as in an old release (``MPTForCausalLM`` of MPT-7B, ``T5WithLMHeadModel`` of T5-3B). The model
+    without its head (``BartModel`` of bart-large) has all weights where the head is tied to the embeddings; where it is
+    not, the missing tensor is an error.
+    """
+    name = re.sub(r"(ForConditionalGeneration|ForCausalLM|LMHeadModel|MTModel|Model)$", "", expected).lower()
+    known = {expected.lower(), f"{name}model", f"{name}withlmheadmodel"}
+    return any(isinstance(given, str) and given.lower() in known for given in architectures)
 
 
 def check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int) -> None:

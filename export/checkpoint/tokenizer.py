@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
     folder
         The checkpoint.
     vocabulary
-        Rows of the source embedding; ids beyond them are an error, but for that of the mask token.
+        Rows of the source embedding; ids beyond them are an error, but for those of added tokens.
 
     Raises
     ------
@@ -71,13 +72,14 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
             tokenizer.decode(sample, skip_special_tokens=True)
     except Exception as error:  # the readers behind it raise anything, bare Exception included
         raise ExportError(
-            f"{folder}: the tokenizer cannot be read ({first_line(error)}); restore its files, "
-            "or remove them to export without a tokenizer"
+            f"{folder}: the tokenizer cannot be read ({_reason(folder, error)}, or remove them to export without a "
+            "tokenizer"
         ) from error
     if not sample:
         raise ExportError(f"{folder}: the tokenizer gives no ids for a text; restore its files, or remove them")
-    # bart-large-cnn itself has one row less than its tokenizer has ids: <mask>, which a text does not hold.
-    outside = {token: i for token, i in ids.items() if i >= vocabulary and token != tokenizer.mask_token}
+    # Published tokenizers have added tokens beyond the embeddings: <mask> of bart-large-cnn, <image_soft_token> of
+    # Gemma 3, [PAD] of tuned Llamas. A text that holds one is an error when it is run.
+    outside = {token: i for token, i in ids.items() if i >= vocabulary and i not in tokenizer.added_tokens_decoder}
     if outside:
         token, largest = max(outside.items(), key=lambda item: item[1])
         raise ExportError(
@@ -85,6 +87,28 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
             "give the tokenizer that belongs to these weights"
         )
     return tokenizer
+
+
+def _reason(folder: Path, error: Exception) -> str:
+    """The reason why transformers cannot read a tokenizer's files, a bracket, and what to do."""
+    if not (folder / "tokenizer.json").exists():
+        if any(folder.glob("*.model")) and (reason := _sentencepiece_error()):
+            return f"{reason}); pip install 'sentencepiece<0.2.3', add tokenizer.json to its files"
+        if "instantiate the backend tokenizer" in first_line(error):
+            fix = (
+                "load its files with the class that they are of, such as transformers.T5Tokenizer, and save them again"
+            )
+            return f"transformers reads it from tokenizer.json alone, which is missing); {fix}"
+    return f"{first_line(error)}); restore its files"
+
+
+def _sentencepiece_error() -> str:
+    """The reason why sentencepiece's description of its models cannot be imported; "" where it can."""
+    try:
+        importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    except Exception as error:  # protobuf raises a type of its own for a package made for a newer protobuf
+        return first_line(error)
+    return ""
 
 
 def write_tokenizer(tokenizer: Any | None, folder: Path) -> TokenizerEntry | None:

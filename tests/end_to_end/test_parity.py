@@ -122,7 +122,7 @@ RENORMALISED: tuple[dict[str, Any], ...] = (
 
 
 def test_renormalised_log_probabilities(bundles: BundleCache) -> None:
-    """The published OPUS-MT translators ask for them. Banned tokens are many here, so that they change what is found."""
+    """The published OPUS-MT translators ask for them. Many tokens are banned here, which changes what is found."""
     model = bundles.trace("marian")[0].model
     runner = Runner.load(bundles("dedup", "marian"), threads=1)
     runs = list(runs_of(runner, [{**own, "renormalize_logits": True} for own in RENORMALISED]))

@@ -214,18 +214,6 @@ def test_unknown_generation_settings_are_kept(checkpoints: CheckpointCache, tmp_
     assert unknown.items() <= load_checkpoint(folder).generation_config.items()
 
 
-def test_the_mask_token_alone_may_lie_outside_the_vocabulary(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    """The tokenizer of bart-large-cnn is such a one: its <mask> has id 50264, its model 50264 tokens."""
-    folder = checkpoints.copy(tmp_path / "mask", tokenizer=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    while len(tokenizer) < 101:
-        tokenizer.add_tokens([f"filler{len(tokenizer)}"])
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    assert tokenizer.mask_token_id == 101
-    tokenizer.save_pretrained(folder)
-    assert load_checkpoint(folder).tokenizer.mask_token_id == 101
-
-
 def test_loading_is_quiet_and_restores_logging(checkpoints: CheckpointCache, capfd: pytest.CaptureFixture[str]) -> None:
     folder = checkpoints("bart")
     capfd.readouterr()

@@ -75,7 +75,7 @@ class ProphetNetLike(Family):
         yield from encoder_decoder_errors(config, self.architecture)
 
     def generation_errors(self, generation: Any) -> Iterator[str]:
-        if not generation.use_cache:
+        if generation.use_cache is False:  # None is the default, true
             yield "use_cache is false, with which transformers mixes up the predicting streams' heads; set it true"
 
     def sizes(self, config: Any) -> Sizes:
