@@ -158,7 +158,13 @@ class LocalServer:
         return found
 
     def _has_group(self) -> bool:
-        """True while a process that the server started runs."""
+        """True while a process that the server started runs. The server itself has to have been waited for.
+
+        Process 1 of a container inherits processes whose parent has ended, and each stays until its status is read.
+        """
+        with suppress(ChildProcessError):
+            while os.waitpid(-self.process.pid, os.WNOHANG)[0]:
+                pass
         try:
             os.killpg(self.process.pid, 0)
         except ProcessLookupError:

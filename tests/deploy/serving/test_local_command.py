@@ -236,6 +236,31 @@ def test_signals_end_the_server_while_it_starts(made: dict[str, Path], tmp_path:
     served.until(lambda: ended(server))
 
 
+STOPPED_BY_ITS_HEIR = """
+import ctypes, subprocess, time
+from tightbeam.deploy.serving.server import local_server
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+local_server.CLEAN_UP_SECONDS = 60.0
+server = local_server.LocalServer.__new__(local_server.LocalServer)
+worker = "(trap '' TERM; echo ready; sleep 0.3)"
+script = f"trap 'exit 0' TERM; {worker} & while :; do sleep 0.05; done"
+server.process = subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+assert server.process.stdout.readline() == b"ready\\n"
+start = time.monotonic()
+server.stop()
+print(time.monotonic() - start)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_the_heir_of_the_server_s_processes_does_not_wait_for_those_that_have_ended() -> None:
+    """Process 1 of a container is one; here a process that adopts orphans as process 1 does."""
+    done = subprocess.run([sys.executable, "-c", STOPPED_BY_ITS_HEIR], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 30
+
+
 def test_tritonserver_on_path(made: dict[str, Path], tmp_path: Path) -> None:
     """A server of one's own: here a script, with the libraries and the Python that the wheel's server needs."""
     served.skip_without_server()
