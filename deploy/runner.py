@@ -25,38 +25,29 @@ if __name__ == "__main__":
         sys.exit(f"error: run-model needs the package {error.name}, which is not installed; pip install .")
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.audio.alignment import check_frames, with_times
-from tightbeam.deploy.audio.files import as_samples
+from tightbeam.deploy.batches import check_batch_size, check_texts_alone
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.scoring import TIMES
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.translation import check_without_text
-from tightbeam.deploy.image.read import check_pixels, image_processor_of, read_all
+from tightbeam.deploy.image_runner import ImageRunner
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
-from tightbeam.deploy.scheduling.events import NullEvents, SchedulerEvents
-from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import Output, TextSegment, output_of
+from tightbeam.deploy.speech_runner import SpeechRunner
+from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.text.ragged import ragged_rows
-from tightbeam.deploy.text.token_ids import as_array, check_batch, finite_float32
+from tightbeam.deploy.text.token_ids import check_batch
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
-from tightbeam.deploy.whole_batches import WholeBatches
 
 __all__ = ["Runner"]
 
 
-class Runner(WholeBatches):
+class Runner(SpeechRunner, ImageRunner):
     """A loaded bundle, ready to generate. Calls from several threads run one after the other.
 
     Use `Runner.load` to make one from a bundle folder.
@@ -218,102 +209,6 @@ class Runner(WholeBatches):
             raise InputError("attention_mask is for rows of one length; leave it out, rows are padded and masked here")
         return self._generate_ragged(rows, options, settings, callback)
 
-    def generate_from_features(
-        self,
-        input_features: Array,
-        attention_mask: Array | None = None,
-        *,
-        callback: SearchCallback | None = None,
-        **settings: Any,
-    ) -> SearchResult:
-        """Generate from a speech model's features, like ``model.generate(input_features, **settings)``.
-
-        Parameters
-        ----------
-        input_features : float32 [B, mels, frames] or [B, X, ...]
-            Log-mel features of whole windows, as `LogMel.features` makes them; or those of whole recordings, of
-            `Recordings.features`, padded on the right.
-        attention_mask : integers [B, X], optional
-            1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. Of windows
-            it is read with ``return_token_timestamps`` alone. As in transformers, padding changes what the encoder
-            makes of a shorter whole recording; `transcribe` runs each without.
-        callback : SearchCallback, optional
-            Receiver of results while the search runs, the ``callback`` of ``generate``.
-        **settings
-            Arguments of ``model.generate``, by the same names.
-
-        Returns
-        -------
-        SearchResult
-            Sequences from the start token on, the prompt of language and task included. ``token_timestamps`` float32
-            [B, T] with ``return_token_timestamps``: those of each sample alone.
-
-        Raises
-        ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        InputError
-            The features have a wrong shape, type or value, or this is a text model.
-        BundleError
-            The runtime failed.
-        """
-        settings = self._without_effect(settings)
-        if self.recordings is not None:
-            options = self.options(**settings).without_source_tokens("a recording")
-            return self._run(*self.recordings.checked(input_features, attention_mask), options, callback)
-        options = self._for_one_window(self.options(**settings))
-        if not self.log_mel:
-            raise InputError("this is a text model; pass text or token ids instead of audio")
-        if attention_mask is not None and not options.aligned:
-            raise InputError(f"attention_mask of windows is read with {TIMES}=True alone; leave it out")
-        features = as_array("input_features", input_features)
-        mels, frames = self.log_mel.mels, self.log_mel.frames
-        if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
-            raise InputError(
-                f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]; "
-                "make them with Runner.log_mel.features"
-            )
-        features = finite_float32("input_features", features)
-        own_frames = check_frames(attention_mask, *features.shape[::2])
-        mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        found = self._run(features, mask, options, callback)
-        about = self.manifest.alignment
-        return found if about is None else with_times(found, options.beginning, own_frames, about.median_filter_width)
-
-    def generate_from_pixels(
-        self, pixel_values: Array, *, callback: SearchCallback | None = None, **settings: Any
-    ) -> SearchResult:
-        """Generate from the pixels of images, like ``model.generate(pixel_values, **settings)``.
-
-        Parameters
-        ----------
-        pixel_values : float32 [B, 3, height, width] or [B, X, width]
-            Pixels of images in the model's size, as `ImageProcessor.pixels` makes them; or patches of each image, as
-            `PatchProcessor.pixels` makes them, and zeros behind them.
-        callback : SearchCallback, optional
-            Receiver of results while the search runs, the ``callback`` of ``generate``.
-        **settings
-            Arguments of ``model.generate``, by the same names.
-
-        Returns
-        -------
-        SearchResult
-            Sequences from the start token on.
-
-        Raises
-        ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        InputError
-            The pixels have a wrong shape, type or value, or this model reads no images.
-        BundleError
-            The runtime failed.
-        """
-        settings = self._without_effect(settings)
-        options = self.options(**settings).without_source_tokens("an image")
-        pixels, mask = check_pixels(image_processor_of(self), pixel_values, self.manifest.sizes.max_source)
-        return self._run(pixels, mask, options, callback)
-
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
     ) -> list[str]:
@@ -350,7 +245,7 @@ class Runner(WholeBatches):
         ['Lindenton festival opens in March with 259 singers', 'Birchbridge factory to build 413 bicycles']
         """
         settings = self._without_effect(settings)
-        _check_texts_alone(self.options(**settings))
+        check_texts_alone(self.options(**settings))
         found = self._outputs(texts, truncate, batch_size, settings)
         return [text for output in found for text in output.texts or []]
 
@@ -383,7 +278,7 @@ class Runner(WholeBatches):
         if isinstance(texts, str) or not hasattr(texts, "__iter__"):
             kind = "one string" if isinstance(texts, str) else type(texts).__name__
             raise InputError(f"texts is {kind}, expected a list of strings; pass [text]")
-        _check_batch_size(batch_size, "texts")
+        check_batch_size(batch_size, "texts")
         self.options(**settings)
         samples: list[Sample] = []
         for index, text in enumerate(texts):
@@ -395,214 +290,3 @@ class Runner(WholeBatches):
         found = scheduler.run(samples)
         self.cache_bytes = scheduler.cache_bytes
         return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]
-
-    def transcribe(
-        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
-    ) -> list[str]:
-        """Transcribe recordings. One of more than a window is gone through by timestamps.
-
-        Parameters
-        ----------
-        recordings : sequence of str, path, bytes or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate.
-        batch_size : int
-            Windows that run together, at most.
-        **settings
-            Arguments of ``model.generate``, by the same names; those of Whisper too.
-
-        Returns
-        -------
-        list of str
-            One text for each recording; empty where the bundle has no tokenizer.
-
-        Raises
-        ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        InputError
-            A recording cannot be read as audio; the message names its file.
-        BundleError
-            The runtime failed.
-        """
-        settings = self._without_effect(settings)
-        _check_texts_alone(self.options(**settings))
-        found = self._transcribed(recordings, batch_size, settings)
-        return [each.texts[0] if each.texts else "" for each in found]
-
-    def transcribe_segments(
-        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
-    ) -> list[list[TextSegment]]:
-        """Transcribe recordings by timestamps.
-
-        Parameters
-        ----------
-        recordings : sequence of str, path, bytes or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate,
-            ``log_mel.sampling_rate_hz``.
-        batch_size : int
-            Windows that run together, at most.
-        **settings
-            Arguments of ``model.generate``, by the same names; those of Whisper too.
-
-        Returns
-        -------
-        list of list of TextSegment
-            The segments of each recording, in order. Their tokens are together those of ``model.generate``. With
-            ``return_token_timestamps`` they have words, each with its times and its probability.
-
-        Raises
-        ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        InputError
-            A recording cannot be read as audio; the message names its file.
-        BundleError
-            The runtime failed.
-        """
-        found = self._transcribed(recordings, batch_size, self._with_timestamps(settings))
-        return [each.segments or [] for each in found]
-
-    def stream_segments(
-        self, recording: str | os.PathLike[str] | bytes | Array, *, batch_size: int = 8, **settings: Any
-    ) -> Iterator[TextSegment]:
-        """Transcribe one recording by timestamps, and yield its segments as they are found.
-
-        Parameters
-        ----------
-        recording : str, path, bytes or float array [n]
-            One of those of `transcribe_segments`. It is read whole before this returns.
-        batch_size, **settings
-            Arguments of `transcribe_segments`.
-
-        Yields
-        ------
-        TextSegment
-            Those of `transcribe_segments`, each as soon as its window is done. A caller that stops early closes the
-            iterator, or drops it; the other windows are not run then.
-
-        Raises
-        ------
-        GenerationError, InputError, BundleError
-            Those of `transcribe_segments`. Settings and the recording are checked before this returns.
-        """
-        from tightbeam.deploy.audio.transcribe import RecordingReader, stream_segments
-
-        settings = self._with_timestamps(settings)
-        _check_batch_size(batch_size, "windows")
-        reader = RecordingReader(self, settings)
-        opened = reader.read(1, _source("the recording", recording))
-        if opened.failure is not None:
-            raise opened.failure
-        return stream_segments(self, opened, self.group_scheduler(batch_size * reader.options.num_beams, NullEvents()))
-
-    def _with_timestamps(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        settings = {**self._without_effect(settings), "return_timestamps": True}
-        if not (options := self.options(**settings)).aligned:
-            _check_texts_alone(options)
-        return settings
-
-    def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[InputResult]:
-        from tightbeam.deploy.audio.recordings import run_recordings
-        from tightbeam.deploy.audio.transcribe import transcribe_files
-
-        if isinstance(recordings, str | bytes) or not hasattr(recordings, "__iter__"):
-            kind = "one string" if isinstance(recordings, str) else type(recordings).__name__
-            raise InputError(f"recordings is {kind}, expected a list of file names; pass [path]")
-        if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
-            raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
-        _check_batch_size(batch_size, "windows")
-        sources = [_source(f"recording {index}", each) for index, each in enumerate(recordings)]
-        results = []
-        whole = run_recordings if self.recordings is not None else transcribe_files
-        for index, done in enumerate(whole(self, sources, batch_size=batch_size, **settings)):
-            if isinstance(done.failure, InputError) and not isinstance(sources[index], str):
-                raise InputError(f"recording {index}: {done.failure}")
-            if done.failure is not None:
-                raise done.failure
-            results.append(done.result)
-        return results
-
-    def read_images(self, images: Sequence[Any], *, batch_size: int = 8, **settings: Any) -> list[Output]:
-        """Generate text from images.
-
-        Parameters
-        ----------
-        images : sequence of str, path, bytes or uint8 [rows, columns, 3]
-            Names of PNG, JPEG, TIFF, WebP or BMP files, the content of one, or arrays of red, green and blue.
-        batch_size : int
-            Images that run together, at most.
-        **settings
-            Arguments of ``model.generate``, by the same names.
-
-        Returns
-        -------
-        list of Output
-            One for each image: texts, token ids and scores of its sequences, best first; no texts where the bundle has
-            no tokenizer. Of a TIFF of several pages, the best sequences joined, and ``pages`` with one for each.
-
-        Raises
-        ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        InputError
-            An image cannot be read; the message names its file or its place.
-        BundleError
-            The runtime failed.
-        """
-        return read_all(self, images, batch_size=batch_size, **self._without_effect(settings))
-
-    def scheduler(self, batch_size: int) -> Scheduler:
-        """Return a scheduler without samples, for samples that come and go one by one.
-
-        Parameters
-        ----------
-        batch_size : int
-            The most samples in the running batch.
-
-        Returns
-        -------
-        Scheduler
-            It is for one thread. Other calls of this runner run between its turns.
-        """
-        return Scheduler(self._runtime, batch_size, self._lock)
-
-    def group_scheduler(self, max_rows: int, events: SchedulerEvents) -> GroupScheduler:
-        """Return a scheduler without samples, for samples of any settings that come and go one by one.
-
-        Parameters
-        ----------
-        max_rows : int
-            The most rows (samples x beams) that take steps.
-        events : SchedulerEvents
-            Receives what happens to samples.
-
-        Returns
-        -------
-        GroupScheduler
-            It is for one thread. Other calls of this runner run between its turns.
-        """
-        return GroupScheduler(self._runtime, max_rows, self._lock, events)
-
-
-def _source(name: str, recording: Any) -> str | bytes | Array:
-    """A recording as it is read. Raises InputError, which calls it ``name``, for what is none."""
-    if isinstance(recording, str | os.PathLike | bytes):
-        return os.fspath(recording)
-    return as_samples(name, recording)
-
-
-def _check_texts_alone(options: GenerationOptions) -> None:
-    """Raise GenerationError for settings that ask for more than texts."""
-    if options.scoring is not None:
-        asked = options.scoring.asked
-        fix = "Runner.transcribe_segments" if options.aligned else "Runner.generate_outputs or Runner.generate"
-        raise GenerationError(f"{asked} is more than texts; call {fix}")
-
-
-def _check_batch_size(batch_size: Any, of: str) -> None:
-    if not (_is_integer(batch_size) and batch_size >= 1):
-        raise InputError(f"batch_size={batch_size!r} is not a number of {of}; pass 1 or more")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

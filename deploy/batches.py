@@ -1,4 +1,4 @@
-"""Whole batches of token ids: rows checked and padded, encoded together, and searched to their end."""
+"""Batches of a loaded bundle: whole ones, searched to their end, and schedulers of samples that come and go."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from typing import Any
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.model_inputs import ModelInputs
 from tightbeam.deploy.padding import mask_of_padding
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.scheduling.events import SchedulerEvents
+from tightbeam.deploy.scheduling.groups import GroupScheduler
+from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult, search
 from tightbeam.deploy.search.callbacks import check_callback
 from tightbeam.deploy.text.ragged import batch_key, join_results
 from tightbeam.deploy.text.token_ids import check_batch
 from tightbeam.deploy.text.tokenizer import TextCodec
 
-__all__ = ["WholeBatches"]
+__all__ = ["Batches", "check_batch_size", "check_texts_alone"]
 
 
-class WholeBatches(ModelInputs):
-    """Runs batches that are there from their beginning to their end.
+class Batches(ModelInputs):
+    """A loaded bundle that runs batches, one at a time.
 
     Parameters
     ----------
@@ -126,6 +129,51 @@ class WholeBatches(ModelInputs):
             decoding.close()
         return result
 
+    def scheduler(self, batch_size: int) -> Scheduler:
+        """Return a scheduler without samples, for samples that come and go one by one.
+
+        Parameters
+        ----------
+        batch_size : int
+            The most samples in the running batch.
+
+        Returns
+        -------
+        Scheduler
+            It is for one thread. Other calls of this runner run between its turns.
+        """
+        return Scheduler(self._runtime, batch_size, self._lock)
+
+    def group_scheduler(self, max_rows: int, events: SchedulerEvents) -> GroupScheduler:
+        """Return a scheduler without samples, for samples of any settings that come and go one by one.
+
+        Parameters
+        ----------
+        max_rows : int
+            The most rows (samples x beams) that take steps.
+        events : SchedulerEvents
+            Receives what happens to samples.
+
+        Returns
+        -------
+        GroupScheduler
+            It is for one thread. Other calls of this runner run between its turns.
+        """
+        return GroupScheduler(self._runtime, max_rows, self._lock, events)
+
+
+def check_batch_size(batch_size: Any, of: str) -> None:
+    if not (_is_integer(batch_size) and batch_size >= 1):
+        raise InputError(f"batch_size={batch_size!r} is not a number of {of}; pass 1 or more")
+
+
+def check_texts_alone(options: GenerationOptions) -> None:
+    """Raise GenerationError for settings that ask for more than texts."""
+    if options.scoring is not None:
+        asked = options.scoring.asked
+        fix = "Runner.transcribe_segments" if options.aligned else "Runner.generate_outputs or Runner.generate"
+        raise GenerationError(f"{asked} is more than texts; call {fix}")
+
 
 def _keyed(
     source: Array, mask: Array, options: Sequence[GenerationOptions], prompt: Prompt | None
@@ -139,3 +187,7 @@ def _keyed(
     elif source.dtype.kind != "f":
         inputs = [row[own > 0] for row, own in zip(source, mask, strict=True)]
     return [own.for_input(each) for own, each in zip(options, inputs, strict=True)]
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
