@@ -15,6 +15,10 @@ __all__ = ["with_fields", "with_options"]
 SETTING = re.compile(r"([a-z_]+)=([A-Za-z0-9.]*[A-Za-z0-9])")
 SEQUENCE = re.compile(r"([a-z_]+)=\(([^()]*)\)")
 CONSTANT = re.compile(r"\b(?:True|False|None)\b|'[\w-]+'")
+OPTION_AND_SETTING = re.compile(r"--[a-z-]+ \(([a-z_]+=\w+)\)")
+"""An option of the command line, and behind it the setting that it is."""
+OTHER_CALLERS = re.compile(r" \((?:Runner\.|--)[^()]*\)")
+"""Advice for callers in Python and on the command line."""
 
 
 def with_options(message: str, settings: Collection[str]) -> str:
@@ -27,16 +31,21 @@ def with_options(message: str, settings: Collection[str]) -> str:
         hyphens = name.replace("_", "-")
         return {"True": f"--{hyphens}", "False": f"--no-{hyphens}"}.get(value, f"--{hyphens} {value}")
 
-    return _with_fix(message, lambda fix: SETTING.sub(option, fix))
+    def several(found: re.Match[str]) -> str:
+        name, values = found.groups()
+        return f"--{name.replace('_', '-')} {values.replace(' ', '')}" if name in settings else found[0]
+
+    return _with_fix(message, lambda fix: SETTING.sub(option, SEQUENCE.sub(several, fix)))
 
 
 def with_fields(message: str) -> str:
-    """The message with fields of a JSON object in its fix: ``"do_sample": true``."""
+    """The message with fields of a JSON object in its fix: ``"do_sample": true``; without advice for other callers."""
 
     def constant(found: re.Match[str]) -> str:
         return json.dumps(ast.literal_eval(found[0]))
 
     def fields(fix: str) -> str:
+        fix = OTHER_CALLERS.sub("", OPTION_AND_SETTING.sub(r"\1", fix))
         return CONSTANT.sub(constant, SETTING.sub(r'"\1": \2', SEQUENCE.sub(r'"\1": [\2]', fix)))
 
     return _with_fix(message, fields)

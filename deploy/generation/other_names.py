@@ -29,8 +29,8 @@ RENAMED = {
 REPLACED = {
     "prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie",
     "logits_processor": "no Python function runs in a step; use the settings that change scores, or a trie",
-    "stopping_criteria": "no Python function runs in a step; a callback of Runner.generate can cancel samples",
-    "streamer": "pass a callback to Runner.generate, whose on_step receives the new tokens",
+    "stopping_criteria": "no function runs in a step; leave it out, or cancel what runs (Runner.generate, callback)",
+    "streamer": "leave it out, or take tokens as they come (Runner.generate, callback)",
     "stream": "triton-repo --stream serves a model that streams",
     "assistant_model": "drafts of another model are not supported; leave it out",
     "inputs": "pass the token ids as input_ids",

@@ -136,7 +136,9 @@ def read_recording_settings(layers: Sequence[Layer], vocab_size: int) -> Recordi
     if kind not in (FIRST, ALL):
         raise GenerationError(f"prompt_condition_type={reprlib.repr(kind)} is no choice; pass {FIRST!r} or {ALL!r}")
     if kind == ALL and not conditioned:
-        raise GenerationError(f"prompt_condition_type={ALL!r} needs condition_on_prev_tokens=True; pass it")
+        raise GenerationError(
+            f"prompt_condition_type={ALL!r} does nothing alone; pass condition_on_prev_tokens=True too"
+        )
     silence, least = _number(given, "silence_threshold_db"), _number(given, "min_speech_s")
     if silence is not None and silence >= 0:
         raise GenerationError(f"silence_threshold_db={silence} is not below 0, full scale; pass a level such as -45")
@@ -166,7 +168,8 @@ def _temperatures(given: Mapping[str, Any]) -> tuple[float, ...]:
     each = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not each or not all(is_number(one, Real) and 0 <= one < 1e30 for one in each):
         raise GenerationError(
-            f"temperature={reprlib.repr(value)} is no temperature; pass 0, or one for each attempt: (0.0, 0.2, 0.4)"
+            f"temperature={reprlib.repr(value)} is no temperature; pass 0, or one for each attempt, such as "
+            "temperature=(0.0, 0.2, 0.4)"
         )
     if any(0 < one < 1e-30 for one in each):
         raise GenerationError(f"temperature={reprlib.repr(value)} is too near to 0; pass 0")

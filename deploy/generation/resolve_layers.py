@@ -124,7 +124,7 @@ def resolve_layers(
     if prompt_length is not None:
         start = None
     elif start is None:
-        raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id=...")
+        raise GenerationError("decoder_start_token_id is not set, nor is bos_token_id; pass decoder_start_token_id")
     given_tokens = () if after_start else _beginning(fields, start)
     prompt = (*before_start, *(() if start is None else (start,)), *after_start, *given_tokens)
     beginning = len(prompt) if prompt_length is None else prompt_length

@@ -282,8 +282,8 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ({"beam_size": 4}, f"beam_size=4 {CALL} is not a generation setting; did you mean num_beams?"),
         (
             {"streamer": 1},
-            f"streamer=1 {CALL} is not a generation setting; pass a callback to Runner.generate, "
-            "whose on_step receives the new tokens",
+            f"streamer=1 {CALL} is not a generation setting; leave it out, or take tokens as they come "
+            "(Runner.generate, callback)",
         ),
         (
             {"assistant_model": 1},

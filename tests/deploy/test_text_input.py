@@ -334,6 +334,8 @@ def test_an_error_names_the_source_of_its_setting(
         ("pass several, such as temperature=(0.0, 0.2)", 'pass several, such as "temperature": [0.0, 0.2]'),
         ("pass 'first-segment' or None", 'pass "first-segment" or null'),
         ("pass do_sample=True, num_beams=1 too", 'pass "do_sample": true, "num_beams": 1 too'),
+        ("shorten it, or cut it with --truncate (truncate=True)", 'shorten it, or cut it with "truncate": true'),
+        ("pass token ids (Runner.generate, or --ids)", "pass token ids"),
     ],
 )
 def test_a_fix_is_written_as_fields(fix: str, expected: str) -> None:

@@ -169,7 +169,7 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ({"compression_ratio_threshold": 2.4}, "compression_ratio_threshold=2.4 does nothing with one temperature"),
         ({"condition_on_prev_tokens": 1}, "condition_on_prev_tokens=1 is no choice; pass True or False"),
         ({"prompt_condition_type": "some"}, "prompt_condition_type='some' is no choice"),
-        ({"prompt_condition_type": "all-segments"}, "needs condition_on_prev_tokens=True"),
+        ({"prompt_condition_type": "all-segments"}, "does nothing alone; pass condition_on_prev_tokens=True too"),
         ({"prompt_ids": [107]}, r"prompt_ids=\[107\] is no list of token ids from 0 to 106"),
         ({"silence_threshold_db": 0}, r"silence_threshold_db=0.0 is not below 0, full scale; pass a level such as"),
         ({"min_speech_s": 3}, "min_speech_s does nothing without silence_threshold_db"),

@@ -203,7 +203,7 @@ def _settings(parameters: str) -> dict[str, Any]:
                 continue  # a text, such as early_stopping="never"; or the setting is refused by its name
     config = settings.get(GENERATION_CONFIG)
     if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
-        raise InputError(f"{GENERATION_CONFIG} is no JSON object; pass settings such as {{'num_beams': 4}}")
+        raise InputError(f'{GENERATION_CONFIG} is no JSON object; pass settings such as {{"num_beams": 4}}')
     return settings
 
 

@@ -271,19 +271,25 @@ ERRORS: list[tuple[Request, str]] = [
         Request(1, {"TEXT": np.array([["a \ud83d town"]], np.object_)}, ""),
         "not UTF-8 .byte 2 is 0xed.; convert the text",
     ),
-    (text_request(1, "snow " * 99), r"text of \d+ tokens is longer than the model's 64 positions; shorten it, or cut"),
+    (
+        text_request(1, "snow " * 99),
+        r"longer than the model's 64 positions; shorten it, or cut it with \"truncate\": true$",
+    ),
     (text_request(1, b"a" * ((1 << 16) + 1)), "the text has 65,537 bytes, expected 65,536 at most; shorten it"),
     (text_request(1, "a", num_beems=4), r"num_beems=4 .* is not a generation setting; did you mean num_beams\?"),
     (text_request(1, "a", self=1), "self=1 .* is not a generation setting; "),
     (text_request(1, "a", callback=1), "callback=1 .* is not a generation setting"),
     (text_request(1, "a", text="b"), "text='b' .* is not a generation setting"),
-    (text_request(1, "a", num_beams=10**9), "num_beams=1000000000 needs .*; pass num_beams="),
+    (text_request(1, "a", num_beams=10**9), "num_beams=1000000000 needs .*; pass .num_beams.: 50 or less"),
     (text_request(1, "a", num_beams=41), "num_beams=41 is more than the 40 rows .* runs together; pass 40 or less"),
     (
         text_request(1, "a", num_beams=0),
         "num_beams=0 .from the request. is not an integer of at least 1; pass 1 or more",
     ),
     (text_request(1, "a", num_beams=4.0), "num_beams=4.0 .* is not an integer"),
+    (text_request(1, "a", top_k=5), 'top_k=5 .* does nothing without do_sample; pass "do_sample": true, or leave it'),
+    (text_request(1, "a", streamer=1), "streamer=1 .* is not a generation setting; leave it out, or take tokens as"),
+    (text_request(1, "a", num_return_sequences=3, num_beams=2), "num_return_sequences=3"),
     (text_request(1, "a", num_beams=True), "num_beams=True .* is not an integer"),
     (text_request(1, "a", num_beams="four"), "num_beams='four' .* is not an integer"),
     (text_request(1, "a", num_beams="4" * 5000), "num_beams='444.* is not an integer"),
@@ -295,7 +301,7 @@ ERRORS: list[tuple[Request, str]] = [
     (text_request(1, "a", bad_words_ids="[[101]]"), "bad_words_ids=.* holds 101, which is outside the vocabulary"),
     (text_request(1, "a", bad_words_ids="[]"), r"bad_words_ids=\[\] .* is not a list of lists"),
     (text_request(1, "a", bad_words_ids='{"a": 1}'), "bad_words_ids=.* is not a list of lists"),
-    (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass True"),
+    (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass true"),
     (text_request(1, "a", language="de"), "language='de' .* is for Whisper; remove it"),
     (text_request(1, "a", generation_config="/etc/passwd"), "generation_config is no JSON object; pass settings such"),
     (
@@ -324,6 +330,15 @@ ERRORS: list[tuple[Request, str]] = [
 ]
 
 
+PYTHON_S = re.compile(r"\b[a-z_]+=|\b(True|False|None)\b|Runner\.|--[a-z]|\(\d")
+"""What a client who sends JSON cannot do."""
+
+
+def assert_can_be_followed(message: str) -> None:
+    """Assert that the fix of a message is for those who send requests."""
+    assert len(message.splitlines()) == 1 and not PYTHON_S.search(message.rpartition("; ")[2]), message
+
+
 @pytest.fixture(scope="module")
 def neighbours(bart: Runner) -> list[Output]:
     return [alone(bart, bart.encode(text)[0], {}) for text in ("a small town", "the tram line")]
@@ -338,7 +353,8 @@ def test_client_error_refuses_only_its_request(
     (refused,) = log.refusals().values()
     assert refused.number == 1 and refused.client_error
     assert log.outputs(1) == []
-    assert re.search(expected, refused.message) and len(refused.message.splitlines()) == 1, refused.message
+    assert re.search(expected, refused.message), refused.message
+    assert_can_be_followed(refused.message)
     assert (log.stats.prefills, log.stats.samples) == (1, 2)
     for number, output in zip((0, 2), neighbours, strict=True):
         assert_same(log.outputs(number)[0], output)
@@ -370,6 +386,7 @@ def test_prompts_too_long_for_a_new_token(gpt2: Runner, faulty: Request, expecte
     log = run(gpt2, [ids_request(0, [5] * 3, max_new_tokens=5), faulty])
     message = log.refusals()[1].message
     assert re.search(expected, message), message
+    assert_can_be_followed(message)
     assert_same(log.outputs(0)[0], alone(gpt2, [5] * 3, {"max_new_tokens": 5}))
 
 
@@ -391,6 +408,10 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
     (audio_request(1, CHIRP, task="[1]"), r"task='\[1\]' is no task of this model"),
     (audio_request(1, CHIRP, num_beams=2, num_return_sequences=2), "num_return_sequences=2 is not supported for spe"),
     (audio_request(1, CHIRP, truncate=True), "truncate=True is for TEXT; leave it out"),
+    (audio_request(1, CHIRP, temperature=-1), r"pass 0, or one for each attempt, such as .temperature.: \[0.0, 0.2"),
+    (audio_request(1, CHIRP, logprob_threshold=-1), r"pass several, such as .temperature.: \[0.0, 0.2, 0.4\]"),
+    (audio_request(1, CHIRP, prompt_condition_type="all-segments"), 'pass "condition_on_prev_tokens": true too'),
+    (audio_request(1, CHIRP, prompt_condition_type="none"), 'is no choice; pass "first-segment" or "all-segments"'),
 ]
 
 
@@ -400,13 +421,14 @@ SOUND_FAULTS: list[tuple[Request, str]] = [
 def test_invalid_audio(whisper: Runner, faulty: Request, expected: str) -> None:
     log = run(whisper, [audio_request(0, CHIRP, max_new_tokens=3), faulty])
     message = log.refusals()[1].message
-    assert re.search(expected, message) and len(message.splitlines()) == 1, message
+    assert re.search(expected, message), message
+    assert_can_be_followed(message)
     assert len(log.outputs(0)) == 1 and log.outputs(1) == []
 
 
 def test_no_text_without_a_tokenizer(wordless: Runner) -> None:
     log = run(wordless, [text_request(0, "a town"), ids_request(1, [5, 6, 2])], stream=True)
-    assert "has no tokenizer" in log.refusals()[0].message
+    assert log.refusals()[0].message.endswith("has no tokenizer, since its checkpoint has none; pass token ids")
     assert log.outputs(1)[0].texts is None
     assert {token.text for token in log.tokens(1)} == {""}
 

@@ -193,7 +193,7 @@ def test_a_wrong_value_is_the_error_of_its_request_alone(served: Runner, name: s
             "does not go with return_token",
         ),
         ({"num_beams": 3, "force_words_ids": "[[7]]", "do_sample": True}, "does not go with do_sample"),
-        ({"force_words_ids": "[[7]]"}, "needs beams; pass num_beams=2 or more"),
+        ({"force_words_ids": "[[7]]"}, 'needs beams; pass "num_beams": 2 or more'),
         (
             {"num_beams": 3, "force_words_ids": "[[7]]", "return_alternatives": 1},
             "does not go with return_alternatives",
