@@ -108,7 +108,7 @@ class ModelSettings:
         prompt_length : int
             Tokens of the prompts of a decoder-only model; the length of an encoder's input does not matter.
         settings : mapping
-            Arguments of ``model.generate``.
+            Those of `options`.
 
         Returns
         -------
@@ -117,7 +117,7 @@ class ModelSettings:
         Raises
         ------
         GenerationError
-            A setting is unknown, not supported, or impossible for this model.
+            A setting is unknown, not supported, or impossible for this model and prompt.
         """
         return self._checked(
             options_for(

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import tightbeam.deploy
 import tightbeam.export
+from support.options import resolve_options
 from tightbeam.deploy.bundle import engine_files, manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation import fields, whisper
-from tightbeam.deploy.generation.resolve_layers import resolve_options
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS
 from tightbeam.deploy.serving.protocol import tensors
 from tightbeam.export.families.refused import REFUSED

@@ -35,7 +35,7 @@ def options_for(
     prompt_length: int = 1,
     window: WindowStart | None = None,
 ) -> GenerationOptions:
-    """Resolve the settings of a text model (`resolve_options`) or of a speech model (`speech_options`).
+    """Resolve the settings of a text model (`resolve_layers`) or of a speech model with windows (`speech_options`).
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def options_for(
         The checkpoint's settings and the caller's, by transformers' field names.
     sizes : ModelKind
     speech : bool
-        True for a speech model.
+        True for a speech model with windows (Whisper).
     prompt_length : int
         Tokens, padding included, that every row of a decoder-only model begins with.
     window : WindowStart, optional

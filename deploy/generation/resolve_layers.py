@@ -6,8 +6,7 @@ Source: transformers 5.23 `GenerationConfig` and the preparation in `GenerationM
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,58 +14,18 @@ from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.constraint import check_beginning, read_constraint
 from tightbeam.deploy.generation.fields import LIMITS, Fields
 from tightbeam.deploy.generation.forced_words import read_forced_words
-from tightbeam.deploy.generation.given import Layer, layers
+from tightbeam.deploy.generation.given import Layer
 from tightbeam.deploy.generation.groups import read_groups
 from tightbeam.deploy.generation.options import EarlyStopping, GenerationOptions
 from tightbeam.deploy.generation.sampling import read_sampling
 from tightbeam.deploy.generation.scoring import read_scoring
 from tightbeam.deploy.generation.timestamps import TimestampRules
 
-__all__ = ["resolve_layers", "resolve_options"]
+__all__ = ["resolve_layers"]
 
 DEFAULT_NEW_TOKENS = 20
 """New tokens of transformers where no length is set."""
 FLOAT32 = np.finfo(np.float32)
-
-
-def resolve_options(
-    defaults: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    *,
-    vocab_size: int,
-    max_positions: int,
-    prompt_length: int | None = None,
-) -> GenerationOptions:
-    """Merge the checkpoint's settings with the caller's, as transformers does.
-
-    ``max_new_tokens`` and ``min_new_tokens`` override ``max_length`` and ``min_length``, whatever their sources.
-    Without any maximum, 20 new tokens are made.
-
-    Parameters
-    ----------
-    defaults, overrides : mapping
-        The checkpoint's settings and the caller's, by transformers' field names, and the caller's
-        ``generation_config``. None is "not set"; in ``overrides`` it unsets all fields but `NEEDED`.
-    vocab_size : int
-        Tokens that the model scores.
-    max_positions : int
-        Positions of the decoder.
-    prompt_length : int, optional
-        Tokens that every row of a decoder-only model begins with, padding included. None for rows that begin with a
-        start token.
-
-    Returns
-    -------
-    GenerationOptions
-
-    Raises
-    ------
-    GenerationError
-        A setting is unknown, not supported, or impossible.
-    """
-    return resolve_layers(
-        layers(defaults, overrides), vocab_size=vocab_size, max_positions=max_positions, prompt_length=prompt_length
-    )
 
 
 def resolve_layers(
@@ -80,14 +39,20 @@ def resolve_layers(
     choices: Sequence[int] = (),
     timestamps: TimestampRules | None = None,
 ) -> GenerationOptions:
-    """Merge layers of settings, as `resolve_options` does.
+    """Merge layers of settings, as transformers does.
+
+    ``max_new_tokens`` and ``min_new_tokens`` override ``max_length`` and ``min_length``, whatever their sources.
+    Without any maximum, 20 new tokens are made.
 
     Parameters
     ----------
-    given : sequence of Layer
-        The checkpoint's settings first, the call's last.
-    vocab_size, max_positions, prompt_length
-        Those of `resolve_options`.
+    given, vocab_size
+        ``layers`` and ``vocab_size`` of `Fields`.
+    max_positions : int
+        Positions of the decoder.
+    prompt_length : int, optional
+        Tokens that every row of a decoder-only model begins with, padding included. None for rows that begin with a
+        start token.
     before_start, after_start : sequence of int
         Tokens before and after the start token.
     choices : sequence of int

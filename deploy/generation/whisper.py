@@ -48,10 +48,10 @@ def speech_options(
     max_positions: int,
     window: WindowStart | None = None,
 ) -> GenerationOptions:
-    """Resolve the settings of a Whisper checkpoint; arguments as of `resolve_options`.
+    """Resolve the settings of a Whisper checkpoint, with arguments of `options_for` and `resolve_layers`.
 
     ``language`` is a code such as "en", ``task`` one of `TASKS`. Without a language, a multilingual model chooses one
-    for each sample. ``window`` is what a window of a recording begins with. Raises GenerationError.
+    for each sample.
     """
     whole = layers(defaults, overrides)
     given = {name: value for name, value in merged(whole).items() if value is not None}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from support.chi_square import MOST, chi_square
+from support.options import resolve_options
 from support.slow_cases import slow_unless
 from support.warpers import torch_scores
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve_layers import resolve_options
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
 from tightbeam.deploy.search.beam_sampling import BeamSampleSearch
 from tightbeam.deploy.search.compaction import Compaction

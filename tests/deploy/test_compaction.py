@@ -16,10 +16,10 @@ from support.bundles import BundleCache
 from support.ending_models import ENDING, LENGTHS, often_ended
 from support.expected import expect_equal
 from support.generate_runs import batch
+from support.options import resolve_options
 from support.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve_layers import resolve_options
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import small_inputs

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsProcessor
 
+from support.options import resolve_options
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve_layers import resolve_layers, resolve_options
+from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs, search
 from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates
 from tightbeam.deploy.search.beam import BeamSearch

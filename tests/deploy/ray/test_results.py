@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from support.options import resolve_options
 from tightbeam.deploy import InputError
-from tightbeam.deploy.generation.resolve_layers import resolve_options
 from tightbeam.deploy.ray.input_data import InputFile
 from tightbeam.deploy.ray.results import in_json, open_results, remove_partial, write_whole
 from tightbeam.deploy.tries.build import build_trie
