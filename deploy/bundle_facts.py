@@ -156,6 +156,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "precision": manifest.precision,
         "cache_precision": manifest.cache_precision,
         "weight_threshold": manifest.weight_threshold,
+        "global_tokens": manifest.global_tokens,
         "sizes": {
             "width": sizes.D,
             "heads": sizes.H,
@@ -215,6 +216,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
             "sizes",
             f"width {sizes.D:,}, {heads}, {counted(sizes.L, 'decoder layer')}, {sizes.vocabulary:,} tokens, {lengths}",
         ),
+        *_global_attention(manifest.global_tokens),
         ("files", _files(facts)),
         (
             "cache",
@@ -264,6 +266,11 @@ def _kind(manifest: Manifest) -> str:
     if manifest.image is not None:
         return "image to text"
     return "decoder-only" if manifest.sizes.decoder_only else "encoder-decoder"
+
+
+def _global_attention(tokens: int) -> list[tuple[str, str]]:
+    what = "first token of each source has" if tokens == 1 else f"first {tokens} tokens of each source have"
+    return [("encoder", f"the {what} global attention")] if tokens else []
 
 
 def _layers(layers: Sequence[LayerChoice]) -> str:

@@ -28,6 +28,7 @@ def export_model(
     max_new_tokens: int | None = None,
     calibration: str | os.PathLike[str] | None = None,
     weight_threshold: float = 0.0,
+    global_tokens: int = 0,
     workload: Workload | None = None,
     max_differing: float | None = None,
     check: bool = True,
@@ -46,7 +47,7 @@ def export_model(
         A bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder.
     output
         The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
-        that is the precision.
+        that is the precision, and ``-global-<count>`` with ``global_tokens``.
     variant
         A name of ``graph_passes.PRESETS``; `dedup` by default. "auto" takes the variant that is predicted to be fastest
         for ``workload``.
@@ -67,6 +68,9 @@ def export_model(
     weight_threshold
         Attention probability below which source positions are skipped; above 0 this is not exact, and the comparison
         with torch counts differences in place of failing.
+    global_tokens
+        For LED: the first so many tokens of each source have global attention, as with a ``global_attention_mask`` of
+        ``model.generate``. The published summarizers take 1; 0 is ``generate`` without the mask.
     workload
         The runs that the bundle is for: the basis of "auto". Weights and caches that exceed its memory limit are an
         error.
@@ -106,6 +110,7 @@ def export_model(
         max_new_tokens=max_new_tokens,
         calibration=calibration,
         weight_threshold=weight_threshold,
+        global_tokens=global_tokens,
         workload=workload or Workload(),
         max_differing=max_differing,
         check=check,

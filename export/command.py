@@ -91,6 +91,13 @@ def export_model(
             help="Skip source positions whose attention probability is below this value, such as 0.001 (inexact)."
         ),
     ] = 0.0,
+    global_tokens: Annotated[
+        int,
+        typer.Option(
+            help="First tokens of each source that have global attention, for LED, whose published summarizers take 1; "
+            "none by default, as in model.generate without a global_attention_mask."
+        ),
+    ] = 0,
     memory_limit: Annotated[
         str | None,
         typer.Option(help="Limit on the bytes of weights and caches, such as 2GB; an export that exceeds it fails."),
@@ -195,6 +202,7 @@ def export_model(
             max_new_tokens=max_new_tokens,
             calibration=calibration,
             weight_threshold=weight_threshold,
+            global_tokens=global_tokens,
             workload=workload,
             max_differing=max_differing,
             check=not no_check,

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
-from tightbeam.export.checkpoint.files import read_files
+from tightbeam.export.checkpoint.files import read_files, with_global_tokens
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import check_memory, run_size
 from tightbeam.export.tables import megabytes, memory_table
@@ -40,7 +40,7 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     PassError
         Kinds of cache do not go together.
     """
-    files = read_files(model, (CONFIG_FILE, GENERATION_FILE))
+    files = with_global_tokens(read_files(model, (CONFIG_FILE, GENERATION_FILE)), options.global_tokens)
     choice = options.choice()
     options.check_model(choice, files.sizes)
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)

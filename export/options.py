@@ -93,6 +93,7 @@ class ExportOptions:
     max_new_tokens: int | None = None
     calibration: str | os.PathLike[str] | None = None
     weight_threshold: float = 0.0
+    global_tokens: int = 0
     workload: Workload = field(default_factory=Workload)
     max_differing: float | None = None
     check: bool = True
@@ -115,6 +116,10 @@ class ExportOptions:
         if not 0 <= self.weight_threshold < 1:
             raise ExportError(
                 f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
+            )
+        if self.global_tokens < 0:
+            raise ExportError(
+                f"global_tokens={self.global_tokens} is no number of tokens; expected 0 (none), or 1 for the first one"
             )
         self._check_max_differing()
 

@@ -133,10 +133,20 @@ def _load(export: _Export) -> None:
     alignment_of(checkpoint)  # an error before minutes of work
     if options.max_new_tokens is not None:
         set_max_new_tokens(checkpoint, options.max_new_tokens)
-    for note in (limit_length(checkpoint), disable_sampling(checkpoint)):
+    for note in (limit_length(checkpoint), disable_sampling(checkpoint), _note_of_global_tokens(checkpoint)):
         if note:
             export.on_note(note)
     check_settings(checkpoint, supported=options.check)
+
+
+def _note_of_global_tokens(checkpoint: Checkpoint) -> str:
+    """A note for the user where a model could have global attention and has none, else ""."""
+    if not checkpoint.family.takes_global_tokens or checkpoint.family.global_tokens:
+        return ""
+    return (
+        "no token has global attention, as in model.generate without a global_attention_mask; --global-tokens 1 gives "
+        "it to the first one, as the published summarizers take it"
+    )
 
 
 def _generate(export: _Export) -> None:

@@ -10,7 +10,7 @@ from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export.accuracy.calibration_file import read_calibration
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
-from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files
+from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.writing.creation_time import creation_time
@@ -43,7 +43,8 @@ def prepare(
         An alias, a hub id, or a folder.
     output
         The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
-        that is the precision, and ``-cache-int8`` where that is the source cache's.
+        that is the precision, ``-cache-int8`` where that is the source cache's, and ``-global-<count>`` with tokens of
+        global attention.
     options
         The options of the export.
 
@@ -62,9 +63,10 @@ def prepare(
     choice = options.choice()
     suffix = "" if options.precision == "fp32" else f"-{options.precision}"
     suffix += "" if options.cache_precision is None else f"-cache-{options.cache_precision}"
+    suffix += f"-global-{options.global_tokens}" if options.global_tokens else ""
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
     check_target(target, force=options.force)
-    files = read_files(model)
+    files = with_global_tokens(read_files(model), options.global_tokens)
     options.check_model(choice, files.sizes)
     run = run_size(files, options)
     check_whole(files)

@@ -345,6 +345,8 @@ class Manifest(Entry):
         Precision of the source caches where it is not that of ``precision``: integers, with a scale for each row.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
+    global_tokens : int
+        First tokens of each source that have global attention in the encoder; above 0 only in bundles of LED.
     quantized : tuple of QuantizedEntry
         Products and embeddings of an int8 bundle; empty in other precisions, and in bundles from before this table.
     quantized_caches : tuple of QuantizedCacheEntry
@@ -377,6 +379,7 @@ class Manifest(Entry):
     quantized: tuple[QuantizedEntry, ...] = ()
     quantized_caches: tuple[QuantizedCacheEntry, ...] = ()
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    global_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry
     decoder: GraphEntry

@@ -58,13 +58,15 @@ class Generation:
 class TextSamples:
     """Lines of text, or of token ids, with the ids of each.
 
-    ``pad_left_with``: the token that pads prompts on the left; None for a model with an encoder.
+    ``pad_left_with``: the token that pads prompts on the left; None for a model with an encoder. ``global_tokens``: the
+    first so many tokens of each sample have global attention.
     """
 
     texts: tuple[str, ...]
     rows: tuple[list[int], ...]
     as_ids: bool
     pad_left_with: int | None
+    global_tokens: int = 0
 
     def lines(self, folder: Path) -> tuple[str, ...]:
         """Input lines for ``run-model``; files that they name are written into ``folder``."""
@@ -80,7 +82,12 @@ class TextSamples:
             ids[index, place] = torch.tensor(row)
             mask[index, place] = 1
         # ProphetNet makes float32 scores of an integer mask, and the lowest float64 does not fit into float32.
-        return {"inputs": ids, "attention_mask": mask.double() if dtype == torch.float64 else mask}
+        given = {"inputs": ids, "attention_mask": mask.double() if dtype == torch.float64 else mask}
+        if self.global_tokens:
+            first = torch.zeros_like(ids)
+            first[:, : self.global_tokens] = 1
+            given["global_attention_mask"] = first
+        return given
 
     def shown(self, text: str) -> str:
         """A decoded text as the command shows it."""
@@ -243,11 +250,12 @@ def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
         fitting = [(text, ids) for text, ids in found if ids is not None]
         if fitting:
             beginnings, rows = zip(*fitting, strict=True)
-            return TextSamples(beginnings, rows, False, _prompt_padding(checkpoint))
+            return TextSamples(beginnings, rows, False, _prompt_padding(checkpoint), checkpoint.family.global_tokens)
     vocabulary = checkpoint.sizes.source_vocabulary
     generator = np.random.default_rng(0)
     random = [generator.integers(0, vocabulary, size=max(1, limit // (index + 1))).tolist() for index in range(4)]
-    return TextSamples(tuple(json.dumps(row) for row in random), tuple(random), True, _prompt_padding(checkpoint))
+    lines, padding = tuple(json.dumps(row) for row in random), _prompt_padding(checkpoint)
+    return TextSamples(lines, tuple(random), True, padding, checkpoint.family.global_tokens)
 
 
 def _prompt_padding(checkpoint: Checkpoint) -> int | None:

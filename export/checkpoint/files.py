@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
 from tightbeam.graph_passes import Sizes
 
-__all__ = ["CheckpointFiles", "check_whole", "read_files"]
+__all__ = ["CheckpointFiles", "check_whole", "read_files", "with_global_tokens"]
 
 SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
@@ -93,6 +93,26 @@ def read_files(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = D
         sizes=family.sizes(declared),
         generation={name: value for name, value in settings.items() if value is not None},
     )
+
+
+def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
+    """The files of a checkpoint whose family gives the first ``count`` tokens of a source global attention.
+
+    Raises
+    ------
+    ExportError
+        The family has no weights for global attention, or no source is as long.
+    """
+    if count and not files.family.takes_global_tokens:
+        raise ExportError(
+            f"global_tokens={count} is for LED, whose encoder has weights for global attention; "
+            f"{files.family.model_type} has none, leave it out"
+        )
+    if count > files.sizes.max_source:
+        raise ExportError(
+            f"global_tokens={count} exceeds the model's {files.sizes.max_source} source positions; pass fewer"
+        )
+    return replace(files, family=replace(files.family, global_tokens=count))
 
 
 def check_whole(files: CheckpointFiles) -> None:

@@ -50,6 +50,10 @@ class Family:
     """file with the settings of the image processor of a model that reads images"""
     takes_patches: bool = False
     """images are as many patches as their proportions make, rather than pixels of one size"""
+    takes_global_tokens: bool = False
+    """the encoder has weights for global attention of some tokens"""
+    global_tokens: int = 0
+    """the first so many tokens of a source have global attention: an option of an export, rather than a fact"""
     rounds_scores: bool = False
     """transformers rounds the scores of its attention to float32 even in a model of float64"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -1,7 +1,9 @@
 """LED (Beltagy et al. 2020), the Longformer of generation: BART whose encoder attends in windows, for 16,384 positions.
 
-A query of the encoder sees the keys within half of its layer's `attention_window`. No position has global attention, as
-in `model.generate` without a `global_attention_mask`, which a bundle does not take. The decoder is BART's.
+A query of the encoder sees the keys within half of its layer's `attention_window`. The first `global_tokens` of each
+source have global attention: they see every key by projections of their own, and every query sees them. This is
+`model.generate` with a `global_attention_mask` of 1 at these positions; with none, without the mask. The decoder is
+BART's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from tightbeam.export.families.bart_like import BartLike, bart_errors, bart_sizes_errors, bart_weights
 from tightbeam.export.families.base import WeightNumbers, square_sizes
 from tightbeam.graph_passes import ModelGraphs, Sizes
+from tightbeam.graph_passes.caches.cost import WeightCounts
 
 POSITIONS = tuple(f"max_{side}_position_embeddings" for side in ("encoder", "decoder"))
 NARROWEST = 4
@@ -25,6 +28,8 @@ WIDEST = 2046
 @dataclass(frozen=True, kw_only=True)
 class LedLike(BartLike):
     """BART with an encoder over windows."""
+
+    takes_global_tokens: bool = True
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         errors = list(bart_sizes_errors(config, ("d_model", "vocab_size", *POSITIONS)))
@@ -43,8 +48,12 @@ class LedLike(BartLike):
 
     def weights(self, config: Any) -> WeightNumbers:
         sizes = self.sizes(config)
-        unused = 3 * int(config.encoder_layers) * sizes.D**2  # queries, keys and values of global attention
-        return bart_weights(config, sizes, rows=sum(getattr(config, name) for name in POSITIONS), numbers=unused)
+        own = 3 * int(config.encoder_layers) * sizes.D**2  # queries, keys and values of global attention
+        numbers = bart_weights(config, sizes, rows=sum(getattr(config, name) for name in POSITIONS), numbers=own)
+        if not self.global_tokens:
+            return numbers
+        products = WeightCounts(numbers.products.encoder + own, numbers.products.decoder)
+        return WeightNumbers(numbers.total, products)
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
         from tightbeam.export.tracing.led import attention_interface
@@ -54,7 +63,7 @@ class LedLike(BartLike):
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.led import trace_led
 
-        return trace_led(model, sizes)
+        return trace_led(model, sizes, self.global_tokens)
 
 
 def _windows(config: Any) -> list[Any]:

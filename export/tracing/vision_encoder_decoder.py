@@ -11,10 +11,10 @@ import onnx_graphsurgeon as gs
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.trocr.modeling_trocr import TrOCRAttention
 
 from tightbeam.export.tracing.attention_named import attention_named
+from tightbeam.export.tracing.cached_attention import attend
 from tightbeam.export.tracing.encoder_decoder import TextStep, read_tokens, trace_decoder
 from tightbeam.export.tracing.positions import M2M100Positions, PositionTable
 from tightbeam.export.tracing.torch_export import trace_module
@@ -74,28 +74,3 @@ def attention_interface(model: Any) -> Iterator[None]:
     """Context in which the decoder's attention goes through transformers' attention interface."""
     with attention_named("sdpa", model.decoder.config), patch.object(TrOCRAttention, "forward", attend):
         yield
-
-
-def attend(
-    self: Any,
-    hidden_states: Tensor,
-    key_value_states: Tensor | None = None,
-    past_key_values: Any = None,
-    attention_mask: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """`TrOCRAttention.forward`, [B, T, D] to [B, T, D]; ``key_value_states`` [B, N, S] of cross-attention."""
-    inputs = hidden_states if key_value_states is None else key_value_states
-
-    def heads(projected: Tensor) -> Tensor:
-        by_head: Tensor = projected.unflatten(-1, (self.num_heads, self.head_dim))
-        return by_head.transpose(1, 2)  # [B, H, ., K]
-
-    keys, values = heads(self.k_proj(inputs)), heads(self.v_proj(inputs))
-    if past_key_values is not None and key_value_states is None:
-        keys, values = past_key_values.self_attention_cache.update(keys, values, self.layer_idx)
-    queries = heads(self.q_proj(hidden_states))
-    attended, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
-        self, queries, keys, values, attention_mask, scaling=self.scaling, is_causal=False, attended_inputs=inputs
-    )
-    return self.out_proj(attended.flatten(2)), None

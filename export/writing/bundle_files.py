@@ -115,6 +115,7 @@ def write_files(
         quantized=tuple(quantized),
         quantized_caches=tuple(quantized_caches),
         weight_threshold=weight_threshold,
+        global_tokens=checkpoint.family.global_tokens,
         passes=pass_entries(results, run),
         encoder=entries["encoder"],
         decoder=entries["decoder"],

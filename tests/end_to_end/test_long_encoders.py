@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,19 @@ from transformers import LEDConfig, LEDForConditionalGeneration, LongT5Config, L
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json, refusal
 from support.checkpoints import CheckpointCache, randomise
-from support.expected import expect_equal
+from support.expected import expect_equal, expected_of
 from support.generate_runs import SETTINGS, batch, runs_of
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle_facts import report_of, workload_of
+from tightbeam.export import export_model
+from tightbeam.export.accuracy.reference import TextSamples, greedy, samples_of
 from tightbeam.export.tracing.led import WindowEncoder
 from tightbeam.export.tracing.text.longt5 import GlobalEncoder, LocalEncoder
 from tightbeam.graph_passes import PRESETS
 
 LONGEST = 64
+WIDER = {"attention_window": 64, "d_model": 66, "encoder_attention_heads": 11, "encoder_layers": 3}
 
 
 def lengths_around(*sizes: int) -> list[tuple[int, ...]]:
@@ -29,7 +36,7 @@ def lengths_around(*sizes: int) -> list[tuple[int, ...]]:
     return [*((edge,) for edge in found), tuple(reversed(found)), tuple(reversed(found[: len(found) // 2]))]
 
 
-def check_encoder(encoder: Any, step: torch.nn.Module, batches: list[tuple[int, ...]]) -> None:
+def check_encoder(encoder: Any, step: torch.nn.Module, batches: list[tuple[int, ...]], global_tokens: int = 0) -> None:
     """Compare a module with transformers' encoder: padded batches, each sample alone, and masks with gaps."""
     runs = [batch(90, seed, lengths) for seed, lengths in enumerate(batches)]
     ids, mask = batch(90, 99, (23, 23, 23))
@@ -38,13 +45,17 @@ def check_encoder(encoder: Any, step: torch.nn.Module, batches: list[tuple[int, 
     with torch.no_grad():
         for source, counted in [*runs, (ids, mask)]:
             tokens, counts = torch.tensor(source), torch.tensor(counted)
-            expected = encoder(input_ids=tokens, attention_mask=counts).last_hidden_state
+            first = torch.zeros_like(tokens)
+            first[:, :global_tokens] = 1
+            given = {"global_attention_mask": first} if global_tokens else {}
+            expected = encoder(input_ids=tokens, attention_mask=counts, **given).last_hidden_state
             found = step(tokens, counts)
             largest = max(largest, float(expected.abs().max()))
             torch.testing.assert_close(found[counts.bool()], expected[counts.bool()], atol=3e-5, rtol=0)
             for sample in range(len(tokens)) if counted is not mask else ():
                 length = int(counts[sample].sum())
-                alone = encoder(input_ids=tokens[sample : sample + 1, :length]).last_hidden_state[0]
+                own = {name: each[sample : sample + 1, :length] for name, each in given.items()}
+                alone = encoder(input_ids=tokens[sample : sample + 1, :length], **own).last_hidden_state[0]
                 torch.testing.assert_close(found[sample, :length], alone, atol=3e-5, rtol=0)
     assert largest > 1
 
@@ -69,8 +80,13 @@ def test_longt5_encoders_match_transformers(kind: str, radius: int, group: int) 
     check_encoder(encoder, step, lengths_around(radius + 1, *([group] if kind != "local" else [])))
 
 
-@pytest.mark.parametrize("windows", [[4, 8], [6, 6], [16, 4], 64], ids=str)
-def test_led_encoders_match_transformers(windows: Any) -> None:
+@pytest.mark.parametrize(
+    ("windows", "global_tokens"),
+    [([4, 8], 0), ([6, 6], 0), ([16, 4], 0), (64, 0), ([4, 8], 1), ([6, 6], 3), ([16, 4], 11), ([4, 4], 64)],
+    ids=str,
+)
+def test_led_encoders_match_transformers(windows: Any, global_tokens: int) -> None:
+    """Windows of any size, and as many global tokens as a window, a source, or more."""
     torch.manual_seed(1)
     config = LEDConfig(
         **{"vocab_size": 96, "d_model": 36, "encoder_attention_heads": 2, "decoder_attention_heads": 3},
@@ -80,7 +96,8 @@ def test_led_encoders_match_transformers(windows: Any) -> None:
     model = LEDForConditionalGeneration(config).eval()
     randomise(model)
     encoder = model.get_encoder()
-    check_encoder(encoder, WindowEncoder(encoder), lengths_around(encoder.config.attention_window[-1]))
+    batches = lengths_around(encoder.config.attention_window[-1], *([global_tokens] if global_tokens else []))
+    check_encoder(encoder, WindowEncoder(encoder, global_tokens), batches, global_tokens)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +105,10 @@ def test_led_encoders_match_transformers(windows: Any) -> None:
     [
         ("longt5", {}),
         ("led", {}),
+        ("led", {"global_tokens": 1}),
+        pytest.param("led", {"global_tokens": 3}, marks=pytest.mark.slow),
+        pytest.param("led", {"global_tokens": 64}, marks=pytest.mark.slow),
+        pytest.param("led", {"global_tokens": 3, **WIDER}, marks=pytest.mark.slow),
         pytest.param("led", {"attention_window": 64}, marks=pytest.mark.slow),
         pytest.param("longt5", {"encoder_attention_type": "local"}, marks=pytest.mark.slow),
         pytest.param("longt5", {"local_radius": 127, "global_block_size": 16}, marks=pytest.mark.slow),
@@ -105,6 +126,54 @@ def test_lengths_around_blocks(bundles: BundleCache, family: str, shape: dict[st
         model,
         [(*source, {"num_beams": beams, "max_new_tokens": 9}) for source in sources for beams in (1, 3)],
     )
+
+
+@pytest.mark.parametrize(
+    ("variant", "global_tokens"),
+    slow_unless(itertools.product(PRESETS, (1, 3)), lambda *case: case == ("el", 1)),
+)
+def test_global_attention_in_every_variant(bundles: BundleCache, variant: str, global_tokens: int) -> None:
+    model = bundles.trace("led", global_tokens=global_tokens)[0].model
+    runner = Runner.load(bundles(variant, "led", global_tokens=global_tokens), threads=1)
+    assert runner.manifest.global_tokens == global_tokens
+    runs = list(runs_of(runner, SETTINGS))
+    expect_equal(runner, model, runs)
+    without = [expected_of(model, *run).sequences.tolist() for run in runs]
+    assert [expected_of(model, *run, global_tokens).sequences.tolist() for run in runs] != without
+
+
+def test_export_with_global_attention(
+    checkpoints: CheckpointCache, bundles: BundleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch generates with the same global attention, and without it gives other tokens."""
+    monkeypatch.chdir(tmp_path)
+    notes: list[str] = []
+    folder = checkpoints("led")
+    bundle = export_model(folder, variant="el", global_tokens=1, on_note=notes.append)
+    assert bundle.path.name == f"{folder.name}-el-global-1"
+    assert bundle.manifest.global_tokens == 1
+    assert bundle.manifest.parity is not None and bundle.manifest.parity.tokens > 0 and not notes
+    lines = dict(report_of(bundle, workload_of(bundle.manifest)))
+    assert lines["encoder"] == "the first token of each source has global attention"
+    checkpoint = bundles.trace("led", global_tokens=1)[0]
+    samples = samples_of(checkpoint)
+    assert isinstance(samples, TextSamples) and samples.global_tokens == 1
+    assert greedy(checkpoint, samples) != greedy(checkpoint, replace(samples, global_tokens=0))
+
+
+def test_an_export_without_global_attention_says_so(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    notes: list[str] = []
+    export_model(checkpoints("led"), tmp_path / "out", check=False, on_note=notes.append)
+    assert len(notes) == 1 and "--global-tokens 1" in notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_global_attention_in_low_precision(checkpoints: CheckpointCache, tmp_path: Path, precision: str) -> None:
+    folder, target = checkpoints("led"), tmp_path / "out"
+    bundle = export_model(folder, target, variant="auto", precision=precision, global_tokens=3)
+    assert bundle.manifest.global_tokens == 3
+    assert bundle.manifest.precision_error is not None and 0 < bundle.manifest.precision_error.error < 0.1
 
 
 @pytest.mark.slow

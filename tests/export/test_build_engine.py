@@ -107,6 +107,12 @@ def test_every_variant_builds_in_half_precision(
         assert build(folder, precision=precision).entry.precision == precision
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["dedup", "kcache"])
+def test_global_attention_builds(bundles: BundleCache, variant: str, tmp_path: Path) -> None:
+    check_builds(bundles(variant, "led", global_tokens=3), tmp_path)
+
+
 # ---- the very graph that TensorRT is given, in ONNX Runtime ----
 
 

@@ -22,7 +22,7 @@ from tightbeam.export import ExportError
 from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.declared import declared_config
-from tightbeam.export.checkpoint.files import read_files
+from tightbeam.export.checkpoint.files import read_files, with_global_tokens
 from tightbeam.export.command import main
 from tightbeam.export.dry_run import dry_run
 from tightbeam.export.families.base import Family
@@ -77,6 +77,18 @@ def test_config_alone_gives_the_numbers_of_the_export(bundles: BundleCache, tmp_
         rank(files.sizes, each, impossible, run, Machine(1e9, 1e10), 0, None) for each in (weights.products, counts)
     )
     assert predicted == real
+
+
+def test_weights_of_global_attention_are_counted(bundles: BundleCache, tmp_path: Path) -> None:
+    """With tokens that have global attention the encoder has more products; the model's weights are the same."""
+    checkpoint, canonical = bundles.trace("led", global_tokens=1)
+    without = read_files(config_only(checkpoint.path, tmp_path / "led"))
+    files = with_global_tokens(without, 1)
+    weights = files.family.weights(files.declared)
+    assert weights.products == count_weights(canonical)
+    assert weights.products.encoder > without.family.weights(without.declared).products.encoder
+    assert weights.total == without.family.weights(without.declared).total
+    assert "led: 2 decoder layers" in shown(files.path, ExportOptions(workload=MACHINE, global_tokens=1))
 
 
 WITH_DEFAULTS = tuple(family for family in FAMILIES if not family.reads_images)  # which has a model of each side

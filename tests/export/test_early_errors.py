@@ -43,7 +43,7 @@ def test_errors_come_before_torch_is_imported(
 ) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    bart = str(checkpoints("bart"))
+    bart, led = str(checkpoints("bart")), str(checkpoints("led"))
     names = ("family", "untyped", "cut", "heads", "pickled", "list")
     edited = {name: checkpoints.copy(tmp_path / name, "bart") for name in names}
     (edited["untyped"] / "config.json").write_text("{}")
@@ -74,6 +74,13 @@ def test_errors_come_before_torch_is_imported(
         ([bart, *target, "--gpu", "H200", "--gflop-s", "3"], "gpu has a bandwidth and a matrix rate of its own"),
         ([bart, *target, "--memory-limit", "1kB"], "over the limit of 1,000"),
         ([bart, *target, "--memory-limit", "1kB", "--variant", "auto"], "no variant fits the memory limit"),
+        (
+            [bart, *target, "--global-tokens", "1"],
+            "global_tokens=1 is for LED, whose encoder has weights for",
+        ),
+        ([led, *target, "--global-tokens", "-1"], "global_tokens=-1 is no number of tokens; expected 0 (none), or 1"),
+        ([led, *target, "--global-tokens", "65"], "global_tokens=65 exceeds the model's 64 source positions; pass few"),
+        ([bart, "--dry-run", "--global-tokens", "1"], "bart has none, leave it out"),
         ([str(tmp_path / "nowhere"), *target], "no such folder"),
         (["bart-large-cn", *target], "did you mean bart-large-cnn"),
         ([str(tmp_path / "taken"), *target], "no config.json"),

@@ -13,7 +13,8 @@ from support.traces import traced
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.alignment import alignment_of
-from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.checkpoint.files import read_files, with_global_tokens
+from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
     GENERATED,
@@ -36,11 +37,14 @@ class BundleCache:
         self.traced: dict[str, tuple[Checkpoint, ModelGraphs]] = {}
         self.made: dict[str, Path] = {}
 
-    def trace(self, family: str = "bart", **arguments: Any) -> tuple[Checkpoint, ModelGraphs]:
+    def trace(
+        self, family: str = "bart", *, global_tokens: int = 0, **arguments: Any
+    ) -> tuple[Checkpoint, ModelGraphs]:
         """The loaded checkpoint and its canonical graphs."""
-        key = json.dumps([family, arguments], sort_keys=True)
+        key = json.dumps([family, global_tokens, arguments], sort_keys=True)
         if key not in self.traced:
-            checkpoint = load_checkpoint(self.checkpoints(family, **arguments))
+            files = read_files(self.checkpoints(family, **arguments))
+            checkpoint = load_files(with_global_tokens(files, global_tokens))
             self.traced[key] = (checkpoint, traced(checkpoint))
             if alignment := alignment_of(checkpoint):
                 self.traced[key][1].alignment_heads = alignment.heads

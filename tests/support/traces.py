@@ -46,7 +46,8 @@ _TRACED: dict[str, ModelGraphs] = {}
 
 def traced(checkpoint: Checkpoint) -> ModelGraphs:
     """A copy of the checkpoint's trace, which takes torch seconds to make."""
-    config = hashlib.sha256(checkpoint.family.model_type.encode() + (checkpoint.path / "config.json").read_bytes())
+    family = f"{checkpoint.family.model_type} {checkpoint.family.global_tokens}"
+    config = hashlib.sha256(family.encode() + (checkpoint.path / "config.json").read_bytes())
     content, weights = config.copy(), weights_of(checkpoint)
     for name, array in weights.items():
         content.update(name.encode() + repr(array.shape).encode() + array.tobytes())
