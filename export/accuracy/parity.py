@@ -28,6 +28,8 @@ SCORE_TOLERANCE = 1e-3
 rather than rounded (1e-4 was seen with torch itself, on ill-conditioned random weights)."""
 TIE_TOLERANCE = 1e-6
 """Two sequences whose scores differ by less, per unit of score, are equally good in float32."""
+INPUT = "input"
+"""Field of a JSON line that has the sample; the others are settings."""
 
 
 def is_exact(manifest: Manifest) -> bool:
@@ -67,10 +69,7 @@ def compare(
     differing_float32 = 0
     error = 0.0
     exact = is_exact(manifest)
-    for number, expected in enumerate(reference.generations):
-        records = _run_bundle(folder, reference, expected.settings)
-        if len(records) != len(expected.sequences):
-            raise ExportError(f"the bundle gave {len(records)} results for {len(expected.sequences)} inputs")
+    for number, (expected, records) in enumerate(_run_bundle(folder, reference)):
         for index, record in enumerate(records):
             if float32 is not None:
                 differing_float32 += record.get("tokens") != float32[number][index]
@@ -102,10 +101,7 @@ def sequences_of(folder: Path, reference: Reference) -> list[list[list[int]]]:
 
     Raises ExportError where the bundle does not run.
     """
-    return [
-        [record["tokens"] for record in _run_bundle(folder, reference, expected.settings)]
-        for expected in reference.generations
-    ]
+    return [[record["tokens"] for record in records] for _, records in _run_bundle(folder, reference)]
 
 
 def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], index: int) -> bool:
@@ -149,20 +145,23 @@ def _score_error(record: dict[str, Any], expected: Generation, index: int, as_id
     return difference
 
 
-def _run_bundle(folder: Path, reference: Reference, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The command's JSON record of each sample."""
-    samples = reference.samples
+def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, list[dict[str, Any]]]]:
+    """The command's JSON record of each sample under each setting, all in one run of it."""
+    samples, count = reference.samples, len(reference.samples.rows)
     with tempfile.TemporaryDirectory() as scratch:
-        config = Path(scratch) / "settings.json"
-        config.write_text(json.dumps(settings), encoding="utf-8")
-        command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder), "-", "--json"]
-        command += ["--generation-config", str(config), "--batch-size", str(len(samples.rows))]
+        inputs = samples.inputs(Path(scratch))
+        lines = [{INPUT: each, **made.settings} for made in reference.generations for each in inputs]
+        command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder), "-", "--json", "--json-input", INPUT]
+        command += ["--batch-size", str(count)]
         command += ["--ids"] if isinstance(samples, TextSamples) and samples.as_ids else []
-        text = "".join(f"{line}\n" for line in samples.lines(Path(scratch)))
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
         environment = with_huge_pages(os.environ)
         done = subprocess.run(command, input=text.encode(), capture_output=True, check=False, env=environment)
     if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[-1])
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[-1])
         raise ExportError(f"the finished bundle does not run: {reason} (--no-check exports without this test)")
-    return [json.loads(line) for line in done.stdout.decode().splitlines()]
+    records = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    if len(records) != len(lines):
+        raise ExportError(f"the bundle gave {len(records)} results for {len(lines)} inputs")
+    return [(made, records[first * count :][:count]) for first, made in enumerate(reference.generations)]

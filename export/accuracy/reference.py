@@ -68,9 +68,9 @@ class TextSamples:
     pad_left_with: int | None
     global_tokens: int = 0
 
-    def lines(self, folder: Path) -> tuple[str, ...]:
-        """Input lines for ``run-model``; files that they name are written into ``folder``."""
-        return self.texts
+    def inputs(self, folder: Path) -> tuple[Any, ...]:
+        """Inputs of JSON lines for ``run-model``; files that they name are written into ``folder``."""
+        return self.rows if self.as_ids else self.texts
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """The same input for ``model.generate``, padded as the command pads it."""

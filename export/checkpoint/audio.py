@@ -93,8 +93,8 @@ class SpeechSamples:
     """input of the encoder"""
     as_ids = False
 
-    def lines(self, folder: Path) -> tuple[str, ...]:
-        """Input lines for ``run-model``: paths of audio files, written into ``folder``.
+    def inputs(self, folder: Path) -> tuple[str, ...]:
+        """Inputs of JSON lines for ``run-model``: paths of audio files, written into ``folder``.
 
         Raises ExportError without the package soundfile.
         """

@@ -88,8 +88,8 @@ class ImageSamples:
         """Input of the encoder."""
         return "pixel_values" if self.mask is None else "flattened_patches"
 
-    def lines(self, folder: Path) -> tuple[str, ...]:
-        """Input lines for ``run-model``: paths of image files, written into ``folder``."""
+    def inputs(self, folder: Path) -> tuple[str, ...]:
+        """Inputs of JSON lines for ``run-model``: paths of image files, written into ``folder``."""
         from PIL import Image
 
         paths = [folder / f"{index}.png" for index in range(len(self.rows))]
