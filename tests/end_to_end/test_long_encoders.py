@@ -124,7 +124,7 @@ def test_lengths_around_blocks(bundles: BundleCache, family: str, shape: dict[st
     expect_equal(
         runner,
         model,
-        [(*source, {"num_beams": beams, "max_new_tokens": 9}) for source in sources for beams in (1, 3)],
+        [(*source, {"num_beams": 1 + 2 * (number % 2), "max_new_tokens": 9}) for number, source in enumerate(sources)],
     )
 
 
