@@ -104,6 +104,13 @@ def run_model(
             "with several recordings one for each in the folder --output.",
         ),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Write the subtitles of a recording as its windows are done; with --format srt or vtt.",
+        ),
+    ] = False,
     sound_input: Annotated[
         bool, typer.Option("--sound-input", help="Standard input is one recording, in place of names; Whisper only.")
     ] = False,
@@ -419,6 +426,8 @@ def run_model(
         json_lines = json_lines or result_format == "json"
         if max_words_per_line is not None and not (word_timestamps and result_format in FORMATS):
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
+        if stream and result_format not in FORMATS:
+            raise InputError("--stream writes subtitles as windows are done; pass --format srt or vtt, or leave it out")
         settings = _settings(given, generation_config)
         common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN])}
         common |= {"json_lines": json_lines, "quiet": quiet, "engine": engine, "device": device, "threads": threads}
@@ -457,6 +466,7 @@ def run_model(
                     subtitles=result_format if result_format in FORMATS else None,
                     sound_input=sound_input,
                     max_words=max_words_per_line,
+                    stream=stream,
                 )
             )
     except (BundleError, GenerationError, InputError) as error:

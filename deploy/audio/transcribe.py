@@ -36,7 +36,7 @@ from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, join, output_of, text_of
-from tightbeam.deploy.text.run_inputs import OpenInput
+from tightbeam.deploy.text.run_inputs import OnSegments, OpenInput
 from tightbeam.deploy.text.source_reader import SourceReader, run_sources
 
 __all__ = [
@@ -319,6 +319,7 @@ def transcribe_files(
     batch_size: int = 8,
     typed: bool = False,
     on_heard: Callable[[float], None] = lambda seconds: None,
+    on_segments: OnSegments | None = None,
     **settings: Any,
 ) -> Iterator[OpenInput]:
     """Transcribe recordings. Windows of several recordings run together, while the next ones are read.
@@ -335,6 +336,8 @@ def transcribe_files(
         Names may come slowly, so that files that are there do not wait for others.
     on_heard
         Receives the seconds of sound that are done, as recordings are gone through by timestamps.
+    on_segments
+        Receives the segments of such a recording as its windows are done, recording by recording.
     **settings
         Settings of ``model.generate``.
 
@@ -349,9 +352,8 @@ def transcribe_files(
         A setting is wrong; raised before anything is read.
     """
     most_open, make = batch_size + FILES_AHEAD, partial(RecordingReader, model, on_heard=on_heard)
-    return run_sources(
-        model, make, sources, settings, batch_size=batch_size, typed=typed, ahead=FILES_AHEAD, most_open=most_open
-    )
+    how: dict[str, Any] = {"typed": typed, "ahead": FILES_AHEAD, "most_open": most_open, "on_segments": on_segments}
+    return run_sources(model, make, sources, settings, batch_size=batch_size, **how)
 
 
 def stream_segments(model: SpeechModel, opened: OpenInput, scheduler: GroupScheduler) -> Iterator[TextSegment]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,11 +33,12 @@ from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
 from tightbeam.deploy.run_model.progress import progress_bar
 from tightbeam.deploy.run_model.resume import WrittenResults, read_written
-from tightbeam.deploy.run_model.subtitles import SubtitleFolder, subtitles
+from tightbeam.deploy.run_model.subtitles import SubtitleFolder, SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.file_lines import file_lines, named_files
 from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.text.output import TextSegment
 from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 
 __all__ = ["FileRun", "run_files"]
@@ -70,6 +71,8 @@ class FileRun(RunOptions):
         The file that it was written to.
     max_words : int or None
         The most words of a subtitle; None for those of a segment.
+    stream : bool
+        Write subtitles as the windows of a recording are done.
     """
 
     output: str
@@ -84,6 +87,7 @@ class FileRun(RunOptions):
     sound_input: bool
     sound_file: str | None = None
     max_words: int | None = None
+    stream: bool = False
 
     @property
     def target(self) -> str:
@@ -145,6 +149,8 @@ class _Run:
 
     def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
         self._run, self._files, self._runner = run, files, runner
+        self._shown = ExitStack()  # the file of subtitles that is being written
+        self._writer: SubtitleWriter | None = None
         self._check_kind()
         whole = runner.is_speech or runner.reads_images
         if whole and run.lines_are.field is None:
@@ -180,14 +186,18 @@ class _Run:
         target = STDOUT if self._folder is not None else run.target
         opened = open_output(target, None if run.resume is None else written)
         # Results are closed at once where writing fails: Python must not end while a thread runs the model.
-        with opened as sink, progress_bar(hidden) as progress, closing(results):
+        with opened as sink, progress_bar(hidden) as progress, closing(results), self._shown:
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
 
             def on_heard(seconds: float) -> None:
                 summary.sound_seconds += seconds
                 progress.update(bar, rates=summary.rates())
 
-            self._on_heard = on_heard
+            def on_segments(result: InputResult, segments: list[TextSegment]) -> None:
+                with suppress(InputError):  # of a file, which is raised again with the result
+                    self._show(sink, result, segments)
+
+            self._on_heard, self._on_segments = on_heard, on_segments
             for result in results:
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
@@ -211,15 +221,25 @@ class _Run:
         if run.subtitles is None:
             line = result.as_json() if run.json_lines else result.as_text()
             sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
-        elif self._folder is None:
-            shown = subtitles(result.segments or [], run.subtitles, run.max_words) if result.error is None else ""
-            sink.write(shown)
         elif result.error is None:
             try:
-                self._folder.write(result.source or str(result.number), result.segments or [])
+                self._show(sink, result, (result.segments or []) if self._writer is None else [])
             except InputError as error:
                 result.error = str(error)
+        self._writer = None
+        self._shown.close()
         sink.flush()
+
+    def _show(self, sink: TextIO, result: InputResult, segments: Sequence[TextSegment]) -> None:
+        """Write further subtitles of the recording whose turn it is. Raises InputError for a file that is taken."""
+        assert self._run.subtitles is not None
+        if self._writer is None:
+            self._file = sink
+            if self._folder is not None:
+                self._file = self._shown.enter_context(self._folder.open(result.source or str(result.number)))
+            self._writer = SubtitleWriter(self._run.subtitles, self._run.max_words)
+        self._file.write(self._writer.add(segments))  # in one call, so that Ctrl-C leaves whole subtitles
+        self._file.flush()
 
     def _check_subtitles(self) -> None:
         run, several = self._run, self._files.count != 1
@@ -243,7 +263,7 @@ class _Run:
         if several and run.output == STDOUT:
             raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
         if several:
-            self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force, max_words=run.max_words)
+            self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force)
             self._folder.check(self._files.known_recordings())
 
     def _check_scoring(self) -> None:
@@ -313,6 +333,7 @@ class _Run:
                 batch_size=together,
                 typed=typed,
                 on_heard=lambda seconds: self._on_heard(seconds),
+                on_segments=(lambda *found: self._on_segments(*found)) if run.stream else None,
                 **self._settings,
             )
             return (each.result for each in done)

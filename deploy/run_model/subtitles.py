@@ -6,11 +6,12 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.text.output import TextSegment
 
-__all__ = ["FORMATS", "SubtitleFolder", "subtitles"]
+__all__ = ["FORMATS", "SubtitleFolder", "SubtitleWriter", "subtitles"]
 
 FORMATS = ("srt", "vtt")
 
@@ -41,12 +42,34 @@ def subtitles(segments: Sequence[TextSegment], kind: str, max_words: int | None 
     str
         The content of the file. Subtitles of words are shown from the first one's start to the last one's end.
     """
-    shown = [cue for part in segments for cue in _cues(part, max_words) if cue.text]
-    if kind == "vtt":
-        cues = (f"{_times(cue, '.')}\n{html.escape(cue.text, quote=False)}\n" for cue in shown)
-        return "\n".join(["WEBVTT\n", *cues])
-    cues = (f"{number}\n{_times(cue, ',')}\n{cue.text}\n" for number, cue in enumerate(shown, start=1))
-    return "\n".join(cues)
+    return SubtitleWriter(kind, max_words).add(segments)
+
+
+class SubtitleWriter:
+    """Writes the segments of a recording as they are found. What it has returned so far is a file of subtitles.
+
+    Parameters
+    ----------
+    kind, max_words
+        Those of `subtitles`.
+    """
+
+    def __init__(self, kind: str, max_words: int | None = None) -> None:
+        self._kind, self._max_words = kind, max_words
+        self._count, self._begun = 0, False
+
+    def add(self, segments: Sequence[TextSegment]) -> str:
+        """Return what further segments add to the file; at first with its beginning, also without segments."""
+        parts = ["WEBVTT\n"] if self._kind == "vtt" and not self._begun else []
+        self._begun = True
+        for cue in (cue for part in segments for cue in _cues(part, self._max_words) if cue.text):
+            self._count += 1
+            if self._kind == "vtt":
+                parts.append(f"\n{_times(cue, '.')}\n{html.escape(cue.text, quote=False)}\n")
+            else:
+                between = "\n" if self._count > 1 else ""
+                parts.append(f"{between}{self._count}\n{_times(cue, ',')}\n{cue.text}\n")
+        return "".join(parts)
 
 
 def _cues(part: TextSegment, max_words: int | None) -> Iterator[_Cue]:
@@ -82,8 +105,6 @@ class SubtitleFolder:
         One of `FORMATS`.
     force : bool
         Replace files.
-    max_words : int, optional
-        The most words of a subtitle.
 
     Raises
     ------
@@ -91,8 +112,8 @@ class SubtitleFolder:
         The folder cannot be made.
     """
 
-    def __init__(self, folder: str, kind: str, *, force: bool, max_words: int | None = None) -> None:
-        self._folder, self._kind, self._force, self._max_words = Path(folder), kind, force, max_words
+    def __init__(self, folder: str, kind: str, *, force: bool) -> None:
+        self._folder, self._kind, self._force = Path(folder), kind, force
         self._written: set[Path] = set()
         try:
             self._folder.mkdir(exist_ok=True)
@@ -110,14 +131,14 @@ class SubtitleFolder:
             self._check_free(path)
             owners[path] = recording
 
-    def write(self, recording: str, segments: Sequence[TextSegment]) -> None:
-        """Write the subtitles of a recording. Raises InputError for a file that would be lost."""
+    def open(self, recording: str) -> TextIO:
+        """Open the file of a recording. Raises InputError for a file that would be lost."""
         path = self._path(recording)
         if path in self._written:
             raise InputError(_shared(path, f"{recording} and another recording"))
         self._check_free(path)
         self._written.add(path)
-        path.write_text(subtitles(segments, self._kind, self._max_words), encoding="utf-8")
+        return path.open("w", encoding="utf-8", newline="\n")
 
     def _path(self, recording: str) -> Path:
         return self._folder / f"{Path(recording).stem}.{self._kind}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tightbeam.deploy.errors import BundleError, DeviceError
@@ -17,7 +17,10 @@ from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, join, output_of
 from tightbeam.deploy.text.read_ahead import CAPACITY, ReadAhead
 
-__all__ = ["OpenInput", "run_inputs"]
+__all__ = ["OnSegments", "OpenInput", "run_inputs"]
+
+OnSegments = Callable[[InputResult, list[TextSegment]], None]
+"""Function that takes segments of a recording, and its result, which is not there yet."""
 
 MOST_OPEN = 1024
 """Inputs that are read and have no result yet, or one that waits for that of an earlier input."""
@@ -98,6 +101,7 @@ def run_inputs(
     typed: bool = False,
     ahead: int = CAPACITY,
     most_open: int = MOST_OPEN,
+    on_segments: OnSegments | None = None,
 ) -> Iterator[OpenInput]:
     """Run inputs. Each of three threads is a bounded queue ahead of the next one, so that a slow caller slows them.
 
@@ -115,6 +119,9 @@ def run_inputs(
         Inputs that are read ahead, at most.
     most_open
         Inputs that run, or whose results wait for that of an earlier one, at most.
+    on_segments
+        Receives the segments of an input as they are found, behind all those of the inputs before it, and before it is
+        yielded. It is called while the caller waits for the next input.
 
     Yields
     ------
@@ -123,11 +130,24 @@ def run_inputs(
     """
     read = ReadAhead(inputs, ahead)
     scheduler = model.group_scheduler(max_rows, _StopBeforeEncoding(read))
-    done = ReadAhead(_run(scheduler, read, typed, most_open), joined=True)
+    teller = None if on_segments is None else model
+    done = ReadAhead(_run(scheduler, read, typed, most_open, teller), joined=True)
     with done, read:
-        while (finished := done.get()) is not None:
-            finished.finish(model)
-            yield finished
+        while (item := done.get()) is not None:
+            if isinstance(item, _Found):
+                assert on_segments is not None
+                on_segments(item.result, item.segments)
+                continue
+            item.finish(model)
+            yield item
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Segments of an input that is not finished."""
+
+    result: InputResult
+    segments: list[TextSegment]
 
 
 class _Stopped(BaseException):
@@ -145,8 +165,16 @@ class _StopBeforeEncoding(NullEvents):
             raise _Stopped
 
 
-def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool, most_open: int) -> Iterator[OpenInput]:
-    """Run inputs as they come, and yield them in their order."""
+def _run(
+    scheduler: GroupScheduler,
+    read: ReadAhead[OpenInput],
+    typed: bool,
+    most_open: int,
+    teller: LoadedModel | None = None,
+) -> Iterator[OpenInput | _Found]:
+    """Run inputs as they come, and yield them in their order; with a ``teller``, each behind its segments as they are
+    found, of which it makes text.
+    """
     inputs: dict[int, OpenInput] = {}  # by line number, in order
     owners: dict[int, OpenInput] = {}  # by sample number
     try:
@@ -164,6 +192,8 @@ def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool, mos
             if scheduler.active:
                 _turn(scheduler, owners)
             for number in list(inputs):
+                if teller is not None and (segments := _new_segments(inputs[number], teller)):
+                    yield _Found(inputs[number].result, segments)
                 if not inputs[number].done:
                     break
                 yield inputs.pop(number)
@@ -173,6 +203,14 @@ def _run(scheduler: GroupScheduler, read: ReadAhead[OpenInput], typed: bool, mos
         return
     finally:
         scheduler.close()
+
+
+def _new_segments(each: OpenInput, teller: LoadedModel) -> list[TextSegment]:
+    """The segments that were found since the last call; none of an input that has failed."""
+    try:
+        return [] if each.failure is not None else each.new_segments(teller)
+    except BundleError:  # of the tokenizer, which is raised again for the whole input
+        return []
 
 
 def _turn(scheduler: GroupScheduler, owners: dict[int, OpenInput]) -> None:

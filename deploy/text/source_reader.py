@@ -13,7 +13,7 @@ from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.json_line import TRUNCATE, in_json, settings_of_line
-from tightbeam.deploy.text.run_inputs import MOST_OPEN, OpenInput, run_inputs
+from tightbeam.deploy.text.run_inputs import MOST_OPEN, OnSegments, OpenInput, run_inputs
 
 __all__ = ["SourceReader", "run_sources"]
 
@@ -114,6 +114,7 @@ def run_sources(
     typed: bool,
     ahead: int,
     most_open: int = MOST_OPEN,
+    on_segments: OnSegments | None = None,
 ) -> Iterator[OpenInput]:
     """Generate for sources. Several run together, while the next ones are read.
 
@@ -130,7 +131,7 @@ def run_sources(
         Settings of ``model.generate`` for all sources.
     batch_size
         Samples in the running batch, at most, with the beams of these settings.
-    typed, ahead, most_open
+    typed, ahead, most_open, on_segments
         Those of `run_inputs`.
 
     Yields
@@ -145,4 +146,5 @@ def run_sources(
     """
     reader = _LineReader(partial(make, numbers=count()), settings, batch_size, model.has_windows)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(model, inputs, max_rows=reader.max_rows, typed=typed, ahead=ahead, most_open=most_open)
+    how: dict[str, Any] = {"typed": typed, "ahead": ahead, "most_open": most_open, "on_segments": on_segments}
+    yield from run_inputs(model, inputs, max_rows=reader.max_rows, **how)

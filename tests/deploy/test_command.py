@@ -120,6 +120,7 @@ NOT_SETTINGS = {
     "partition_rows",
     "result_format",
     "sound_input",
+    "stream",
     "word_timestamps",
     "max_words_per_line",
 }

@@ -16,7 +16,7 @@ from support.bundles import BundleCache
 from support.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy import command as deploy_command
-from tightbeam.deploy.run_model.subtitles import subtitles
+from tightbeam.deploy.run_model.subtitles import SubtitleWriter, subtitles
 from tightbeam.deploy.text.output import TextSegment
 
 soundfile = pytest.importorskip("soundfile")
@@ -96,6 +96,55 @@ def test_subtitles_of_several_recordings(runner: Runner, talks: list[str], tmp_p
     _, errors = run(*talks, "--format", "srt", "--output", str(folder), code=1)
     assert "talk0.srt exists; pass --force to replace it, or another --output" in errors
     run(*talks, "--format", "srt", "--output", str(folder), "--force")
+
+
+@pytest.mark.parametrize("kind", ["srt", "vtt"])
+def test_streamed_subtitles_are_those_of_the_whole(
+    runner: Runner, talks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """They are there before the recording is done; of several recordings, each in a file of its own."""
+    parts = runner.transcribe_segments(talks)
+    written: list[str] = []
+    add = SubtitleWriter.add
+    monkeypatch.setattr(
+        SubtitleWriter, "add", lambda self, segments: written.append(add(self, segments)) or written[-1]
+    )
+    output, _ = run(talks[0], "--format", kind, "--stream")
+    assert output == "".join(written) == subtitles(parts[0], kind)
+    assert len([text for text in written if text]) > 1, "expected subtitles of several windows"
+    run(talks[0], "--format", kind, "--stream", "--output", str(tmp_path / "one"))
+    assert (tmp_path / "one").read_text() == output
+    run(*talks, "--format", kind, "--stream", "--output", str(tmp_path / "several"))
+    found = [(tmp_path / "several" / f"talk{index}.{kind}").read_text() for index in range(2)]
+    assert found == [subtitles(each, kind) for each in parts]
+    listed = "\n".join([talks[1], talks[1], talks[0]]).encode()
+    _, errors = run("-", "--format", kind, "--stream", "--output", str(tmp_path / "twice"), given=listed, code=1)
+    assert f"would hold the subtitles of {talks[1]} and another recording" in errors
+    assert [(tmp_path / "twice" / f"talk{index}.{kind}").read_text() for index in range(2)] == found
+
+
+def test_a_streamed_run_that_is_interrupted_leaves_subtitles(
+    runner: Runner, talks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = subtitles(runner.transcribe_segments(talks[:1])[0], "srt")
+    add = SubtitleWriter.add
+
+    def interrupted(self: SubtitleWriter, segments: list[TextSegment]) -> str:
+        if self._count:
+            raise KeyboardInterrupt
+        return add(self, segments)
+
+    monkeypatch.setattr(SubtitleWriter, "add", interrupted)
+    output, errors = run(talks[0], "--format", "srt", "--stream", code=130)
+    assert output and whole.startswith(output + "\n") and output.count("-->") < whole.count("-->")
+    assert "error: interrupted; the results written so far are whole" in errors
+
+
+def test_a_streamed_recording_without_subtitles(runner: Runner, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "silent.wav", np.zeros(3 * RATE_HZ), RATE_HZ)
+    silent = (str(tmp_path / "silent.wav"), "--silence-threshold-db", "-45", "--stream")
+    assert [run(*silent, "--format", kind)[0] for kind in ("srt", "vtt")] == ["", "WEBVTT\n"]
+    assert "--stream writes subtitles as windows are done; pass --format srt or vtt" in run(*silent, code=1)[1]
 
 
 def test_subtitles_of_one_name_are_not_lost(runner: Runner, talks: list[str], tmp_path: Path) -> None:
