@@ -36,8 +36,6 @@ WITHOUT_GROUPS = {"num_beam_groups": 1, "diversity_penalty": 0.0}
 """Settings of beam search without groups: the installed transformers has none, so what is compared is plain."""
 MAX_NEW_TOKENS = 24
 MAX_NEW_TOKENS_OF_LARGE = 10
-WHISPER_PROMPT = 4
-"""Start token, language, task and ``<|notimestamps|>``."""
 LARGE = 100_000_000
 """Parameter count from which torch takes seconds a token, so that the comparison is kept shorter."""
 MAX_SAMPLE_TOKENS = 48
@@ -207,7 +205,7 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
 
 def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:
     """The settings to compare, with a length that keeps the comparison short."""
-    beginning = longest_input if checkpoint.sizes.decoder_only else WHISPER_PROMPT if checkpoint.family.is_speech else 1
+    beginning = longest_input if checkpoint.sizes.decoder_only else checkpoint.family.beginning
     longest = checkpoint.sizes.max_target - beginning
     own = checkpoint.generation_config
     least = max((own.get("min_length") or 0) + 1 - beginning, (own.get("min_new_tokens") or 0) + 1)

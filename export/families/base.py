@@ -42,6 +42,8 @@ class Family:
     """tensors that a checkpoint may omit because the model computes them"""
     feature_config: str | None = None
     """file with the settings of a speech model's feature extractor"""
+    beginning: int = 1
+    """tokens before the first new one in the output of a model with an encoder"""
     whole_recordings: bool = False
     """a speech model takes recordings of any length, rather than windows of one"""
     languages: str | None = None

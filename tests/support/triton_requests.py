@@ -1,4 +1,4 @@
-"""Requests as the backend sends them to the worker, and a log of their events."""
+"""Requests as the backend sends them to the worker, a log of their events, and what a runner gives without a worker."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tightbeam.deploy.serving.protocol.messages import (
 )
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.serving.worker.running import RunningRequests
-from tightbeam.deploy.text.output import Output
+from tightbeam.deploy.text.output import Output, output_of
 
-__all__ = ["EventLog", "audio_request", "ids_request", "run", "text_request"]
+__all__ = ["EventLog", "alone", "assert_same", "audio_request", "ids_request", "run", "text_request"]
 
 
 def text_request(number: int, *rows: str | bytes, **parameters: Any) -> Request:
@@ -123,3 +123,19 @@ def run(
     running.report()
     assert not running._samples
     return EventLog(reports)
+
+
+def alone(runner: Runner, tokens: Sequence[int], settings: dict[str, Any]) -> Output:
+    """The output of one source, run alone."""
+    options = runner.options_for(len(tokens), settings)
+    ids = np.array([tokens])
+    found = runner.generate(ids, np.ones_like(ids), **settings)
+    return output_of(runner, found, options, len(tokens) if runner.decoder_only else 0)
+
+
+def assert_same(found: Output, expected: Output) -> None:
+    assert (found.sequences, found.texts) == (expected.sequences, expected.texts)
+    if expected.scores is None or found.scores is None:
+        assert found.scores is expected.scores
+    else:
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)

@@ -50,6 +50,7 @@ WHISPER = WhisperLike(
     model_type="whisper",
     architecture="WhisperForConditionalGeneration",
     feature_config="preprocessor_config.json",
+    beginning=4,  # start token, language, task and <|notimestamps|>
     aliases={
         **{f"whisper-{size}": f"openai/whisper-{size}" for size in _SIZES},
         **{f"whisper-{size}.en": f"openai/whisper-{size}.en" for size in _SIZES},
