@@ -16,11 +16,11 @@ from tightbeam.export.families.decoder_only.mpt import MPT
 from tightbeam.export.families.decoder_only.opt import OPT
 from tightbeam.export.families.image.pix2struct import PIX2STRUCT
 from tightbeam.export.families.image.vision_encoder_decoder import VISION_ENCODER_DECODER
-from tightbeam.export.families.led import LED
 from tightbeam.export.families.speech.moonshine import MOONSHINE
 from tightbeam.export.families.speech.speech_to_text import SPEECH_TO_TEXT
 from tightbeam.export.families.speech.whisper import WHISPER
 from tightbeam.export.families.text.fsmt import FSMT
+from tightbeam.export.families.text.led import LED
 from tightbeam.export.families.text.longt5 import LONGT5
 from tightbeam.export.families.text.m2m_100 import M2M_100
 from tightbeam.export.families.text.prophetnet import PROPHETNET

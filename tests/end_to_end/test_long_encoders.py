@@ -21,7 +21,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle_facts import report_of, workload_of
 from tightbeam.export import export_model
 from tightbeam.export.accuracy.reference import TextSamples, greedy, samples_of
-from tightbeam.export.tracing.led import WindowEncoder
+from tightbeam.export.tracing.text.led import WindowEncoder
 from tightbeam.export.tracing.text.longt5 import GlobalEncoder, LocalEncoder
 from tightbeam.graph_passes import PRESETS
 

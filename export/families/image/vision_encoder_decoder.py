@@ -90,12 +90,12 @@ class VisionEncoderDecoder(Family):
             table.weights = table.get_embedding(*table.weights.shape, table.padding_idx)
 
     def attention_interface(self, model: Any) -> Any:
-        from tightbeam.export.tracing.vision_encoder_decoder import attention_interface
+        from tightbeam.export.tracing.image.vision_encoder_decoder import attention_interface
 
         return attention_interface(model)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        from tightbeam.export.tracing.vision_encoder_decoder import trace_vision_encoder_decoder
+        from tightbeam.export.tracing.image.vision_encoder_decoder import trace_vision_encoder_decoder
 
         encoder = model.config.encoder
         shape = (encoder.num_channels, *image_size(encoder))

@@ -56,12 +56,12 @@ class LedLike(BartLike):
         return WeightNumbers(numbers.total, products)
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
-        from tightbeam.export.tracing.led import attention_interface
+        from tightbeam.export.tracing.text.led import attention_interface
 
         return attention_interface(model)
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
-        from tightbeam.export.tracing.led import trace_led
+        from tightbeam.export.tracing.text.led import trace_led
 
         return trace_led(model, sizes, self.global_tokens)
 
