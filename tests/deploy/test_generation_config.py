@@ -101,6 +101,10 @@ def test_the_config_of_a_speech_model(bundles: BundleCache) -> None:
     found = runner.generate_from_features(features, generation_config=config).sequences
     np.testing.assert_array_equal(found, expected)
     assert found[0, :2].tolist() == [3, WHISPER_GENERATION["lang_to_id"]["<|de|>"]]
+    for method in (runner.transcribe_segments, runner.stream_segments):
+        with pytest.warns(NoEffectWarning) as caught, pytest.raises(GenerationError, match="timestamps"):
+            method([chirp(1.0)], output_scores=True)
+        assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_every_method_takes_a_config(both: tuple[Runner, Any]) -> None:
