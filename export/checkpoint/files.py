@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +20,20 @@ from tightbeam.export.checkpoint.config import (
     settings_file,
 )
 from tightbeam.export.checkpoint.declared import declared_config
-from tightbeam.export.checkpoint.resolve import DOWNLOAD_PATTERNS, checkpoint_name, hub_id_of, resolve
+from tightbeam.export.checkpoint.resolve import (
+    DOWNLOAD_PATTERNS,
+    SNAPSHOT,
+    cached_id,
+    checkpoint_name,
+    hub_id_of,
+    resolve,
+)
 from tightbeam.export.checkpoint.weight_files import check_weight_files
 from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
 from tightbeam.graph_passes import Sizes
 
 __all__ = ["CheckpointFiles", "check_whole", "read_files", "with_global_tokens"]
-
-SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def read_files(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = D
     revision = folder.name if folder.parent.name == "snapshots" and SNAPSHOT.fullmatch(folder.name) else None
     return CheckpointFiles(
         name=checkpoint_name(name_or_path),
-        source=hub_id_of(name_or_path) or (_cached_id(folder) if revision else None) or folder.name,
+        source=hub_id_of(name_or_path) or cached_id(folder) or folder.name,
         revision=revision,
         path=folder,
         family=family,
@@ -122,9 +126,3 @@ def check_whole(files: CheckpointFiles) -> None:
         feature_settings(files.path, files.family.feature_config)
     if files.family.image_config is not None:
         feature_settings(files.path, files.family.image_config, IMAGES)
-
-
-def _cached_id(folder: Path) -> str | None:
-    """The hub id of a snapshot in the hub's cache, ``models--<owner>--<name>/snapshots/<commit>``."""
-    kind, _, hub_id = folder.parent.parent.name.partition("--")
-    return hub_id.replace("--", "/", 1) if kind == "models" and hub_id else None

@@ -39,10 +39,11 @@ NOT_ABOUT_TOKENS = frozenset(
 
 
 BOOKKEEPING = re.compile(
-    r"(^|\.)(encoder|decoder)\.version$|embed_positions\._float_tensor$|\.attn\.masked_bias$|\.rotary_emb\.inv_freq$"
+    r"(^|\.)(encoder|decoder)\.version$|embed_positions\.(_float_tensor|weights)$"
+    r"|\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$"
 )
-"""Tensors of old checkpoints that no model reads: fairseq's version counters, TrOCR's type, GPT-2's score of masked
-positions, Llama's frequencies."""
+"""Tensors of old checkpoints that no model reads: fairseq's version counters, type and table of sinusoidal positions,
+GPT-2's causal mask and score of masked positions, Llama's frequencies."""
 
 
 def load_config(family: Family, config_json: dict[str, Any], folder: Path) -> Any:

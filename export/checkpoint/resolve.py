@@ -13,7 +13,7 @@ from tightbeam.export.checkpoint.weight_files import WEIGHTS_FILE
 from tightbeam.export.errors import ExportError, causes, first_line
 from tightbeam.export.families.table import FAMILIES
 
-__all__ = ["ALIASES", "DOWNLOAD_PATTERNS", "checkpoint_name", "hub_id_of", "resolve"]
+__all__ = ["ALIASES", "DOWNLOAD_PATTERNS", "SNAPSHOT", "cached_id", "checkpoint_name", "hub_id_of", "resolve"]
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
@@ -21,13 +21,28 @@ ALIASES: dict[str, str] = {alias: hub_id for family in FAMILIES for alias, hub_i
 """Short name -> hub id, over all families."""
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "vocab.txt", "*.tokenizer")
 HUB_TIMEOUT_S = 5.0
+SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+"""Name of a snapshot's folder in the hub's cache: the commit."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 
 
 def checkpoint_name(name_or_path: str | os.PathLike[str]) -> str:
-    """The last component of an alias, hub id or path; the default name of the bundle begins with it."""
+    """The last component of an alias, hub id or path, or of the hub id that a path in the hub's cache is a snapshot of;
+    the default name of the bundle begins with it."""
     text = os.fspath(name_or_path)
-    return text if text in ALIASES or text == DEMO else Path(text).expanduser().resolve().name
+    if text in ALIASES or text == DEMO:
+        return text
+    folder = Path(text).expanduser().resolve()
+    return (cached_id(folder) or folder.name).rpartition("/")[2]
+
+
+def cached_id(folder: Path) -> str | None:
+    """The hub id of a snapshot in the hub's cache, ``models--<owner>--<name>/snapshots/<commit>``; None for another
+    folder."""
+    if folder.parent.name != "snapshots" or not SNAPSHOT.fullmatch(folder.name):
+        return None
+    kind, _, hub_id = folder.parent.parent.name.partition("--")
+    return hub_id.replace("--", "/", 1) if kind == "models" and hub_id else None
 
 
 def resolve(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:

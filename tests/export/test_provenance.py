@@ -54,7 +54,7 @@ def test_a_snapshot_of_the_hub_has_its_id_and_commit(
     folder = tmp_path / "models--facebook--bart-large-cnn" / "snapshots" / COMMIT
     shutil.copytree(checkpoints("bart"), folder)
     found = read_files(folder)
-    assert (found.source, found.revision, found.name) == ("facebook/bart-large-cnn", COMMIT, COMMIT)
+    assert (found.source, found.revision, found.name) == ("facebook/bart-large-cnn", COMMIT, "bart-large-cnn")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
     for name in ("bart-large-cnn", "facebook/bart-large-cnn"):
         found = read_files(name)

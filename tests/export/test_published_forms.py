@@ -50,6 +50,23 @@ def test_an_architecture_with_another_head_is_refused(checkpoints: CheckpointCac
         assert "only T5ForConditionalGeneration generates text" in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("m2m_100", ["model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"]),
+        ("gpt_bigcode", ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
+        ("llama", ["model.layers.1.self_attn.rotary_emb.inv_freq"]),
+    ],
+)
+def test_computed_tensors_of_old_releases_are_ignored(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, names: list[str]
+) -> None:
+    folder = checkpoints.copy(tmp_path / "old", family)
+    edit_weights(folder, lambda w: w.update({name: torch.ones(3) for name in names}))
+    found, expected = (load_checkpoint(path).model.state_dict() for path in (folder, checkpoints(family)))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_settings_of_generation_without_use_cache(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Those of the published ProphetNets have none, which is the default, true."""
     folder = checkpoints.copy(tmp_path / "prophetnet", "prophetnet")
