@@ -121,7 +121,8 @@ def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
 
 def check_whole(files: CheckpointFiles) -> None:
     """Raise ExportError where weight files or a speech model's feature settings are missing or damaged."""
-    check_weight_files(files.path)
+    hub_id = files.source if files.revision is not None else None
+    check_weight_files(files.path, files.family.architecture, hub_id)
     if files.family.feature_config is not None:
         feature_settings(files.path, files.family.feature_config)
     if files.family.image_config is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -15,8 +16,25 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def check_weight_files(folder: Path) -> None:
-    """Raise ExportError unless every weight file is present, inside the folder, whole and a safetensors file."""
+def check_weight_files(folder: Path, architecture: str, hub_id: str | None = None) -> None:
+    """Check that every weight file is present, inside the folder, whole and a safetensors file.
+
+    Parameters
+    ----------
+    folder
+        The checkpoint.
+    architecture
+        transformers' class of the model, which converts pickled weights.
+    hub_id
+        The hub id of a checkpoint that was downloaded, without the weights that are not read.
+
+    Raises
+    ------
+    ExportError
+        A file is missing or damaged, the weights are pickled, or the folder holds an adapter.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ExportError(f"{folder}: holds an adapter (adapter_config.json); merge it into the model and save that")
     if (folder / WEIGHTS_FILE).exists():
         shards = {WEIGHTS_FILE}
     elif (folder / INDEX_FILE).exists():
@@ -25,15 +43,17 @@ def check_weight_files(folder: Path) -> None:
         pickled = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
         if pickled:
             raise ExportError(
-                f"{folder}: only {pickled[0]}, and pickled weights are not read; convert them on a machine where you "
-                "trust the file: load with transformers' from_pretrained, then save_pretrained writes safetensors"
+                f"{folder}: only {pickled[0]}, and pickled weights are not read, since they can run code; if you trust "
+                f"the file, add {WEIGHTS_FILE} by {_conversion(architecture, str(folder))}"
             )
-        raise ExportError(
-            f"{folder}: no weights; expected {WEIGHTS_FILE}, or shards with {INDEX_FILE} (where the hub has pickled "
-            "weights alone, convert them: from_pretrained, then save_pretrained, and export that folder)"
-        )
-    if (folder / "adapter_config.json").exists():
-        raise ExportError(f"{folder}: holds an adapter (adapter_config.json); merge it into the model and save that")
+        if hub_id is not None:
+            own = hub_id.rpartition("/")[2]
+            raise ExportError(
+                f"{hub_id}: no {WEIGHTS_FILE} on the hub, and pickled weights are not read, since they can run code; "
+                f"if you trust those of the hub: hf download {hub_id} --local-dir {own} && "
+                f"{_conversion(architecture, own)} && export-model {own}"
+            )
+        raise ExportError(f"{folder}: no weights; expected {WEIGHTS_FILE}, or shards with {INDEX_FILE}")
     for shard in sorted(shards):
         try:
             with safe_open(folder / shard, framework="np") as file:
@@ -42,6 +62,12 @@ def check_weight_files(folder: Path) -> None:
             raise ExportError(
                 f"{folder / shard}: damaged or truncated safetensors file ({first_line(error)}); fetch it again"
             ) from error
+
+
+def _conversion(architecture: str, folder: str) -> str:
+    """The command that writes the weights of a folder as safetensors beside its other files."""
+    code = f"from transformers import {architecture} as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
+    return f"python -c {shlex.quote(code)}"
 
 
 def _shards_of(folder: Path) -> set[str]:
