@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def check_weight_files(folder: Path, architecture: str, hub_id: str | None = Non
 
 def _conversion(architecture: str, folder: str) -> str:
     """The command that writes the weights of a folder as safetensors beside its other files."""
-    code = f"from transformers import {architecture} as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
+    path = json.dumps(folder, ensure_ascii=False)
+    code = f"from transformers import {architecture} as M; M.from_pretrained({path}).save_pretrained({path})"
     return f"python -c {shlex.quote(code)}"
 
 

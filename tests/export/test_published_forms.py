@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import sentencepiece
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from support.checkpoint_edits import edit_json, edit_weights, refusal
 from support.checkpoints import SENTENCES, CheckpointCache
@@ -75,6 +78,33 @@ def test_settings_of_generation_without_use_cache(checkpoints: CheckpointCache, 
     assert load_checkpoint(folder).generation_config["num_beams"] == 4
     edit_json(folder / "generation_config.json", use_cache=False)
     assert "use_cache is false" in refusal(folder)
+
+
+def test_the_printed_command_converts_pickled_weights(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "it's pickled", tokenizer=True)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    command = refusal(folder).partition("add model.safetensors by ")[2]
+    python, _, code = shlex.split(command)
+    assert python == "python"
+    exec(compile(code, "command", "exec"), {})  # in this process, which has transformers already
+    found, expected = (load_checkpoint(path) for path in (folder, checkpoints("bart", tokenizer=True)))
+    assert found.tokenizer is not None
+    for name, tensor in expected.model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], tensor), name
+
+
+def test_pickled_weights_of_the_hub(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not downloaded, so that the snapshot has no weights."""
+    folder = checkpoints.copy(tmp_path / "models--facebook--bart-large-cnn" / "snapshots" / ("0" * 40))
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
+    message = refusal("bart-large-cnn")
+    assert message.startswith("facebook/bart-large-cnn: no model.safetensors on the hub, and pickled weights are not")
+    assert "hf download facebook/bart-large-cnn --local-dir bart-large-cnn && python -c " in message
+    assert message.endswith(" && export-model bart-large-cnn")
 
 
 @pytest.mark.parametrize("name", ["<mask>", "<image_soft_token>", "[PAD]"])
