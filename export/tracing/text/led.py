@@ -99,15 +99,14 @@ class GlobalTokens:
     """
 
     def __init__(self, counted: Tensor, count: int) -> None:
-        N, tokens = counted.shape[1], torch.arange(count)
-        positions = torch.arange(N)
+        positions = torch.arange(counted.shape[1])
         self.places = positions.clamp(max=count - 1)
         """place of each position among the global tokens, in the first Z; int64 [N]"""
-        self.first = torch.minimum(tokens, positions[-1])
-        """positions of the global tokens, the last one again where there are fewer; int64 [Z]"""
+        self.first = torch.minimum(torch.arange(count), positions[-1])
+        """positions of the global tokens, int64 [Z]; where N < Z the last one again, which no local query sees"""
         self.chosen = counted & (positions < count)
         """bool [B, N]"""
-        self.bias = hidden_unless(self.rows_of(counted) & (tokens < N))[:, None, None, None]
+        self.bias = hidden_unless(self.rows_of(counted))[:, None, None, None]
         """of the global tokens as keys, [B, 1, 1, 1, Z]"""
         self.bias_of_keys = hidden_unless(counted)[:, None, None]
         """of all keys, for the global tokens, [B, 1, 1, N]"""
