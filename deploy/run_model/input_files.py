@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.console import counted
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import NO_NAME, InputError
 from tightbeam.deploy.image.files import is_image
 from tightbeam.deploy.text.json_line import read_json_line
 from tightbeam.deploy.text.text_input import parse_ids
@@ -56,17 +56,20 @@ class InputKind:
         Advice where a file holds something else.
     readable : callable
         Function of a line's text; raises InputError, or returns False, for a line of another kind.
+    errors : str
+        How bytes that are not UTF-8 are decoded, as of ``bytes.decode``.
     """
 
     line: str
     short: str
     fix: str
     readable: Callable[[str], object]
+    errors: str = "strict"
 
     def accepts(self, line: bytes) -> bool:
         """True for a line of this kind."""
         try:
-            return bool(self.readable(line.decode().rstrip("\r\n")))
+            return bool(self.readable(line.decode(errors=self.errors).rstrip("\r\n")))
         except (UnicodeDecodeError, InputError):
             return False
 
@@ -87,6 +90,7 @@ AUDIO_NAMES = InputKind(
     "the name of an audio file",
     "pass audio files, or a text file that names an audio file in each line",
     _exists,
+    "surrogateescape",
 )
 
 IMAGE_NAMES = InputKind(
@@ -94,6 +98,7 @@ IMAGE_NAMES = InputKind(
     "the name of an image file",
     "pass image files, or a text file that names an image file in each line",
     _exists,
+    "surrogateescape",
 )
 
 
@@ -310,6 +315,8 @@ def _input(name: str) -> _File:
 def _read(name: str, document: bool) -> _File:
     if _is_input(name):
         return _input(name)
+    if not name.strip():
+        raise InputError(f"{NO_NAME}; pass a text file, or - for standard input")
     if name == STDIN and sys.stdin is None:
         raise InputError("standard input is closed; pass a text file")
     if name == STDIN and not document:

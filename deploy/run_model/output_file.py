@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import NO_NAME, InputError
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.resume import WrittenResults
 
@@ -26,6 +26,8 @@ def check_output(output: str, force: bool, inputs: Sequence[str], *, option: str
         if force:
             raise InputError("--force replaces the --output file; leave it out, or name one")
         return
+    if not output.strip():
+        raise InputError(f"{NO_NAME}; pass another {option}")
     path = Path(output)
     try:
         there = path.stat()

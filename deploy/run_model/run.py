@@ -135,7 +135,7 @@ def _check(run: FileRun) -> None:
             raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
         if run.resume == STDOUT:
             raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
-    if run.subtitles is None or not Path(run.output).is_dir():
+    if run.subtitles is None or not run.output.strip() or not Path(run.output).is_dir():
         check_output(run.target, run.force, run.sources, option=run.option)
 
 
@@ -345,9 +345,11 @@ class _Run:
 
     def _report(self, result: InputResult, place: str) -> None:
         """Print the error of a result, or its notes."""
+        file = "standard input" if self._run.sound_file is not None else result.source
+        about = place or (f"{file}: " if file else "")
         if result.error is not None:
-            say(f"error: {place}{result.error}")
-        about = place or ("standard input: " if self._run.sound_file is not None else f"{result.source}: ")
+            named_already = not place and (not file or file in result.error)
+            say(f"error: {'' if named_already else about}{result.error}")
         self._note(*(f"{about}{note}" for note in result.notes))
         if result.error is None and result.cut:
             whole = result.source_tokens + result.cut

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,15 @@ class FileLine:
 
 
 def named_files(lines: Iterable[bytes], kind: str) -> Iterator[str | InputError]:
-    """The file names in lines of UTF-8, or an error in the place of one."""
+    """The file names in lines, or an error in the place of one that is neither UTF-8 nor the bytes of a file's name."""
     for number, line in enumerate(lines):
         name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
         try:
             yield name.decode()
         except UnicodeDecodeError:
+            if os.path.exists(name):
+                yield os.fsdecode(name)
+                continue
             yield InputError(f"{line!r} is not UTF-8; expected the name of {kind}")
 
 

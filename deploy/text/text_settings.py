@@ -58,6 +58,8 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
         return replace(layer, values={ids: None, **values})
     if not isinstance(text, str) or not text.strip():
         raise GenerationError(f"{shown} is no text; pass one word at least, or leave it out")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise GenerationError(f"{shown} holds half a character (a lone surrogate), which is not UTF-8; remove it")
     if codec is None:
         raise GenerationError(f"{shown} needs a tokenizer, and this bundle has none; pass {ids}")
     try:

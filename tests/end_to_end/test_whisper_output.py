@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +190,43 @@ def test_a_note_names_the_recording_whose_end_is_missing(runner: Runner, talks: 
     assert f"note: {cut}: its end is missing: the file has 1.4 s of 3.0 s" in errors
     _, errors = run("--sound-input", given=cut.read_bytes())
     assert "note: standard input: its end is missing" in errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux")
+def test_the_name_of_a_recording_is_any_bytes(runner: Runner, talks: list[str], tmp_path: Path) -> None:
+    """On the command line and in a list, beside one that is not there; its subtitles have the same name."""
+    name = os.fsencode(tmp_path) + b"/caf\xe9\n.wav"
+    Path(os.fsdecode(name)).write_bytes(Path(talks[0]).read_bytes())
+    text = run(talks[0])[0]
+    assert run(os.fsdecode(name), talks[1])[0].splitlines()[0] == text.strip()
+    run(os.fsdecode(name), talks[1], "--format", "srt", "--output", str(tmp_path / "shown"))
+    assert Path(os.fsdecode(os.fsencode(tmp_path) + b"/shown/caf\xe9\n.srt")).exists()
+    listed = os.fsencode(tmp_path) + b"/\xe9.wav"
+    Path(os.fsdecode(listed)).write_bytes(Path(talks[0]).read_bytes())
+    output, errors = run("-", given=(listed + b"\n") * 10 + b"\xe8.wav\n", code=1)
+    assert output == text * 10 + "\n"
+    _, named = run(os.fsdecode(b"\xe8.wav"), talks[0], code=1)
+    assert "error: b'\\xe8.wav' is not UTF-8; expected the name of an audio file" in named
+    assert "line 11: b'\\xe8.wav\\n' is not UTF-8; expected the name of an audio file" in errors
+
+
+def test_an_error_of_settings_names_its_recording(runner: Runner, talks: list[str], tmp_path: Path) -> None:
+    """One of two is longer than a window."""
+    soundfile.write(tmp_path / "short.wav", chirp(0.5), RATE_HZ)
+    short = str(tmp_path / "short.wav")
+    output, errors = run(short, talks[0], "--json", "--return-token-scores", code=1)
+    assert f"error: {talks[0]}: return_token_scores=True is for recordings of one window" in errors
+    assert "text" in json.loads(output.splitlines()[0])
+
+
+def test_empty_names_and_broken_text_are_refused(runner: Runner, talks: list[str]) -> None:
+    assert "error: no file is named; pass a text file" in run("", code=1)[1]
+    for options in ((), ("--format", "srt")):
+        assert "error: no file is named; pass another --output" in run(talks[0], *options, "--output", "", code=1)[1]
+    assert (
+        "prompt='caf\\udce9' (from the command line) holds half a character"
+        in run(talks[0], "--prompt", "caf\udce9", code=1)[1]
+    )
 
 
 @pytest.mark.parametrize(
