@@ -177,7 +177,7 @@ def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -
     """The bundle's draws, where a setting has a seed."""
     if SEED not in settings:
         return nullcontext()
-    options = options_for(checkpoint.generation_config, settings, checkpoint.sizes, speech=checkpoint.family.is_speech)
+    options = options_for(checkpoint.generation_config, settings, checkpoint.sizes, speech=False)
     streams, drawn = (1, options.drawn) if options.samples_beams else (options.num_beams, 1)
     return bundle_draws(samples.rows, settings[SEED], streams, settings["max_new_tokens"] * drawn)
 
@@ -213,15 +213,18 @@ def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, 
     wanted = MAX_NEW_TOKENS_OF_LARGE if large else MAX_NEW_TOKENS
     length = min(longest, wanted, own.get("max_new_tokens") or longest)
     sampled = own.get("do_sample") is True
+    # A draw depends on all numbers of its source, and not all features are transformers' bit for bit.
+    has_tokens = not (checkpoint.family.is_speech or checkpoint.family.reads_images)
     for settings in SETTINGS:
         limits: dict[str, Any] = {"max_new_tokens": length}
         if (own.get("num_beam_groups") or 1) != 1:
             limits |= WITHOUT_GROUPS
         if sampled:
-            limits |= {"do_sample": False} if settings else {SEED: 0}
+            limits |= {"do_sample": False} if settings or not has_tokens else {SEED: 0}
         if least > length:
             limits["min_new_tokens"] = length // 2
-        alone = {"num_return_sequences": 1} if settings.get("num_beams") == 1 else {}
+        beams = settings.get("num_beams") or own.get("num_beams") or 1
+        alone = {"num_return_sequences": 1} if beams == 1 and SEED not in limits else {}
         yield {**settings, **limits, **alone}
 
 
