@@ -121,7 +121,7 @@ def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
 
 def check_whole(files: CheckpointFiles) -> None:
     """Raise ExportError where weight files or a speech model's feature settings are missing or damaged."""
-    hub_id = files.source if files.revision is not None else None
+    hub_id = files.source if "/" in files.source else None
     check_weight_files(files.path, files.family.architecture, hub_id)
     if files.family.feature_config is not None:
         feature_settings(files.path, files.family.feature_config)
