@@ -150,6 +150,9 @@ class GenerationOptions:
         In diverse beam search they are those of each group: as many for its beams, and those that can be penalised,
         which are at most as many tokens of each row as there are beams in other groups.
 
+        With ``renormalize`` there is one more, which tells whether all that count are among them
+        (`deploy.search.renormalized`).
+
         With sampling they are those of each row that are kept, where so many suffice; a power of two, so that settings
         share batches.
         """
@@ -158,7 +161,9 @@ class GenerationOptions:
             return min(self.vocab_size, 1 << (self.sampling.top_k + TIES - 1).bit_length())
         size = self.num_beams // self.num_beam_groups
         count = (max(2, 1 + len(self.eos_token_ids)) + self.num_beams - size) * size
-        return count if self.sampling is None else min(count, self.vocab_size)
+        if self.sampling is not None:
+            return min(count, self.vocab_size)
+        return count + 1 if self.renormalize and count < self.vocab_size else count
 
     @property
     def samples_candidates(self) -> bool:

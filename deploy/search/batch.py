@@ -17,6 +17,7 @@ from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.measures import Measures
 from tightbeam.deploy.search.nodes import next_nodes
 from tightbeam.deploy.search.pool import Pool
+from tightbeam.deploy.search.renormalized import renormalized
 from tightbeam.deploy.search.rows import log_softmax
 from tightbeam.deploy.search.step import Candidates, Step, StepInputs, best
 from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
@@ -194,11 +195,15 @@ class BatchSearch:
             copies = found.scores.copy(), found.beams.copy(), found.tokens.copy()
             found = Candidates(*copies, found.rows, found.queries)
         for index in by_rows:
-            place, rows = self.places[index], [self.row_scores(found, index, beam) for beam in range(self.M)]
-            if place.measures is not None:
-                place.measures.set_rows(rows)
-            if place.options.timestamps is not None or place.options.renormalize:
-                ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
+            place = self.places[index]
+            ranked = self._renormalized(found, index) if place.options.renormalize else None
+            if ranked is None:
+                rows = [self.row_scores(found, index, beam) for beam in range(self.M)]
+                if place.measures is not None:
+                    place.measures.set_rows(rows)
+                if place.options.timestamps is not None or place.options.renormalize:
+                    ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
+            if ranked is not None:
                 found.scores[index], found.beams[index], found.tokens[index] = ranked
         for index in self._without_candidates(found, prompted):
             if (continued := self.forced_by_trie(index, range(self.M))) is not None:
@@ -208,6 +213,15 @@ class BatchSearch:
             own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
             found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
         return found, prompted
+
+    def _renormalized(self, found: Candidates, index: int) -> tuple[Floats, Ints, Ints] | None:
+        """The candidates of a sample after renormalisation; None where whole rows say which they are."""
+        place, own = self.places[index], (found.scores[index], found.beams[index], found.tokens[index])
+        if found.rows is None or place.options.timestamps is not None or place.measures is not None:
+            return None
+        if len(own[0]) == place.options.vocab_size:  # then there may be none more than the search needs
+            return None
+        return renormalized(found.rows, index, self.step_scores()[index], own)
 
     def _without_candidates(self, found: Candidates, prompted: Bools) -> list[int]:
         """The places of the samples whose candidates all score -inf, in a run with a trie."""

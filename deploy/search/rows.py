@@ -66,23 +66,32 @@ class Rows:
             self._made[row] = self._process(row)
         return self._made[row]
 
+    def banned_tokens(self, row: int) -> Ints | None:
+        """The tokens of a row that have no score, each once; None where its processors do more than ban tokens."""
+        free = self.trie is None or int(self.nodes[row]) == FREE
+        return np.unique(self._banned(row)) if free and self.normalize and self.repetition_penalty == 1 else None
+
+    def _history(self, row: int) -> Ints:
+        return self.history[row, : int(self.lengths[row * len(self.lengths) // len(self.logits)])]
+
+    def _banned(self, row: int) -> Ints:
+        ended = repeats(self._history(row), self.no_repeat_ngram_size)
+        return np.concatenate([ended, self.banned[row][self.banned[row] >= 0]])
+
     def _process(self, row: int) -> Floats:
         scores: Floats = self.logits[row].astype(np.float32, copy=False)
         if self.normalize:
             scores = log_softmax(scores)
-        length = int(self.lengths[row * len(self.lengths) // len(self.logits)])
-        history = self.history[row, :length]
-        out = [repeats(history, self.no_repeat_ngram_size), self.banned[row][self.banned[row] >= 0]]
+        history, out = self._history(row), self._banned(row)
         node = FREE if self.trie is None else int(self.nodes[row])
-        if self.repetition_penalty == 1 and not any(map(len, out)) and node == FREE:
+        if self.repetition_penalty == 1 and not len(out) and node == FREE:
             return scores
         if not scores.flags.writeable:
             scores = scores.copy()
         if self.repetition_penalty != 1:
             seen, penalty = scores[history], np.float32(self.repetition_penalty)
             scores[history] = np.where(seen < 0, seen * penalty, seen / penalty)
-        for tokens in out:
-            scores[tokens] = -np.inf
+        scores[out] = -np.inf
         return scores if self.trie is None or node == FREE else _only(scores, self.trie.children(node))
 
 
