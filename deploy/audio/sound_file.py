@@ -92,8 +92,8 @@ class SoundFile:
     def blocks(self, length: int) -> Iterator[Channels]:
         """Yield blocks float32 [n, channels] of up to ``length`` samples of each channel.
 
-        Raises RuntimeError where the content is broken; but an MP3 file that does not count its frames may
-        hold something else behind them.
+        Raises RuntimeError where the content is broken; but an MP3 file that does not count its frames may hold
+        something else behind them.
         """
         while not self._is_broken:
             block = np.empty((length, self.channels), np.float32)

@@ -130,8 +130,8 @@ def run_inputs(
     """
     read = ReadAhead(inputs, ahead)
     scheduler = model.group_scheduler(max_rows, _StopBeforeEncoding(read))
-    teller = None if on_segments is None else model
-    done = ReadAhead(_run(scheduler, read, typed, most_open, teller), joined=True)
+    segments_model = None if on_segments is None else model
+    done = ReadAhead(_run(scheduler, read, typed, most_open, segments_model), joined=True)
     with done, read:
         while (item := done.get()) is not None:
             if isinstance(item, _Found):
@@ -170,10 +170,12 @@ def _run(
     read: ReadAhead[OpenInput],
     typed: bool,
     most_open: int,
-    teller: LoadedModel | None = None,
+    segments_model: LoadedModel | None = None,
 ) -> Iterator[OpenInput | _Found]:
-    """Run inputs as they come, and yield them in their order; with a ``teller``, each behind its segments as they are
-    found, of which it makes text.
+    """Run inputs as they come, and yield them in their order.
+
+    With a ``segments_model``, whose tokenizer makes their text, each comes behind its segments, which come as they are
+    found.
     """
     inputs: dict[int, OpenInput] = {}  # by line number, in order
     owners: dict[int, OpenInput] = {}  # by sample number
@@ -192,7 +194,7 @@ def _run(
             if scheduler.active:
                 _turn(scheduler, owners)
             for number in list(inputs):
-                if teller is not None and (segments := _new_segments(inputs[number], teller)):
+                if segments_model is not None and (segments := _new_segments(inputs[number], segments_model)):
                     yield _Found(inputs[number].result, segments)
                 if not inputs[number].done:
                     break
@@ -205,10 +207,10 @@ def _run(
         scheduler.close()
 
 
-def _new_segments(each: OpenInput, teller: LoadedModel) -> list[TextSegment]:
+def _new_segments(each: OpenInput, model: LoadedModel) -> list[TextSegment]:
     """The segments that were found since the last call; none of an input that has failed."""
     try:
-        return [] if each.failure is not None else each.new_segments(teller)
+        return [] if each.failure is not None else each.new_segments(model)
     except BundleError:  # of the tokenizer, which is raised again for the whole input
         return []
 
