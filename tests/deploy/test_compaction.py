@@ -161,7 +161,12 @@ def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("variant", PRESETS)
+VARIANTS = [
+    each if each in ("baseline", "dedup", "el") else pytest.param(each, marks=pytest.mark.slow) for each in PRESETS
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_finished_samples_are_not_run(bundles: BundleCache, rows_run: list[int], variant: str) -> None:
     """The tokens are those of `generate` for the whole batch, with fewer and fewer rows."""
     model = bundles.trace("bart")[0].model

@@ -90,9 +90,9 @@ def test_a_bundle_ends_where_longrope_changes_its_angles(bundles: BundleCache) -
         ("olmo", {}, "kv", "k"),
         ("falcon", {"multi_query": False, "tokenizer": True, "vocab_size": 300}, "k", "k"),  # test_causal_text.py's
         ("smollm3", {"num_key_value_heads": 6}, "k", "k"),
-        ("mistral", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
-        ("qwen2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
         ("olmo2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),
+        pytest.param("mistral", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k", marks=pytest.mark.slow),
+        pytest.param("qwen2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k", marks=pytest.mark.slow),
         pytest.param("qwen3", {"head_dim": 20, "num_hidden_layers": 1}, "k", "k", marks=pytest.mark.slow),  # as OLMo 2
     ],
 )

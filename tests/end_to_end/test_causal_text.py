@@ -293,7 +293,7 @@ LONGROPE = {
         ("bloom", {"n_head": 5}, "hidden_size 36 is not divisible by n_head 5"),
         ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "clip_qkv of attn_config is 6.0; expected none"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected none"),
-        ("llama", {"architectures": ["LlamaModel"]}, "only LlamaForCausalLM generates text"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "only LlamaForCausalLM generates text"),
     ],
 )
 def test_configs_that_cannot_be_exported(

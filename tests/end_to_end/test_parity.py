@@ -38,12 +38,12 @@ def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, fa
 ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 SHAPES: tuple[dict[str, Any], ...] = (
     {
-        **{"activation_function": "gelu_new", "d_model": 24},
+        **{"activation_function": "gelu_new", "d_model": 24, "tie_word_embeddings": False, "decoder_ffn_dim": 7},
         **{"decoder_attention_heads": 1, "encoder_attention_heads": 1, **ONE_LAYER},
     },
-    {"activation_function": "quick_gelu", "tie_word_embeddings": False, "decoder_ffn_dim": 7, **ONE_LAYER},
 )
 OTHER_SIZES: tuple[dict[str, Any], ...] = (
+    {"activation_function": "quick_gelu", "encoder_ffn_dim": 5, **ONE_LAYER},
     {
         **{"activation_function": "relu", "scale_embedding": False, "d_model": 40},
         **{"decoder_attention_heads": 5, "encoder_layers": 1, "decoder_layers": 2},

@@ -13,6 +13,7 @@ from support import session_in_memory, tensorrt_in_memory
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.cuda_in_memory import expect_nothing_left
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample, Scheduler
@@ -42,8 +43,13 @@ def run(scheduler: Scheduler, samples: list[Any], every: int = 2) -> dict[int, A
     return found
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "variant", "device"),
+    slow_unless(
+        [(*each, device) for each in FAMILIES for device in DEVICES],
+        lambda family, variant, device: device == "tensorrt" or variant in ("dedup", "el"),
+    ),
+)
 def test_each_sample_gets_what_it_gets_alone(bundles: BundleCache, family: str, variant: str, device: str) -> None:
     """Samples of different lengths and settings join and leave at different steps."""
     path = bundles(variant, family)
