@@ -63,24 +63,21 @@ def test_two_streams_without_a_cache_match_the_steps(bundles: BundleCache) -> No
     assert (model.config.ngram, model.get_decoder().ngram) == (3, 3)
 
 
-SHAPES = [
+SHAPES = (
     {"ngram": 3, "tie_word_embeddings": False, "num_buckets": 5, "relative_max_distance": 3},
-    *(
-        pytest.param(shape, marks=pytest.mark.slow)  # a bundle runs one predicting stream of any number
-        for shape in (
-            {
-                **{"ngram": 1, "activation_function": "relu", "num_decoder_attention_heads": 1},
-                **{"num_encoder_attention_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1},
-            },
-            {
-                **{"hidden_size": 40, "num_decoder_attention_heads": 5, "num_buckets": 32},
-                **{"relative_max_distance": 128, "num_encoder_layers": 1, "num_decoder_layers": 1},
-            },
-        )
-    ),
-]
+    {
+        **{"ngram": 1, "activation_function": "relu", "num_decoder_attention_heads": 1},
+        **{"num_encoder_attention_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    },
+    {
+        **{"hidden_size": 40, "num_decoder_attention_heads": 5, "num_buckets": 32},
+        **{"relative_max_distance": 128, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    },
+)
+"""A bundle runs one predicting stream of any number."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes_and_streams(bundles: BundleCache, shape: dict[str, Any]) -> None:
     model = bundles.trace("prophetnet", seed=4, **shape)[0].model

@@ -38,7 +38,7 @@ from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
 
-QUICK = (("moonshine", "dedup"), ("moonshine", "slim"), ("speech_to_text", "el"))
+QUICK = (("moonshine", "dedup"), ("speech_to_text", "el"))
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_beams": 1, "max_new_tokens": 30},

@@ -140,7 +140,7 @@ def test_keys_without_an_inverse_are_no_error(checkpoints: CheckpointCache, tmp_
 
 @pytest.mark.parametrize(
     ("variant", "factor"),
-    slow_unless(itertools.product(("el", "kcache"), (0.0, 3e5)), lambda *case: case in {("el", 0.0), ("kcache", 3e5)}),
+    slow_unless(itertools.product(("el", "kcache"), (0.0, 3e5)), lambda *case: case == ("el", 0.0)),
 )
 def test_values_beyond_float16_and_a_pruned_layer_are_no_error(
     checkpoints: CheckpointCache, tmp_path: Path, variant: str, factor: float

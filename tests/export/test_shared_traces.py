@@ -24,6 +24,7 @@ def written(graphs: ModelGraphs) -> list[bytes]:
     return [gs.export_onnx(graph).graph.SerializeToString() for graph in (graphs.encoder, graphs.decoder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", REPLACED)
 def test_other_weights_give_their_own_trace(bundles: BundleCache, checkpoints: CheckpointCache, family: str) -> None:
     first, graphs = bundles.trace(family)

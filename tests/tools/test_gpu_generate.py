@@ -44,7 +44,10 @@ class Rehearsed:
     least_peak_bytes: int
 
 
-@pytest.fixture(scope="module", params=["in one process", pytest.param("as it runs", marks=pytest.mark.slow)])
+REHEARSALS = [pytest.param(each, marks=pytest.mark.slow) for each in ("in one process", "as it runs")]
+
+
+@pytest.fixture(scope="module", params=REHEARSALS)
 def rehearsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
     """A rehearsal. In one process, each case takes no seconds to import what it needs."""
     folder = tmp_path_factory.mktemp("generate")

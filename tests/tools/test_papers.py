@@ -159,6 +159,7 @@ def test_growth_and_ablation_run() -> None:
     assert [list(speeds) for speeds in searches.values()] == [["baseline", "dedup", "el"]] * 3
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_table() -> None:
     command = [sys.executable, "-m", "tools.papers", "all"]
     environment = {**os.environ, "COLUMNS": "200"}
