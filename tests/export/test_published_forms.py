@@ -109,7 +109,7 @@ def test_pickled_weights_of_the_hub(
 
 @pytest.mark.parametrize("name", ["<mask>", "<image_soft_token>", "[PAD]"])
 def test_added_tokens_may_lie_outside_the_vocabulary(checkpoints: CheckpointCache, tmp_path: Path, name: str) -> None:
-    """Of bart-large-cnn, Gemma 3 of text and tuned Llamas: one more than the embedding has rows."""
+    """Those of bart-large-cnn, Gemma 3 of text and tuned Llamas have one token more than the embedding has rows."""
     folder = checkpoints.copy(tmp_path / "added", tokenizer=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     while len(tokenizer) < 101:

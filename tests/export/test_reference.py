@@ -1,4 +1,4 @@
-"""What an export's comparison generates with torch."""
+"""The settings and samples that an export's comparison gives torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that write model repositories."""
+"""Fixtures of the tests that write model repositories, and of those that run a worker's requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.bundles import BundleCache
+from support.checkpoints import WHISPER_GENERATION
 from support.repositories import Command, caller
+from tightbeam.deploy import Runner
 
 
 @pytest.fixture
@@ -25,3 +27,24 @@ def text(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def ids_only(bundles: BundleCache) -> Path:
     return bundles("dedup")
+
+
+@pytest.fixture(scope="module")
+def bart(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", tokenizer=True), threads=1)
+
+
+@pytest.fixture(scope="module")
+def gpt2(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", "gpt2", tokenizer=True, vocab_size=300), threads=1)
+
+
+@pytest.fixture(scope="module")
+def whisper(bundles: BundleCache) -> Runner:
+    return Runner.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION, tokenizer=True), threads=1)
+
+
+@pytest.fixture(scope="module")
+def wordless(bundles: BundleCache) -> Runner:
+    """The runner of a checkpoint without a tokenizer."""
+    return Runner.load(bundles("dedup"), threads=1)

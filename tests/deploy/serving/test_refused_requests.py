@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
 from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import BundleError
@@ -19,30 +17,6 @@ from tightbeam.deploy.scheduling.batch import Batch
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker import requests as reading
 from tightbeam.deploy.text.output import Output
-
-CAUSAL_TEXT = {"tokenizer": True, "vocab_size": 300}
-SPEECH = {"generation": WHISPER_GENERATION, "tokenizer": True}
-
-
-@pytest.fixture(scope="module")
-def bart(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", tokenizer=True), threads=1)
-
-
-@pytest.fixture(scope="module")
-def gpt2(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", "gpt2", **CAUSAL_TEXT), threads=1)
-
-
-@pytest.fixture(scope="module")
-def whisper(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", "whisper", **SPEECH), threads=1)
-
-
-@pytest.fixture(scope="module")
-def wordless(bundles: BundleCache) -> Runner:
-    """The runner of a checkpoint without a tokenizer."""
-    return Runner.load(bundles("dedup"), threads=1)
 
 
 def with_inputs(*names: str, **parameters: Any) -> Request:
@@ -132,7 +106,7 @@ ERRORS: list[tuple[Request, str]] = [
 
 
 PYTHON_S = re.compile(r"\b[a-z_]+=|\b(True|False|None)\b|Runner\.|--[a-z]|\(\d")
-"""What a client who sends JSON cannot do."""
+"""Advice that a client who sends JSON cannot follow."""
 
 
 def assert_can_be_followed(message: str) -> None:

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES, WHISPER_GENERATION
+from support.checkpoints import SENTENCES
 from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
@@ -21,30 +20,7 @@ from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 
-CAUSAL_TEXT = {"tokenizer": True, "vocab_size": 300}
-SPEECH = {"generation": WHISPER_GENERATION, "tokenizer": True}
 CHIRP = chirp(0.5)
-
-
-@pytest.fixture(scope="module")
-def bart(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", tokenizer=True), threads=1)
-
-
-@pytest.fixture(scope="module")
-def gpt2(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", "gpt2", **CAUSAL_TEXT), threads=1)
-
-
-@pytest.fixture(scope="module")
-def whisper(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", "whisper", **SPEECH), threads=1)
-
-
-@pytest.fixture(scope="module")
-def wordless(bundles: BundleCache) -> Runner:
-    """The runner of a checkpoint without a tokenizer."""
-    return Runner.load(bundles("dedup"), threads=1)
 
 
 def sentences(generator: np.random.Generator, most: int) -> list[str]:
