@@ -22,7 +22,7 @@ HINTS = {
         "the precision is --precision fp32, fp16 or int8",
     ),
     "--device": "an export runs on the CPU; run-model --device chooses where the bundle runs",
-    "--task": "the task follows from the checkpoint's config.json; leave it out",
+    "--task": "the kind of model follows from config.json; a task of Whisper is an option of run-model",
     "--opset": "the graphs are of opset 23; leave it out",
     "--trust-remote-code": "no code of a checkpoint is run; leave it out",
     "--revision": "pass the folder of a checkpoint that you downloaded in that revision",
@@ -59,7 +59,8 @@ def export_model(
         str | None, typer.Option(help="Generated cache in place of the variant's: kv-reordered, kv, k or x.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the new bundle; <model>-<variant>[-<precision>] by default.")
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the new bundle; <model>-<variant>[-<precision>] by default."),
     ] = None,
     precision: Annotated[
         str,

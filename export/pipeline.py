@@ -39,6 +39,7 @@ from tightbeam.export.checkpoint.audio import check_speech
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, limit_length, set_max_new_tokens
 from tightbeam.export.checkpoint.image import check_image
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
+from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.options import Choice, ExportOptions
 from tightbeam.export.preparation import Preparation
@@ -62,7 +63,7 @@ from tightbeam.graph_passes.precision.sites import sites
 
 __all__ = ["run_export", "trace"]
 
-_, GENERATING, TRACING, REWRITING, MEASURING, WRITING, COMPARING = STEPS
+_, GENERATING, TRACING, REWRITING, MEASURING_ATTENTION, MEASURING_PRODUCTS, WRITING, ROUNDING, COMPARING = STEPS
 
 
 def run_export(
@@ -137,6 +138,8 @@ def _load(export: _Export) -> None:
         if note:
             export.on_note(note)
     check_settings(checkpoint, supported=options.check)
+    if note := _note_of_prompt(checkpoint):
+        export.on_note(note)
 
 
 def _note_of_global_tokens(checkpoint: Checkpoint) -> str:
@@ -147,6 +150,13 @@ def _note_of_global_tokens(checkpoint: Checkpoint) -> str:
         "no token has global attention, as in model.generate without a global_attention_mask; --global-tokens 1 gives "
         "it to the first one, as the published summarizers take it"
     )
+
+
+def _note_of_prompt(checkpoint: Checkpoint) -> str:
+    """A note for the user of a multilingual Whisper without a task or a language, else ""."""
+    if not checkpoint.family.has_windows:
+        return ""
+    return note_of_prompt(checkpoint.generation_config, checkpoint.sizes.vocabulary)
 
 
 def _generate(export: _Export) -> None:
@@ -202,7 +212,7 @@ def _rewrite(export: _Export) -> None:
     export.on_step(REWRITING)
     export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
     if needs_guard(export.plan) or options.cache_precision is not None:
-        export.on_step(MEASURING)
+        export.on_step(MEASURING_ATTENTION)
         activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
         plan, measured = guard(canonical, export.plan, activations, options.precision)
         export.guarded = tuple(result.entry() for result in measured)
@@ -264,7 +274,7 @@ def _lower_precision(export: _Export) -> None:
 
 def _guard_products(export: _Export) -> None:
     """Measure what int8 would quantise on real rows, and choose the form of each product."""
-    export.on_step(MEASURING)
+    export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
     samples = calibration_samples(export.checkpoint, export.preparation.texts)
     parent = export.preparation.target.absolute().parent
@@ -347,6 +357,7 @@ def _measure_precision(
         del export.graphs
         gc.collect()
         return None, None
+    export.on_step(ROUNDING)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
         write_rounding_pair(Path(scratch), folder, manifest, export.exact, export.graphs)
         del export.exact, export.graphs

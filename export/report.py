@@ -12,6 +12,7 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.accuracy.precision_error import describe_error
 from tightbeam.export.auto.workload import Workload
+from tightbeam.export.checkpoint.whisper_prompt import lacks_task
 from tightbeam.export.options import AUTO, DEFAULT
 from tightbeam.export.tables import (
     caches_table,
@@ -86,7 +87,9 @@ def next_command(bundle: Bundle) -> str:
     """A command that runs the bundle on one input."""
     manifest, path = bundle.manifest, shlex.quote(str(bundle.path))
     if manifest.speech is not None:
-        return f"run-model {path} speech.wav"
+        asked = manifest.has_windows and manifest.generation.get("task_to_id")
+        lacking = asked and lacks_task(manifest.generation, manifest.sizes.vocabulary)
+        return f"run-model {path} speech.wav" + (" --task transcribe" if lacking else "")
     if manifest.image is not None:
         return f"run-model {path} page.png"
     if manifest.tokenizer is None:

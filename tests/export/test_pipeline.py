@@ -32,7 +32,7 @@ def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp
     steps: list[str] = []
     target = tmp_path / "deep" / "out"
     bundle = export_model(checkpoint, target, variant="el", max_new_tokens=9, on_step=steps.append)
-    assert tuple(steps) == STEPS
+    assert steps == [step for step in STEPS if step not in ("measuring products", "comparing with float32")]
     assert Bundle.load(target).manifest == bundle.manifest
     manifest = bundle.manifest
     assert manifest.parity is not None
