@@ -15,7 +15,7 @@ from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.graph_passes.attention import AttentionBlock
 from tightbeam.graph_passes.caches.algebra import key_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
-from tightbeam.graph_passes.precision.integers import MOST, quantized_columns
+from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
 
 __all__ = ["BASELINE_PRECISION", "TORCH_DTYPES", "LayerAttention", "product_in", "rows_in_int8"]
 
@@ -157,5 +157,5 @@ def product_in(states: Tensor, weight: Any, precision: str = "") -> Tensor:
 
 def rows_in_int8(rows: Tensor) -> Tensor:
     """Rows [..., X] as integers of 8 bits with a scale each give them back."""
-    worth = rows.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / MOST
+    worth = rows.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST) / MOST
     return (rows / worth).round() * worth

@@ -3,7 +3,8 @@
 A product in int8 rounds each row and each column to 255 steps between its largest numbers. One large number among small
 ones takes all of the steps, so the error depends on the model. The guard therefore computes each product on the rows
 that it multiplies while the model generates, in every form, and compares it with float64. A product that errs more than
-allowed gets a scale for every 128 numbers, and stays float32 where that errs too much as well.
+allowed gets a scale for every 128 numbers, and stays float32 if that errs too much as well. A matrix that several read,
+as an embedding and the logits may, has the cheapest form in which each of its readers is exact enough.
 
 **The error** is relative, row by row: the root mean square of a row's difference over that of the exact row, without
 bias. The error of the product is the root mean square of those of its rows; a matrix for each head makes rows of each
@@ -14,14 +15,14 @@ theirs alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.integers import quantized_columns
+from tightbeam.graph_passes.precision.integers import SMALLEST, quantized_columns
 from tightbeam.graph_passes.precision.sites import BLOCK, Site, blocks_of
 
 __all__ = ["ALLOWED", "forms_of", "measure_products"]
@@ -47,22 +48,13 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
     Returns
     -------
     tuple of QuantizedEntry
-        One for each site, in order. Those that share a matrix get one form, the one of them that errs least, so that
-        the matrix is stored once.
+        One for each site, in order. Those that share a matrix get one form, so that the matrix is stored once.
     """
-    entries = [_measure(site, rows.get(site.name)) for site in sites]
-    keys = [_storage(site) for site in sites]
-    strictest: dict[tuple[int, ...], QuantizedEntry] = {}
-    for key, entry in zip(keys, entries, strict=True):
-        if key not in strictest or ORDER[entry.kept] > ORDER[strictest[key].kept]:
-            strictest[key] = entry
-    shared = (strictest[key] for key in keys)
-    return tuple(
-        entry
-        if entry.kept == other.kept
-        else entry.model_copy(update={"kept": other.kept, "reason": f"it shares the matrix of {other.name}"})
-        for entry, other in zip(entries, shared, strict=True)
-    )
+    readers: dict[tuple[int, ...], list[Site]] = {}
+    for site in sites:
+        readers.setdefault(_storage(site), []).append(site)
+    entries = {entry.name: entry for shared in readers.values() for entry in _measure(shared, rows)}
+    return tuple(entries[site.name] for site in sites)
 
 
 def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
@@ -70,39 +62,46 @@ def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
     return {entry.name: entry.kept for entry in entries}
 
 
-ORDER = {"int8": 0, "blocks": 1, "fp32": 2}
-"""Forms by increasing accuracy."""
+def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[QuantizedEntry]:
+    """Measure the readers of one matrix, and choose the form that it has for all of them."""
+    parts = [_parts(site, rows.get(site.name)) for site in readers]
+    exact = [_outputs(each, _exact) for each in parts]
+
+    def errors_of(form: _Form) -> list[float | None]:
+        return [_relative(_outputs(each, form), outputs) for each, outputs in zip(parts, exact, strict=True)]
+
+    errors = {"int8": errors_of(partial(_quantized, form="int8"))}
+    if not all(map(_is_allowed, errors["int8"])) and all(blocks_of(site.X, "blocks") > 1 for site in readers):
+        errors["blocks"] = errors_of(partial(_quantized, form="blocks"))
+    kept = next((form for form, found in errors.items() if all(map(_is_allowed, found))), "fp32")
+    others = {
+        form: [site.name for site, error in zip(readers, found, strict=True) if not _is_allowed(error)]
+        for form, found in errors.items()
+        if form != kept
+    }
+    fp16, fp32 = errors_of(_half), errors_of(_single)
+    for index, site in enumerate(readers):
+        own = {form: found[index] for form, found in errors.items()}
+        yield QuantizedEntry(
+            name=site.name,
+            shape=site.shape,
+            embedding=parts[index][0][0] is None,
+            int8=own["int8"],
+            blocks=own.get("blocks"),
+            fp16=fp16[index],
+            fp32=fp32[index],
+            allowed=ALLOWED,
+            kept=kept,  # type: ignore[arg-type]  # one of FORMS
+            reason="; ".join(dict.fromkeys(_reason(form, own[form], names[0]) for form, names in others.items())),
+        )
 
 
-def _measure(site: Site, rows: Array | None) -> QuantizedEntry:
-    parts = _parts(site, rows)
-    exact = _outputs(parts, _exact)
-
-    def error_of(form: _Form) -> float | None:
-        return _relative(_outputs(parts, form), exact)
-
-    errors = {"int8": error_of(partial(_quantized, blocks=1)), "blocks": None}
-    kept, reason = "int8", ""
-    if not _is_allowed(errors["int8"]):
-        kept, reason = "fp32", f"int8 errs by {_percent(errors['int8'])}, {ALLOWED:.0%} is allowed"
-        if blocks_of(site.X, "blocks") > 1:
-            errors["blocks"] = error_of(partial(_quantized, blocks=blocks_of(site.X, "blocks")))
-            if _is_allowed(errors["blocks"]):
-                kept = "blocks"
-            else:
-                reason += f"; in blocks of {BLOCK} by {_percent(errors['blocks'])}"
-    return QuantizedEntry(
-        name=site.name,
-        shape=site.shape,
-        embedding=rows is None,
-        int8=errors["int8"],
-        blocks=errors["blocks"],
-        fp16=error_of(_half),
-        fp32=error_of(_single),
-        allowed=ALLOWED,
-        kept=kept,  # type: ignore[arg-type]  # one of FORMS
-        reason=reason,
-    )
+def _reason(form: str, error: float | None, other: str) -> str:
+    """Say why a reader of a matrix does not have a form, which is not exact enough for it or for ``other``."""
+    if _is_allowed(error):
+        return f"it shares the matrix of {other}"
+    said = _percent(error)
+    return f"int8 errs by {said}, {ALLOWED:.0%} is allowed" if form == "int8" else f"in blocks of {BLOCK} by {said}"
 
 
 _Part = tuple[Array | None, Array]
@@ -161,8 +160,9 @@ def _storage(site: Site) -> tuple[int, ...]:
     return int(values.__array_interface__["data"][0]), *sorted(values.shape)
 
 
-def _quantized(rows: Array | None, matrix: Array, blocks: int) -> Array:
+def _quantized(rows: Array | None, matrix: Array, form: str) -> Array:
     """The product of quantised rows and columns, or the quantised rows of an embedding."""
+    blocks = blocks_of(len(matrix), form)
     integers, scale = quantized_columns(matrix, blocks)
     X, Y = matrix.shape
     rounded = (integers.reshape(blocks, X // blocks, Y) * scale[:, None]).reshape(X, Y)
@@ -173,18 +173,20 @@ def _quantized(rows: Array | None, matrix: Array, blocks: int) -> Array:
 
 def _rounded_rows(rows: Array, blocks: int = 1) -> Array:
     """Rows [rows, X] as int8 rounds them, with a scale for each of their blocks."""
-    by_block = rows.reshape(len(rows), blocks, -1)
-    largest = np.maximum(np.abs(by_block).max(axis=2, keepdims=True), 1e-30)
+    by_block = rows.reshape(len(rows), blocks, rows.shape[1] // blocks)
+    largest = np.maximum(np.abs(by_block).max(axis=2, keepdims=True), SMALLEST)
     rounded = np.rint(by_block * (127 / largest)) * (largest / 127)
     return np.asarray(rounded.reshape(rows.shape))
 
 
 def _relative(found: Array, exact: Array) -> float | None:
-    """The error of rows, as above; those of zeros do not count. None where it is NaN or infinite."""
+    """The error of rows, as above; those of zeros do not count. None if it is NaN or infinite, or there are no rows."""
+    if not len(exact):
+        return None
     with np.errstate(invalid="ignore", over="ignore"):
         difference = np.square(found.astype(np.float64) - exact).mean(axis=1)
         size = np.square(exact).mean(axis=1)
-        counted = size > 0
+        counted = size > SMALLEST**2
         if not counted.any():
             return 0.0
         error = float(np.sqrt(np.mean(difference[counted] / size[counted])))

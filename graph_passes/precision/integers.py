@@ -10,10 +10,12 @@ from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.sites import Site
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
 
-__all__ = ["MOST", "QuantizedWeights", "quantized_columns"]
+__all__ = ["MOST", "SMALLEST", "QuantizedWeights", "quantized_columns"]
 
 MOST = 127
 """The largest integer of a row or a column."""
+SMALLEST = 1e-30
+"""Numbers of a row or a column that has none larger are zeros: ``QuantizeRows`` takes no smaller scale."""
 
 
 def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
@@ -35,7 +37,7 @@ def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
     X, Y = matrix.shape
     by_block = matrix.reshape(blocks, X // blocks, Y)
     largest = np.abs(by_block).max(axis=1)
-    scale = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(MOST)
+    scale = np.where(largest > SMALLEST, largest, 1).astype(np.float32) / np.float32(MOST)
     integers = np.clip(np.rint(by_block / scale[:, None]), -MOST, MOST).astype(np.int8)
     return integers.reshape(X, Y), scale
 

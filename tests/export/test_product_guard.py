@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) 
     # Both read one matrix; the table's own outlier is small, so it would do with less.
     assert embedding.kept == form and embedding.embedding
     assert embedding.reason == ("" if form == "int8" else "it shares the matrix of decoder.logits")
+    assert all((entry.blocks is not None) == (form != "int8") for entry in entries)
+    assert all(form == "fp32" or getattr(entry, form) <= ALLOWED for entry in entries)
 
     quantized, _ = to_precision(graphs, "int8", forms_of(entries))
     operators = [node.op for node in quantized.encoder.nodes]
@@ -131,6 +134,63 @@ def test_one_bad_row_counts_though_it_is_small() -> None:
     site = Site("encoder.product", gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x"))
     (entry,) = measure_products([site], {"encoder.product": rows})
     assert entry.kept == "fp32"
+
+
+def tied(table: Any) -> list[Site]:
+    """An embedding and logits that read one matrix [vocabulary, X]."""
+    shared = gs.Constant("E", table)
+    return [
+        Site("embedding", gs.Node("Gather"), shared, True, None),
+        Site("logits", gs.Node("Gemm"), shared, True, gs.Variable("x")),
+    ]
+
+
+@pytest.mark.parametrize(("width", "form"), [(576, "fp32"), (1024, "blocks")])
+def test_a_shared_matrix_has_a_form_that_every_reader_allows(width: int, form: str) -> None:
+    """The logits' rows have an outlier; 576 numbers are no blocks of 128."""
+    generator = np.random.default_rng(1)
+    table = generator.standard_normal((Y, width)).astype(np.float32)
+    rows = generator.standard_normal((R, width)).astype(np.float32)
+    rows[:, 7] *= 20
+    table[:, 7] /= 20
+    embedding, logits = measure_products(tied(table), {"logits": rows})
+    assert embedding.kept == logits.kept == form
+    assert embedding.int8 is not None and logits.int8 is not None and embedding.int8 < ALLOWED < logits.int8
+    for entry in (embedding, logits):
+        assert entry.blocks is None if form == "fp32" else (entry.blocks or 1) < ALLOWED
+    assert embedding.reason == "it shares the matrix of logits"
+
+
+def test_a_reader_says_who_rules_its_blocks_out() -> None:
+    """The table has an outlier, which blocks part from most numbers of a row, but from none that the logits read."""
+    generator = np.random.default_rng(1)
+    table = generator.standard_normal((Y, X)).astype(np.float32)
+    rows = generator.standard_normal((R, X)).astype(np.float32)
+    table[:, 7] *= 25
+    rows[:, 128:] = rows[:, 7:8] = 0
+    embedding, logits = measure_products(tied(table), {"logits": rows})
+    assert embedding.kept == logits.kept == "fp32"
+    assert embedding.blocks is not None and logits.blocks is not None and embedding.blocks < ALLOWED < logits.blocks
+    assert re.fullmatch(r"int8 errs by \d\.\d%, 3% is allowed; it shares the matrix of logits", embedding.reason)
+    assert re.fullmatch(r"int8 errs by \d\.\d%, 3% is allowed; in blocks of 128 by \d\.\d%", logits.reason)
+
+
+def test_rows_of_nan_alone_are_no_measurement() -> None:
+    rows, matrix = rows_and_matrix(1.0)
+    site = Site("encoder.product", gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x"))
+    (entry,) = measure_products([site], {"encoder.product": np.full_like(rows, np.nan)})
+    assert (entry.kept, entry.int8, entry.blocks) == ("fp32", None, None)
+    assert entry.reason == "int8 errs by no finite number, 3% is allowed; in blocks of 128 by no finite number"
+
+
+@pytest.mark.parametrize("dead", [0.0, 1e-45, 1e-33])
+def test_dead_tokens_of_an_embedding_do_not_count(dead: float) -> None:
+    """Tokens that training never met are zeros, or what weight decay leaves: below the normal numbers of float32."""
+    table = np.random.default_rng(1).standard_normal((Y, X)).astype(np.float32)
+    (alive,) = measure_products(tied(table[1::2])[:1], {})
+    table[::2] = dead
+    (entry,) = measure_products(tied(table)[:1], {})
+    assert entry.kept == "int8" and entry.int8 == pytest.approx(alive.int8)
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
