@@ -103,8 +103,8 @@ class ExportOptions:
         self.choice()
         if self.precision == "bf16":
             raise ExportError(
-                "no bundle is in bf16: numpy and ONNX Runtime's CPU provider lack it, so that nothing could compare it "
-                "with torch; take --precision fp16, or export in fp32 and then build-engine --precision bf16"
+                "a bundle cannot be in bf16: numpy and ONNX Runtime's CPU provider lack it, so that nothing could "
+                "compare it with torch; take --precision fp16, or export in fp32 and then build-engine --precision bf16"
             )
         if self.precision not in PRECISIONS:
             raise ExportError(f"precision {self.precision!r} is not supported; expected {', '.join(PRECISIONS)}")
@@ -115,11 +115,11 @@ class ExportOptions:
             raise ExportError(f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; expected 1 or more")
         if not 0 <= self.weight_threshold < 1:
             raise ExportError(
-                f"weight_threshold={self.weight_threshold:g} is no share of 1; expected 0 (exact), or e.g. 0.001"
+                f"weight_threshold={self.weight_threshold:g} is not a share below 1; expected 0 (exact), or e.g. 0.001"
             )
         if self.global_tokens < 0:
             raise ExportError(
-                f"global_tokens={self.global_tokens} is no number of tokens; expected 0 (none), or 1 for the first one"
+                f"global_tokens={self.global_tokens} is not a number of tokens; expected 0 (none), or 1 for the first"
             )
         self._check_max_differing()
 
@@ -151,8 +151,8 @@ class ExportOptions:
             return
         if self.cache_precision != "int8":
             raise ExportError(
-                f"cache_precision {self.cache_precision!r} is not supported; expected int8, or none for that of "
-                "--precision"
+                f"cache_precision {self.cache_precision!r} is not supported; expected int8, or nothing for that "
+                "of --precision"
             )
         if self.precision not in ("fp32", "int8"):
             raise ExportError(
@@ -218,7 +218,9 @@ class ExportOptions:
             if reason := why_not(choice.preset, sizes):
                 raise ExportError(f"variant {choice.name} {reason}; use --variant {DEFAULT}")
             if self.calibration is not None and self.is_exact and not needs_guard(plan):
-                raise ExportError(f"calibration texts are for what is measured; {choice.name} is exact, leave them out")
+                raise ExportError(
+                    f"--calibration is for what is measured, and variant {choice.name} is exact; leave it out"
+                )
         if self.max_new_tokens is not None and self.max_new_tokens >= sizes.max_target:
             raise ExportError(
                 f"max_new_tokens={self.max_new_tokens} and the start token exceed the model's {sizes.max_target} "

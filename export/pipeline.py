@@ -22,7 +22,7 @@ from tightbeam.deploy.bundle.manifest import (
 )
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
-from tightbeam.deploy.errors import is_panic
+from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
@@ -191,7 +191,9 @@ def _choose_variant(export: _Export) -> None:
     options, checkpoint = export.options, export.checkpoint
     workload, precision = options.workload, options.precision
     if precision == "fp16" and workload.gflop_s is None:
-        export.on_note(f"the machine's matrix rate is float32's; pass --gflop-s, the serving machine's in {precision}")
+        export.on_note(
+            "times were predicted with this machine's float32 rate; pass the serving machine's fp16 rate as --gflop-s"
+        )
     run = _run_size(export)
     machine, origin = workload.machine(integers=run.has_integers)
     impossible = refusals_by_graphs(export.canonical, quantized_source=run.quantized_source)
@@ -311,6 +313,7 @@ def _write(export: _Export) -> Bundle:
             cache_precision=options.cache_precision,
             weight_threshold=options.weight_threshold,
         )
+        _check_draft(folder, manifest)
         del export.checkpoint, export.results
         error, float32 = _measure_precision(export, folder, manifest)
         if export.reference is None:
@@ -323,6 +326,18 @@ def _write(export: _Export) -> Bundle:
         return manifest.model_copy(update={"parity": parity})
 
     return write_bundle(export.preparation.target, fill, force=options.force)
+
+
+def _check_draft(folder: Path, manifest: Manifest) -> None:
+    """Raise ExportError if no runner would load the bundle, before the slow steps and without the comparison too."""
+    (folder / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
+    try:
+        Bundle.load(folder, verify=False)
+    except BundleError as error:
+        reason, _, _ = str(error).rpartition(";")
+        raise ExportError(
+            f"{reason}; there is no new bundle: please report this with the checkpoint's config.json"
+        ) from error
 
 
 def _check_differing(export: _Export, manifest: Manifest, parity: ParityReport) -> None:

@@ -55,10 +55,10 @@ def _show_lines(console: Console) -> Iterator[Callable[[str], None]]:
         console.print(step)
 
     def show_life() -> None:
-        while not ended.wait(SIGN_OF_LIFE_S):
+        while not ended.wait(SIGN_OF_LIFE_S - (time.monotonic() - running[0][1]) % SIGN_OF_LIFE_S):
             step, since = running[0]
-            if step:
-                console.print(f"{step}, for {time.monotonic() - since:.0f} s now")
+            if step and (seconds := time.monotonic() - since) >= SIGN_OF_LIFE_S:
+                console.print(f"still {step}, after {seconds:.0f} s")
 
     thread = threading.Thread(target=show_life, daemon=True)
     thread.start()

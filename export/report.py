@@ -111,7 +111,7 @@ def _cache(manifest: Manifest, run: RunSize) -> str:
     sizes = sizes_of(manifest)
     own, whole = sum(plan_bytes(plan_of(manifest), sizes, run)), sum(PRESETS["baseline"].cache_bytes(sizes, run))
     text = f"{megabytes(own)} for {describe_run(run)}"
-    return text if manifest.variant == "baseline" else f"{text}; baseline's is {megabytes(whole)}"
+    return text if manifest.variant == "baseline" else f"{text}; an ordinary export keeps {megabytes(whole)}"
 
 
 def _check(manifest: Manifest) -> str:
@@ -121,12 +121,16 @@ def _check(manifest: Manifest) -> str:
         return "not done (--no-check): the bundle was not compared with torch"
     sequences = parity.samples * parity.settings
     if parity.differing:
-        own = "" if parity.differing_float32 is None else f", {parity.differing_float32} from those in float32"
+        own = (
+            ""
+            if parity.differing_float32 is None
+            else f" ({parity.differing_float32} from the same bundle's in float32)"
+        )
         return (
             f"{parity.differing} of {sequences} sequences differ from torch's{own}, which {inexact_options(manifest)} "
             f"allows; the {parity.tokens} generated tokens of the others are equal"
         )
-    ties = f"; rounding alone decides {parity.ties} more" if parity.ties else ""
+    ties = f"; {parity.ties} more differ by rounding alone, between equally good ones" if parity.ties else ""
     return (
         f"passed: {parity.tokens} generated tokens of {sequences - parity.ties} sequences equal torch's, scores within "
         f"{parity.max_score_error:.1g}{ties}"
@@ -147,7 +151,10 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
             fallen.setdefault((entry.part, entry.wanted, entry.kept), []).append(entry.layer)
     for (part, wanted, kept), layers in fallen.items():
         where = f"layer {layers[0]} keeps" if len(layers) == 1 else f"layers {', '.join(map(str, layers))} keep"
-        yield f"{where} {kept} as {part} cache, as {wanted} was not exact enough (--verbose has the errors)"
+        yield (
+            f"{where} {kept} as {part} cache in place of {wanted}, which is not exact enough with these weights "
+            "(--verbose shows the errors)"
+        )
     if said := describe_products(manifest.quantized):
         yield said
     if manifest.precision != "fp32" or manifest.cache_precision is not None:

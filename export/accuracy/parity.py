@@ -84,7 +84,10 @@ def compare(
             tolerance = SCORE_TOLERANCE if exact else float("inf")
             error = max(error, _score_error(record, expected, index, reference.samples.as_ids, tolerance))
     if not tokens and not differing:
-        raise ExportError("rounding alone picks all that this checkpoint generates: nothing to compare; use --no-check")
+        raise ExportError(
+            "every sequence that this checkpoint generates is one of several that are equally good, so nothing can be "
+            "compared; pass --no-check"
+        )
     return ParityReport(
         samples=len(reference.samples.rows),
         settings=len(reference.generations),
@@ -160,7 +163,10 @@ def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, li
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         reason = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[-1])
-        raise ExportError(f"the finished bundle does not run: {reason} (--no-check exports without this test)")
+        raise ExportError(
+            f"the finished bundle does not run: {reason}; there is no new bundle: please report this with the "
+            "checkpoint's config.json, unless memory or the disk is full"
+        )
     records = [json.loads(line) for line in done.stdout.decode().splitlines()]
     if len(records) != len(lines):
         raise ExportError(f"the bundle gave {len(records)} results for {len(lines)} inputs")

@@ -89,7 +89,6 @@ def measure_rounding_pair(scratch: Path, manifest: Manifest, inexact: str) -> tu
     fix = "take --precision fp32, and of that bundle build-engine --precision bf16"
     if manifest.precision != "fp16":
         fix = f"leave {inexact} out"
-    fix += " (--no-check exports without this test)"
     timed = manifest.precision == "int8"
     return _measure(scratch / EXACT, manifest, scratch / ROUNDED, manifest.sizes.max_target, fix, timed=timed)
 
@@ -104,7 +103,7 @@ def _measure(
     done = subprocess.run(command, capture_output=True, check=False, env=with_huge_pages(os.environ))
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ExportError(f"measuring the error failed: {lines[-1]} (--no-check does without it)")
+        raise ExportError(f"measuring the error failed: {lines[-1]} (--no-check exports without this test)")
     found = json.loads(done.stdout)
     if not math.isfinite(found["error"]):
         raise ExportError(
@@ -155,5 +154,6 @@ def describe_error(precision: str, error: PrecisionErrorEntry | None, cache_prec
         return f"error of {precision}: not measured (--no-check)"
     return (
         f"error of {precision}: log-probabilities differ from float32's by {error.error:.2%} of their standard "
-        f"deviation; another token is best at {error.differing} of {error.steps} steps ({how} in ONNX Runtime)"
+        f"deviation; the most likely token is another one at {error.differing} of {error.steps} steps ({how} in ONNX "
+        "Runtime)"
     )

@@ -29,7 +29,8 @@ def disable_sampling(checkpoint: Checkpoint) -> str:
     del settings["do_sample"]
     checkpoint.model.generation_config.do_sample = False
     return (
-        f"the bundle searches, as model.generate with do_sample=False, and does not sample as the checkpoint: {reason}"
+        "by default the bundle generates as model.generate with do_sample=False, although the checkpoint samples: "
+        f"{reason}"
     )
 
 
@@ -60,7 +61,7 @@ def limit_length(checkpoint: Checkpoint) -> str:
         settings[name] = most
         setattr(checkpoint.model.generation_config, name, most)
         notes.append(
-            f"{asked} of the checkpoint is beyond the model's {positions} positions: it is {name}={most} in the bundle"
+            f"{asked} of the checkpoint exceeds the model's {positions} positions, so the bundle has {name}={most}"
         )
     return "; ".join(notes)
 

@@ -253,7 +253,7 @@ def test_overflow_is_reported_with_a_fix(
 
 
 def test_no_bundle_is_in_bfloat16(folders: Folders, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"no bundle is in bf16: .*; take --precision fp16, or .*build-engine"):
+    with pytest.raises(ExportError, match=r"a bundle cannot be in bf16: .*; take --precision fp16, or .*build-engine"):
         export_model(folders("bart"), tmp_path / "out", precision="bf16")
 
 

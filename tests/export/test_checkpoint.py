@@ -161,7 +161,7 @@ def test_default_lengths_beyond_the_positions_are_lowered(
 ) -> None:
     """FSMT's config has a max_length of 200 whatever its positions; a prompt takes positions, too."""
     loaded = load_checkpoint(checkpoints(family, generation={name: 200}))
-    note = f"{name}=200 of the checkpoint is beyond the model's 64 positions: it is {lowered} in the bundle"
+    note = f"{name}=200 of the checkpoint exceeds the model's 64 positions, so the bundle has {lowered}"
     assert limit_length(loaded) == note
     limits = {limit: loaded.generation_config.get(limit) for limit in ("max_length", "max_new_tokens")}
     assert [f"{limit}={value}" for limit, value in limits.items() if value is not None] == [lowered]

@@ -78,7 +78,7 @@ def test_errors_come_before_torch_is_imported(
             [bart, *target, "--global-tokens", "1"],
             "global_tokens=1 is for LED, whose encoder has weights for",
         ),
-        ([led, *target, "--global-tokens", "-1"], "global_tokens=-1 is no number of tokens; expected 0 (none), or 1"),
+        ([led, *target, "--global-tokens", "-1"], "global_tokens=-1 is not a number of tokens; expected 0 (none)"),
         ([led, *target, "--global-tokens", "65"], "global_tokens=65 exceeds the model's 64 source positions; pass few"),
         ([bart, "--dry-run", "--global-tokens", "1"], "bart has none, leave it out"),
         ([str(tmp_path / "nowhere"), *target], "no such folder"),

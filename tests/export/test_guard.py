@@ -213,7 +213,7 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
     assert {seen.query.shape[0] for seen in cross} == {2}  # the first begins with a word longer than the source
     with pytest.raises(ExportError, match="every calibration text begins with a word too long for the model"):
         calibrate(checkpoint, long[:1])
-    with pytest.raises(ExportError, match="calibration texts are for what is measured; dedup is exact"):
+    with pytest.raises(ExportError, match="--calibration is for what is measured, and variant dedup is exact"):
         export_model(checkpoints("bart"), tmp_path / "out", variant="dedup", calibration=path)
     with pytest.raises(ExportError, match="no tokenizer"):
         calibrate(load_checkpoint(checkpoints("bart")), ("a text",))

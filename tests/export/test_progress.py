@@ -19,11 +19,11 @@ def test_a_step_has_a_line_and_a_long_one_more(
     with show_steps() as show:
         show(STEPS[0])
         show(STEPS[2])
-        while f"{STEPS[2]}, for" not in shown:
+        while f"still {STEPS[2]}" not in shown:
             time.sleep(0.01)
             shown += capsys.readouterr().err
-    assert [line for line in shown.splitlines() if ", for" not in line] == [STEPS[0], STEPS[2]]
-    assert re.search(rf"^{STEPS[2]}, for 0 s now$", shown, re.MULTILINE)
+    assert [line for line in shown.splitlines() if "still" not in line] == [STEPS[0], STEPS[2]]
+    assert re.search(rf"^still {STEPS[2]}, after 0 s$", shown, re.MULTILINE)
 
 
 def test_steps_are_shown_once_and_in_order(capsys: pytest.CaptureFixture[str]) -> None:

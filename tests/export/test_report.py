@@ -66,7 +66,7 @@ def test_cache_is_that_of_the_users_runs(bundles: BundleCache) -> None:
     dedup, baseline = 50 * 40 * one + 150 * 20 * one, 150 * 40 * one + 150 * 20 * one
     assert sizes.L == 3 and sizes.D == 36
     assert dict(rows(bundle, workload=workload))["cache"] == (
-        f"{dedup / 1e6:.1f} MB for {run}; baseline's is {baseline / 1e6:.1f} MB"
+        f"{dedup / 1e6:.1f} MB for {run}; an ordinary export keeps {baseline / 1e6:.1f} MB"
     )
     small = 50 * 40 * 36 * 4 + 150 * 20 * one
     notes = [text for label, text in rows(bundle, workload=workload) if label == "note"]
@@ -108,7 +108,8 @@ def test_the_next_command_fits_the_model(
 def test_results_of_the_check(bundles: BundleCache) -> None:
     parity = ParityReport(samples=4, settings=3, tokens=187, ties=2, max_score_error=4.2e-7)
     assert dict(rows(load(bundles, "dedup", parity=parity)))["check"] == (
-        "passed: 187 generated tokens of 10 sequences equal torch's, scores within 4e-07; rounding alone decides 2 more"
+        "passed: 187 generated tokens of 10 sequences equal torch's, scores within 4e-07; 2 more differ by rounding "
+        "alone, between equally good ones"
     )
     inexact = {"weight_threshold": 0.01, "parity": parity.model_copy(update={"differing": 3})}
     assert dict(rows(load(bundles, "dedup", **inexact)))["check"] == (
@@ -130,7 +131,10 @@ def test_a_sentence_for_each_surprise(bundles: BundleCache) -> None:
     )
     assert [label for label, _ in found] == [*LABELS, *["note"] * 4]
     notes = [text for label, text in found if label == "note"]
-    assert notes[0] == "layers 0, 2 keep x as generated cache, as k was not exact enough (--verbose has the errors)"
+    assert notes[0] == (
+        "layers 0, 2 keep x as generated cache in place of k, which is not exact enough with these weights (--verbose "
+        "shows the errors)"
+    )
     assert "error of fp16" in notes[1] and "1.23%" in notes[1]
     assert "no tokenizer" in notes[2] and notes[3] == "Mind."
 

@@ -84,5 +84,5 @@ def test_a_bundle_says_that_it_is_not_exact(checkpoints: CheckpointCache, tmp_pa
         assert bundle.manifest.parity is not None
         assert (bundle.manifest.parity.differing == 0) == same
     for threshold in (-1.0, 1.0, float("nan")):
-        with pytest.raises(ExportError, match=r"weight_threshold=\S+ is no share of 1; expected 0 \(exact\)"):
+        with pytest.raises(ExportError, match=r"weight_threshold=\S+ is not a share below 1; expected 0 \(exact\)"):
             export_model(checkpoint, tmp_path / "other", weight_threshold=threshold)
