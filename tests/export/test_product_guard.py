@@ -16,7 +16,7 @@ from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
 from support.pass_runs import sessions
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.bundle.manifest import ParityReport
+from tightbeam.deploy.bundle.manifest import ParityReport, QuantizedEntry
 from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy.precision_error import measure_rounding_pair, speed_note
@@ -247,7 +247,7 @@ def test_scores_without_a_number_name_the_options_that_made_them(
 
     monkeypatch.setattr(subprocess, "run", compared)
     manifest = Bundle.load(bundles("dedup", precision=precision, cache_precision=cache_precision)).manifest
-    said = rf"^in this precision the model's scores are NaN or infinite: [^\n]+; {fix} \(--no-check [^\n]+$"
+    said = rf"^in this precision the model's scores are NaN or infinite: [^\n]+; {fix}$"
     with pytest.raises(ExportError, match=said):
         measure_rounding_pair(tmp_path, manifest, inexact_options(manifest))
     assert (TIMES in commands[0]) == (precision == "int8")
@@ -270,6 +270,23 @@ def test_a_share_that_cannot_be_held(options: dict[str, Any], said: str) -> None
         ExportOptions(**options)
     ExportOptions(max_differing=0.0, weight_threshold=0.01)
     ExportOptions(max_differing=0.0, cache_precision="int8")
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_what_no_runner_would_load_is_refused_before_it_is_compared(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    def spoiled(*given: Any) -> tuple[QuantizedEntry, ...]:
+        first, *others = measure_products(*given)
+        return first.model_copy(update={"kept": "blocks"}), *others
+
+    monkeypatch.setattr(pipeline, "measure_products", spoiled)
+    monkeypatch.setattr(pipeline, "compare", lambda *_: pytest.fail("the bundle is compared"))
+    said = r"^[^\n]+ is kept as blocks, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
+    with pytest.raises(ExportError, match=said) as caught:
+        export_model(checkpoints("bart"), tmp_path / "bundle", precision="int8", check=check)
+    assert "--no-check" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("limit", "refused"), [(0.2, True), (0.25, False)])
