@@ -103,14 +103,17 @@ def _why(manifest: Manifest, variant: str | None) -> str:
     if variant == AUTO:
         return "the fastest by prediction"
     if variant is None and manifest.variant == DEFAULT:
-        return "the default: it keeps the source's keys and values once for all beams"
+        source = "prompt" if manifest.sizes.decoder_only else "source"
+        return f"the default: it keeps the {source}'s keys and values once for all beams"
+    if any(entry.kept != entry.wanted for entry in manifest.guard):
+        return "as asked for, except in the layers of the notes below"
     return "as asked for"
 
 
 def _cache(manifest: Manifest, run: RunSize) -> str:
     sizes = sizes_of(manifest)
     own, whole = sum(plan_bytes(plan_of(manifest), sizes, run)), sum(PRESETS["baseline"].cache_bytes(sizes, run))
-    text = f"{megabytes(own)} for {describe_run(run)}"
+    text = f"{megabytes(own)} for {describe_run(run, decoder_only=sizes.decoder_only)}"
     return text if manifest.variant == "baseline" else f"{text}; an ordinary export keeps {megabytes(whole)}"
 
 

@@ -41,12 +41,13 @@ def memory_table(sizes: Sizes, run: RunSize, chosen: Sequence[LayerPlan]) -> Ren
         total = source + generated
         row = (name, f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
         table.add_row(*row, "chosen" if plan == own else "", style="bold" if plan == own else None)
-    return titled(f"Bytes of cache in {precision} for {describe_run(run)}", table)
+    return titled(f"Bytes of cache in {precision} for {describe_run(run, decoder_only=sizes.decoder_only)}", table)
 
 
-def describe_run(run: RunSize) -> str:
+def describe_run(run: RunSize, *, decoder_only: bool = False) -> str:
     """The sizes of a run in words."""
-    return f"batch {run.B}, {run.M} beams, source of {run.N}, output of {run.T} tokens"
+    source = "prompt" if decoder_only else "source"
+    return f"batch {run.B}, {run.M} beams, {source} of {run.N}, output of {run.T} tokens"
 
 
 def megabytes(count: int) -> str:
@@ -84,8 +85,8 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
     allowed = max((entry.allowed for entry in entries), default=0.0)
     title = (
-        f"Errors of products and embeddings on real rows, relative to their outputs;\n{allowed:.0%} is allowed. "
-        f"blocks: a scale for every {BLOCK} numbers, where int8 errs more"
+        f"Relative errors of matrix products and embeddings, on rows that texts give; {allowed:.0%} is allowed.\n"
+        f"blocks: int8 with a scale for every {BLOCK} numbers, tried where int8 errs by more"
     )
     return Group(titled(title, table), *map(Text, reasons))
 
@@ -99,7 +100,7 @@ def caches_table(entries: Sequence[QuantizedCacheEntry]) -> RenderableType:
         style = None if entry.int8 is not None and entry.int8 <= entry.allowed else "bold"
         table.add_row(str(entry.layer), entry.part, _error(entry.int8), _error(entry.fp16), style=style)
     allowed = max((entry.allowed for entry in entries), default=0.0)
-    return titled(f"Errors of attention by the rounding of source caches; {allowed:.0%} is allowed", table)
+    return titled(f"Relative errors of attention over a source cache in int8; {allowed:.0%} is allowed", table)
 
 
 def _error(error: float | None) -> str:
@@ -127,7 +128,7 @@ def inexact_options(manifest: Manifest) -> str:
 
 def guard_table(bundle: Bundle) -> Table:
     """The error of each layer's rewritten attention on real activations, and the kind of cache that follows."""
-    title = f"Error of attention in {bundle.manifest.precision}, on real activations"
+    title = f"Relative error of rewritten attention in {bundle.manifest.precision}, on activations that texts give"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for heading in ("layer", "part", "wanted", "error", "allowed", "cond(W_K)", "kept"):
         table.add_column(heading, justify="left" if heading in ("part", "wanted", "kept") else "right", no_wrap=True)

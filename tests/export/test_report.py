@@ -119,6 +119,12 @@ def test_results_of_the_check(bundles: BundleCache) -> None:
     assert "not done (--no-check)" in dict(rows(load(bundles, "dedup", parity=None)))["check"]
 
 
+def test_a_language_model_has_a_prompt(bundles: BundleCache) -> None:
+    found = dict(rows(load(bundles, "dedup", "llama"), workload=Workload(2, 3, 40, 20)))
+    assert found["variant"] == "dedup, the default: it keeps the prompt's keys and values once for all beams"
+    assert "for batch 2, 3 beams, prompt of 40, output of 20 tokens; an ordinary" in found["cache"]
+
+
 def test_a_sentence_for_each_surprise(bundles: BundleCache) -> None:
     def entry(layer: int, kept: str) -> GuardEntry:
         numbers = {"error": 0.1, "allowed": 0.01, "original": 0.001, "condition": 1e6}
@@ -130,6 +136,7 @@ def test_a_sentence_for_each_surprise(bundles: BundleCache) -> None:
         load(bundles, "slim", guard=guard, precision="fp16", precision_error=error), variant="slim", notes=["Mind."]
     )
     assert [label for label, _ in found] == [*LABELS, *["note"] * 4]
+    assert dict(found)["variant"] == "slim, as asked for, except in the layers of the notes below"
     notes = [text for label, text in found if label == "note"]
     assert notes[0] == (
         "layers 0, 2 keep x as generated cache in place of k, which is not exact enough with these weights (--verbose "
