@@ -1,0 +1,1 @@
+"""Any checkpoint, tried on real inputs and measured beside other engines; ``python -m tools.real_check --help``."""

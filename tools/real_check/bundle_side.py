@@ -1,0 +1,79 @@
+"""The outcome of a task by a bundle: its runner, and the log-probabilities of its own search head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.compare import Sources, log_probabilities
+from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.padding import right_pad
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.deploy.text.output import Output, output_of
+from tools.real_check.outcome import Outcome, Part
+from tools.real_check.task import SAMPLING, SETTINGS, Scored, Task
+from tools.real_check.torch_side import BATCH, SEED
+
+__all__ = ["by_bundle"]
+
+
+def by_bundle(task: Task, bundle: Bundle, threads: int) -> Outcome:
+    """Run a task with a bundle.
+
+    Raises
+    ------
+    BundleError, GenerationError
+        The bundle cannot be loaded or run.
+    """
+    runner = Runner.load(bundle.path, threads=threads, verify=False)
+    found = {name: _outputs(runner, task, name) for name in task.names}
+    sequences = {name: [each.sequences[0] for each in outputs] for name, outputs in found.items()}
+    texts = {name: [each.texts[0] if each.texts else "" for each in outputs] for name, outputs in found.items()}
+    settings = {**task.settings, "num_beams": 1, "do_sample": False}
+    settings |= {"return_token_timestamps": True} if bundle.manifest.alignment is not None else {}
+    segments = runner.transcribe_segments(task.waves, batch_size=BATCH, **settings) if task.waves else []
+    recordings = [
+        [Part(own.start_s, own.end_s, own.tokens, own.token_timestamps or []) for own in parts] for parts in segments
+    ]
+    del runner
+    return Outcome(sequences, texts, recordings, list(_log_probabilities(task, bundle, threads)))
+
+
+def _outputs(runner: Runner, task: Task, name: str) -> list[Output]:
+    """The output of each row under a setting; rows join the running batch as others leave it."""
+    settings = {**task.settings, **SETTINGS[name], **({"seed": SEED} if name == SAMPLING else {})}
+    make: Any = runner.sample_of_features if task.is_speech else runner.sample
+    samples = [make(number, row, settings) for number, row in enumerate(task.rows)]
+    found = runner.scheduler(BATCH).run(samples)
+    return [output_of(runner, found[own.number], own.options, own.prompt_length) for own in samples]
+
+
+def _log_probabilities(task: Task, bundle: Bundle, threads: int) -> Iterator[Array]:
+    """Those of the scored tokens of each text: the bundle is fed with them, whatever it prefers."""
+    if task.scored is None:
+        return
+    runtime = OnnxRuntimeCpu(bundle, threads)
+    vocabulary = bundle.manifest.sizes.vocabulary
+    for start in range(0, len(task.scored.rows), BATCH):
+        part = slice(start, start + BATCH)
+        scored = Scored(task.scored.rows[part], task.scored.forced[part], task.scored.given)
+        steps = max(map(len, scored.forced))
+        forced, _ = right_pad([row or [0] for row in scored.forced])
+        found, _ = log_probabilities(bundle, runtime, _sources(task, bundle, scored), steps, vocabulary, forced)
+        for own, row in zip(found, scored.forced, strict=True):
+            yield own[np.arange(len(row)), row][scored.given :]
+
+
+def _sources(task: Task, bundle: Bundle, scored: Scored) -> Sources:
+    if task.is_speech:
+        mask = np.ones((len(scored.rows), bundle.manifest.sizes.max_source), np.int64)
+        return Sources(np.stack(scored.rows), mask, None)
+    ids, mask = right_pad(scored.rows)
+    if not task.decoder_only:
+        return Sources(ids, mask, None)
+    prompt = Prompt.of(ids, mask)
+    return Sources(prompt.source_ids, prompt.source_mask, prompt)

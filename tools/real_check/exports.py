@@ -1,0 +1,131 @@
+"""Every bundle that a checkpoint can have, of one trace and one comparison with torch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tightbeam.deploy import Bundle, BundleError
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.export import ExportError, export_model, pipeline
+from tightbeam.export.accuracy.reference import make_reference
+from tightbeam.graph_passes import PassError, presets_of
+from tightbeam.graph_passes.model import Sizes
+
+__all__ = ["Export", "Form", "export_all", "findings", "forms_of"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A variant in a precision.
+
+    Attributes
+    ----------
+    variant : str
+        A name of ``graph_passes.PRESETS``.
+    precision : str
+        "fp32", "fp16" or "int8".
+    cache_precision : str or None
+        "int8", or None for that of ``precision``.
+    """
+
+    variant: str
+    precision: str
+    cache_precision: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in tables and of the folder."""
+        return f"{self.variant}-{self.precision}" + ("-cache-int8" if self.cache_precision else "")
+
+    @property
+    def is_exact(self) -> bool:
+        """True where the tokens have to be torch's."""
+        return self.precision == "fp32" and self.cache_precision is None
+
+
+@dataclass(frozen=True)
+class Export:
+    """A form of a checkpoint, exported or refused.
+
+    Attributes
+    ----------
+    bundle : Bundle or None
+        None where the export failed.
+    error : str
+        Why it failed; "" where it did not.
+    seconds : float
+        Time of the export, its comparison with torch included. The trace is in that of the first one.
+    """
+
+    form: Form
+    bundle: Bundle | None
+    error: str
+    seconds: float
+
+
+def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -> list[Form]:
+    """The forms that a model of these sizes can have, the default first; int8's source cache goes with the default."""
+    possible = [name for name in presets_of(sizes) if not variants or name in variants]
+    possible.sort(key=lambda name: name != "dedup")
+    forms = [Form(variant, precision) for precision in precisions for variant in possible]
+    if "int8" in precisions and "dedup" in possible:
+        forms.append(Form("dedup", "int8", "int8"))
+    return forms
+
+
+def export_all(checkpoint: Path, forms: Sequence[Form], folder: Path, say: Callable[[str], None]) -> Iterator[Export]:
+    """Export a checkpoint in each form; one that fails does not end the others."""
+    with _made_once():
+        for form in forms:
+            start = time.perf_counter()
+            bundle, error = None, ""
+            try:
+                bundle = export_model(
+                    checkpoint,
+                    folder / form.name,
+                    variant=form.variant,
+                    precision=form.precision,
+                    cache_precision=form.cache_precision,
+                    force=True,
+                )
+            except (ExportError, PassError, BundleError) as failed:
+                error = str(failed)
+                say(f"{checkpoint.name}, {form.name}: the export failed: {error}")
+            yield Export(form, bundle, error, time.perf_counter() - start)
+
+
+@contextmanager
+def _made_once() -> Iterator[None]:
+    """Context in which the exports of one checkpoint share its trace and torch's tokens, as variants of one do."""
+    trace = pipeline.trace
+    made: dict[str, Any] = {}
+
+    def traced(checkpoint: Any) -> Any:
+        if "trace" not in made:
+            made["trace"] = trace(checkpoint)
+        return made["trace"].copy()
+
+    def reference(checkpoint: Any, samples: Any) -> Any:
+        if "reference" not in made:
+            made["reference"] = make_reference(checkpoint, samples)
+        return made["reference"]
+
+    with patch.object(pipeline, "trace", traced), patch.object(pipeline, "make_reference", reference):
+        yield
+
+
+def findings(manifest: Manifest) -> str:
+    """What the guards found: caches that were refused, products and embeddings that are not in int8; "" for none."""
+    refused = Counter((entry.wanted, entry.kept) for entry in manifest.guard if entry.kept != entry.wanted)
+    measured = Counter(entry.wanted for entry in manifest.guard)
+    said = [f"{wanted} to {kept} in {count} of {measured[wanted]}" for (wanted, kept), count in refused.items()]
+    forms = Counter(entry.kept for entry in manifest.quantized)
+    said += [f"{forms[form]} of {len(manifest.quantized)} in {form}" for form in ("blocks", "fp32") if forms[form]]
+    return ", ".join(said)
