@@ -32,7 +32,7 @@ PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo server test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo zoo serve-demo server test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cor
 demo: $(BUILT) ## [1 min] export the bundled model with --variant el, then write headlines for the bundled reports
 	$(BIN)/export-model demo --variant el --output build/demo-el --force
 	$(BIN)/run-model build/demo-el export/demo/examples.txt
+
+zoo: $(READY) ## [45 min] train small models from nothing into build/zoo (speech, chat, translation) that are not there yet
+	$(BIN)/python -m tools.zoo
 
 serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton Inference Server on loopback, and print a request
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force

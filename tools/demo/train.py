@@ -9,7 +9,6 @@ the same files on the same machine.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import time
@@ -20,15 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, processors
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from tools.demo.reports import Report, facts_right, generate, stream
+from tools.training import (
+    IGNORED,
+    Recipe,
+    byte_pairs,
+    console,
+    make_repeatable,
+    padded,
+    train,
+    write_checkpoint,
+    write_json,
+)
 
 THREADS = 2  # part of the recipe: another number sums in another order and gives other weights
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # ids 0 to 4, as in every BART
@@ -36,24 +43,11 @@ BOS, PAD, EOS = 0, 1, 2
 VOCABULARY = 1400
 POSITIONS = 256
 BUCKET_BATCHES = 32  # batches that are sorted by length together
-IGNORED = -100  # the label that the loss skips
 SIZE_LIMIT_BYTES = 4 * 2**20
 HELD_OUT_SEED = 1  # the reports that the score is measured on
 EXAMPLES_SEED = 2  # the reports in examples.txt
-console = Console()
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The settings that determine the weights, besides the text."""
-
-    steps: int
-    seed: int
-    batch: int = 48
-    peak_rate: float = 1e-3  # twice this, and a model this small never learns to copy
-    warmup_steps: int = 150
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
+COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+"""Tied weights, which are stored once, under the name that transformers reads."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +65,11 @@ class Score:
 
 def train_tokenizer(seed: int) -> Tokenizer:
     """Byte-level BPE over the training text. All 256 bytes are in the vocabulary, so no input is unknown."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    # With a space before the first word, a name is the same token at every position, and is easier to copy.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     reports = generate(seed, 20_000)
-    tokenizer.train_from_iterator((line for r in reports for line in (r.text, *r.headlines)), trainer)
+    texts = (line for report in reports for line in (report.text, *report.headlines))
+    # With a space before the first word, a name is the same token at every position, and is easier to copy.
+    tokenizer = byte_pairs(texts, VOCABULARY, SPECIAL_TOKENS, prefix_space=True)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", BOS), ("</s>", EOS)]
     )
@@ -130,12 +117,6 @@ def search_defaults() -> GenerationConfig:
     )
 
 
-def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
-    """Rows of ids as one int64 tensor [rows, longest]."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
-
-
 def training_batches(tokenizer: Tokenizer, recipe: Recipe) -> Iterator[dict[str, torch.Tensor]]:
     """Endless batches of new reports; reports of similar length share a batch."""
     rng = random.Random(recipe.seed)
@@ -158,53 +139,11 @@ def training_batches(tokenizer: Tokenizer, recipe: Recipe) -> Iterator[dict[str,
             }
 
 
-def rate_factor(step: int, recipe: Recipe) -> float:
-    """Learning rate at `step` as a share of its peak: linear warm-up, then half a cosine down to zero."""
-    if step < recipe.warmup_steps:
-        return (step + 1) / recipe.warmup_steps
-    done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * done))
-
-
-def train(model: BartForConditionalGeneration, tokenizer: Tokenizer, recipe: Recipe) -> None:
-    """Train in place for a fixed number of steps."""
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.98), fused=True)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, recipe))
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"))
-    model.train()
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task("training", total=recipe.steps, loss=math.nan)
-        for step, batch in enumerate(islice(training_batches(tokenizer, recipe), recipe.steps)):
-            loss = model(**batch).loss
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-            optimizer.step()
-            scheduler.step()
-            if step % 20 == 0:
-                progress.update(task, completed=step + 1, loss=loss.item())
-            if step % 250 == 0:
-                console.log(f"step {step}: loss {loss.item():.3f}")
-        progress.update(task, completed=recipe.steps)
-    model.train(False)
-
-
 def save(model: BartForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the checkpoint with float16 weights; float32 in `config.json` makes loading widen them."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Tied weights are stored once, under the name that transformers reads.
-    copies = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    weights = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items() if name not in copies}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner only
-    unused = ("_name_or_path", "id2label", "label2id")
-    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in unused}
-    config |= {"architectures": ["BartForConditionalGeneration"], "dtype": "float32"}
-    write_json(folder / "config.json", config)
-    search_defaults().save_pretrained(folder)
+    model.generation_config = search_defaults()
+    write_checkpoint(folder, model, COPIES, torch.float16)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), SPECIAL_TOKENS, strict=True))
     settings = {
@@ -216,11 +155,6 @@ def save(model: BartForConditionalGeneration, tokenizer: Tokenizer, folder: Path
         "sep_token": SPECIAL_TOKENS[EOS],
     }
     write_json(folder / "tokenizer_config.json", names | settings)
-
-
-def write_json(path: Path, content: dict[str, object]) -> None:
-    """Write JSON the way transformers does: sorted, indented, with a newline at the end."""
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_headlines(folder: Path, reports: list[Report], **search: int) -> list[str]:
@@ -371,10 +305,7 @@ def main() -> None:
     """Train, save, measure, and write the card."""
     arguments = parse_arguments()
     transformers_logging.disable_progress_bar()
-    torch.set_num_threads(THREADS)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves 4 % of the time
-    torch.manual_seed(arguments.seed)
+    make_repeatable(arguments.seed, THREADS)
     recipe = Recipe(steps=arguments.steps, seed=arguments.seed)
     held_out = generate(HELD_OUT_SEED, arguments.held_out, held_out=True)
     examples = pick_examples()
@@ -386,7 +317,7 @@ def main() -> None:
     model = new_model(tokenizer.get_vocab_size())
     console.log(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size()} tokens")
     started = time.perf_counter()
-    train(model, tokenizer, recipe)
+    train(model, recipe, training_batches(tokenizer, recipe), lambda batch: model(**batch).loss)
     seconds = time.perf_counter() - started
 
     save(model, tokenizer, arguments.output)

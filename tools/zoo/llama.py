@@ -1,0 +1,234 @@
+"""Train the zoo's Llama type: it answers questions about sentences of the grammar, and writes on in docstrings.
+
+Everything starts from nothing: the text, the tokenizer and the weights. The same arguments give the same files on the
+same machine, but for the time that README.md names.
+
+    python -m tools.zoo.llama --output build/zoo/llama
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import decoders
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tools.training import Recipe, byte_pairs, console, make_repeatable, train, write_checkpoint
+from tools.zoo import _recipe, conversations, docstrings
+from tools.zoo.conversations import Conversation
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>"]
+END_OF_TEXT, END = 0, 1
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""It has no newline, so that a prompt is one line."""
+LENGTH = 256  # tokens of a training sequence
+POSITIONS = 1024
+TESTS_SEED = 1  # of the conversations that the model is tried on
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of the model, of its training and of its test."""
+
+    recipe: Recipe
+    vocabulary: int = 3072
+    width: int = 192
+    layers: int = 6
+    modules: int | None = None
+    """Modules of the standard library to read; None reads all of them."""
+    tests: int = 48
+
+
+def new_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with a chat template."""
+    tokenizer = byte_pairs(texts, vocabulary, SPECIAL_TOKENS, prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=POSITIONS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(plan: Plan, vocabulary: int) -> Any:
+    """A Llama with random weights, grouped keys and a tied embedding: about 3 million parameters."""
+    heads = plan.width // 32
+    ends: dict[str, Any] = {"bos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=plan.width,
+        intermediate_size=plan.width * 8 // 3,
+        num_hidden_layers=plan.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 3,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        eos_token_id=END,
+        **ends,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=[END, END_OF_TEXT], **ends)
+    return model
+
+
+def chat(tokenizer: Any, conversation: Conversation) -> str:
+    """A conversation in the model's format."""
+    return str(tokenizer.apply_chat_template(conversation.messages(), tokenize=False))
+
+
+def training_batches(tokenizer: Any, texts: list[str], recipe: Recipe) -> Iterator[torch.Tensor]:
+    """Endless batches [rows, LENGTH]: half of the rows are new conversations, half a part of the docstrings."""
+    rng = random.Random(recipe.seed)
+    running = torch.tensor([token for ids in tokenizer(texts)["input_ids"] for token in (*ids, END_OF_TEXT)])
+    talks = conversations.stream(recipe.seed)
+    while True:
+        rows = []
+        for _ in range(recipe.batch // 2):
+            start = rng.randrange(len(running) - LENGTH)
+            rows.append(running[start : start + LENGTH])
+            ids: list[int] = []
+            while len(ids) < LENGTH:
+                ids += [*tokenizer(chat(tokenizer, next(talks)))["input_ids"], END_OF_TEXT]
+            rows.append(torch.tensor(ids[:LENGTH]))
+        yield torch.stack(rows)
+
+
+def write_inputs(folder: Path, tokenizer: Any, plan: Plan) -> None:
+    """Write held-out prompts with their answers, and held-out docstrings."""
+    talks = list(islice(conversations.stream(TESTS_SEED, held_out=True), plan.tests))
+    begin, answers = "<|assistant|>", [talk.turns[-1][1] for talk in talks]
+    prompts = [chat(tokenizer, talk).rpartition(begin)[0] + begin for talk in talks]
+    _recipe.write_lines(folder / "lines.txt", prompts)
+    _recipe.write_lines(folder / "references.txt", answers)
+    _recipe.write_lines(folder / "text.txt", docstrings.read(plan.modules, held_out=True)[:60])
+
+
+def perplexity(model: Any, ids: list[int]) -> float:
+    """The exponential of the mean loss a token, over windows of LENGTH tokens."""
+    windows = torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
+    with torch.no_grad():
+        return math.exp(sum(float(model(row[None], labels=row[None]).loss) for row in windows) / len(windows))
+
+
+def answers(model: Any, tokenizer: Any, prompts: list[str], **search: Any) -> list[str]:
+    """What the model answers to each prompt."""
+    found = []
+    for prompt in prompts:
+        batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            tokens = model.generate(**batch, max_new_tokens=48, **search)
+        found.append(tokenizer.decode(tokens[0, batch["input_ids"].shape[1] :], skip_special_tokens=True))
+    return found
+
+
+CARD = """# Llama type of Tightbeam's zoo
+
+A Llama of {parameters:,} parameters ({layers} layers, width {width}, {heads} heads over {keys} of keys and values,
+vocabulary {vocabulary}, tied embedding) that answers questions about sentences of the grammar in
+`tools/zoo/grammar.py`, and continues docstrings. It knows nothing else. Made from nothing by
+
+    python -m tools.zoo.llama --steps {steps} --seed {seed}
+
+which gives the same weights again on the same machine. Training took {steps} steps of {batch} sequences of {length}
+tokens, and {minutes:.0f} minutes of wall clock on one thread.
+
+## Figures
+By transformers, on the held-out inputs in `{inputs}`.
+
+| | |
+|---|---|
+| perplexity of docstrings of modules that it never met, a token | {perplexity:.1f} |
+| exact answers to {tests} questions about facts that it never met, greedy | {greedy:.1%} |
+| the same, 4 beams | {beams:.1%} |
+
+## Example
+    {prompt}
+    {answer}
+"""
+
+
+def make(plan: Plan, folder: Path, inputs: Path, name: str = "llama-inputs") -> None:
+    """Train, save, measure, and write the card.
+
+    Parameters
+    ----------
+    plan : Plan
+    folder, inputs : Path
+        Empty folders, for the checkpoint and for what it is tried on.
+    name : str
+        What `inputs` will be called.
+    """
+    recipe = plan.recipe
+    make_repeatable(recipe.seed, _recipe.THREADS)
+    texts = docstrings.read(plan.modules)
+    talks = [text for talk in islice(conversations.stream(recipe.seed), 2000) for turn in talk.turns for text in turn]
+    tokenizer = new_tokenizer(texts + talks, plan.vocabulary)
+    model = new_model(plan, len(tokenizer))
+    console.log(f"llama: {model.num_parameters():,} parameters, {sum(map(len, texts)):,} characters of docstrings")
+    started = time.perf_counter()
+    train(
+        model,
+        recipe,
+        training_batches(tokenizer, texts, recipe),
+        lambda batch: model(input_ids=batch, labels=batch).loss,
+    )
+    seconds = time.perf_counter() - started
+    write_checkpoint(folder, model, ("lm_head.weight",), torch.float32)
+    tokenizer.save_pretrained(folder)
+    write_inputs(inputs, tokenizer, plan)
+    prompts, right = ((inputs / file).read_text().splitlines() for file in ("lines.txt", "references.txt"))
+    greedy, beams = (answers(model, tokenizer, prompts, num_beams=number, do_sample=False) for number in (1, 4))
+    card = CARD.format(
+        parameters=model.num_parameters(),
+        layers=plan.layers,
+        width=plan.width,
+        heads=model.config.num_attention_heads,
+        keys=model.config.num_key_value_heads,
+        vocabulary=len(tokenizer),
+        steps=recipe.steps,
+        seed=recipe.seed,
+        batch=recipe.batch,
+        length=LENGTH,
+        minutes=seconds / 60,
+        inputs=name,
+        perplexity=perplexity(model, tokenizer((inputs / "text.txt").read_text())["input_ids"]),
+        tests=len(prompts),
+        greedy=sum(map(str.__eq__, greedy, right)) / len(right),
+        beams=sum(map(str.__eq__, beams, right)) / len(right),
+        prompt=prompts[0],
+        answer=greedy[0],
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    console.print(card)
+
+
+def main() -> None:
+    """Run the recipe."""
+    _recipe.run(
+        "llama",
+        1500,
+        lambda steps, seed, folder, inputs: make(
+            Plan(Recipe(steps, seed, batch=8, peak_rate=2e-3, warmup_steps=100, weight_decay=0.1)), folder, inputs
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()
