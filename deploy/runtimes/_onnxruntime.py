@@ -34,7 +34,7 @@ TYPES: dict[str, type[np.generic]] = {
 SPIN_US = 20
 """Microseconds for which an idle thread waits for the next operator before it sleeps. ONNX Runtime's own time is a
 thousand times as long, which takes the cores from other programs and from the thread that is waited for; no more than
-this was gained from it on idle cores (docs/benchmarks.md, A tiny model, and threads)."""
+this was gained from it on idle cores (docs/benchmarks/steps.md, A tiny model, and threads)."""
 
 
 def session_options(threads: int | None) -> ort.SessionOptions:
