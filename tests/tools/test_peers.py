@@ -91,7 +91,7 @@ def test_recordings_give_the_tokens_of_their_windows(bundles: BundleCache, check
     generation, size = runner.manifest.generation, runner.log_mel.samples
     start, eos = generation["decoder_start_token_id"], generation["eos_token_id"]
     settings = {"num_beams": 3, "suppress_tokens": [eos, start], "max_new_tokens": 5}
-    job = {"settings": settings, "prompt": [start], "eos": eos}
+    job = {"settings": settings, "prompt": [start], "eos": [eos]}
     samples = np.random.default_rng(0).uniform(-1, 1, 3 * size).astype(np.float32)
     samples[size:] *= np.sin(np.arange(2 * size) ** 2 / 4e5)
     samples[2 * size :] = np.sin(np.arange(size) / 7)
@@ -102,7 +102,7 @@ def test_recordings_give_the_tokens_of_their_windows(bundles: BundleCache, check
     for engine, folder in ((tightbeam, bundles("dedup", "whisper")), (transformers, checkpoints("whisper"))):
         log_mel, transcribe = engine.load_recordings(str(folder), "fp32", 1)
         log_mel(samples)
-        assert [new_tokens(row, [start], eos) for row in transcribe(samples, job)] == expected
+        assert [new_tokens(row, [start], [eos]) for row in transcribe(samples, job)] == expected
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-onnxruntime"])
@@ -338,7 +338,7 @@ def test_picture_has_a_bar_for_every_engine(tmp_path: Path) -> None:
     [([2, 0, 5, 2, 1, 1], [2], [0, 5]), ([2, 0, 5], [2], [0, 5]), ([2, 2], [2], []), ([0, 5], [2], [0, 5])],
 )
 def test_padding_and_prompt_are_dropped(row: list[int], prompt: list[int], tokens: list[int]) -> None:
-    assert new_tokens(row, prompt, 2) == tokens
+    assert new_tokens(row, prompt, [2]) == tokens
 
 
 def test_model_that_is_missing_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import transformers
 
 from tightbeam.deploy.arrays import Array
@@ -64,6 +65,8 @@ class Task:
         The language of each row's recording, "" where it is not known; empty for text.
     settings : dict
         Settings of ``model.generate`` that every run has.
+    windows : sequence of float32 [n]
+        The recording of each row, with silence behind it up to a whole window; empty for text.
     waves : sequence of float32 [n]
         Recordings that are gone through by timestamps: those of more than a window, and a few of one.
     waves_said : sequence of str
@@ -78,6 +81,7 @@ class Task:
     settings: dict[str, Any]
     scored: Scored | None
     languages: Sequence[str] = ()
+    windows: Sequence[Array] = ()
     waves: Sequence[Array] = ()
     waves_said: Sequence[str] = ()
 
@@ -178,6 +182,7 @@ def _speech(checkpoint: Checkpoint, inputs: RealInputs) -> Task:
         settings,
         _transcriptions(checkpoint, list(rows.input_features), [recording for recording, _ in short]),
         [recording.language for recording, _ in short],
+        [np.pad(wave, (0, extractor.n_samples - len(wave))) for _, wave in short],
         [wave for _, wave in segmented],
         [recording.text for recording, _ in segmented],
     )

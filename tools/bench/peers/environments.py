@@ -19,6 +19,7 @@ EXPORTED_WITH = "transformers==4.57.6"
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "transformers": (TORCH, "transformers==5.23.0"),
     "ctranslate2": (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5", "faster-whisper==1.2.1"),
+    "llama.cpp": (TORCH, "llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors==0.8.0"),
     "optimum": (
         *(TORCH, EXPORTED_WITH, "optimum-onnx[onnxruntime]==0.1.0"),
         *("optimum==2.1.0", "onnx==1.23.2", "onnxruntime==1.32.0"),

@@ -79,7 +79,7 @@ class Job:
             settings["max_new_tokens"] = length
             if self.task == TEXT:
                 settings["min_new_tokens"] = length
-        return {"batches": batches, "settings": settings, "prompt": self.prompt, "eos": self.eos, "mels": self.mels}
+        return {"batches": batches, "settings": settings, "prompt": self.prompt, "eos": [self.eos], "mels": self.mels}
 
 
 def task_of(shape: str, recording: bool) -> str:

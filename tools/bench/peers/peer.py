@@ -51,6 +51,11 @@ class Peer:
             )
         self.loaded = self._result()
 
+    @property
+    def pid(self) -> int:
+        """The id of the process, whose memory can be read while it is alive."""
+        return self._process.pid
+
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Run a job (`Job.message`); returns what `worker` sends."""
         time.sleep(SETTLE_SECONDS)

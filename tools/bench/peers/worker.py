@@ -25,10 +25,19 @@ SILENCE = 4_000
 """Samples at the ends of a window, so that no frame sees those of the next one."""
 
 
-def new_tokens(row: list[int], prompt: list[int], eos: int) -> list[int]:
+def new_tokens(row: list[int], prompt: list[int], eos: list[int]) -> list[int]:
     """The tokens after the prompt, which an engine may leave out, and before the first end token."""
     tokens = row[len(prompt) :] if row[: len(prompt)] == prompt else row
-    return tokens[: tokens.index(eos)] if eos in tokens else tokens
+    return tokens[: next((place for place, token in enumerate(tokens) if token in eos), None)]
+
+
+def given(samples: Any, make: Any) -> Any:
+    """The inputs of a batch: those of a file of numpy's, where the batch is its name; else what ``make`` makes."""
+    if not isinstance(samples, str):
+        return make(samples)
+    import numpy as np
+
+    return np.load(samples)
 
 
 def features(samples: list[int], mels: int) -> Any:
@@ -66,7 +75,12 @@ def load(module: Any, folder: str, precision: str, task: str, threads: int) -> t
     """Load the engine; returns how to prepare the samples of a job, and how to generate for them."""
     if task != "recording":
         prepare, generate = module.load(folder, precision, task == "speech", threads)
-        return lambda samples, job: prepare(features(samples, job["mels"]) if job["mels"] else samples), generate
+
+        def ids_or_features(samples: Any, job: dict[str, Any]) -> Any:
+            mels = job["mels"]
+            return prepare(given(samples, lambda numbers: features(numbers, mels) if mels else numbers))
+
+        return ids_or_features, generate
     log_mel, transcribe = module.load_recordings(folder, precision, threads)
 
     def generate_or_extract(samples: Any, job: dict[str, Any]) -> Any:
@@ -75,7 +89,7 @@ def load(module: Any, folder: str, precision: str, task: str, threads: int) -> t
         log_mel(samples)
         return []
 
-    return lambda samples, job: recording(samples), generate_or_extract
+    return lambda samples, job: given(samples, recording), generate_or_extract
 
 
 def run(module: Any, folder: str, precision: str, task: str, threads: int) -> None:
@@ -86,10 +100,13 @@ def run(module: Any, folder: str, precision: str, task: str, threads: int) -> No
     def send(result: dict[str, Any]) -> None:
         print(json.dumps(result), file=results, flush=True)
 
+    for name in module.IMPORTS:
+        importlib.import_module(name)
     start = time.perf_counter()
     prepare, generate = load(module, folder, precision, task, threads)
+    seconds = time.perf_counter() - start
     versions = {package: version(package) for package in module.PACKAGES}
-    send({"versions": versions, "seconds": time.perf_counter() - start, "memory_mb": memory_mb()})
+    send({"versions": versions, "seconds": seconds, "memory_mb": memory_mb()})
     for line in sys.stdin:
         job = json.loads(line)
         batches = [prepare(samples, job) for samples in job["batches"]]

@@ -14,13 +14,19 @@ def calls_of(model: Any, speech: bool) -> tuple[Any, Any]:
     def prepare(samples: Any) -> Any:
         if speech:
             return {"input_features": torch.from_numpy(samples)}
-        longest, pad = max(map(len, samples)), model.config.pad_token_id
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in samples])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in samples])
-        return {"input_ids": ids, "attention_mask": mask}
+        longest, on_right = max(map(len, samples)), model.config.is_encoder_decoder
+
+        def padded(rows: Any, value: int) -> Any:
+            fill = [[value] * (longest - len(row)) for row in rows]
+            return torch.tensor([row + own if on_right else own + row for row, own in zip(rows, fill, strict=True)])
+
+        ones = [[1] * len(row) for row in samples]
+        pad = model.generation_config.pad_token_id or 0
+        return {"input_ids": padded(samples, pad), "attention_mask": padded(ones, 0)}
 
     def generate(batch: Any, job: dict[str, Any]) -> Any:
+        given = 0 if model.config.is_encoder_decoder else batch["input_ids"].shape[1]
         with torch.inference_mode():
-            return model.generate(**batch, **job["settings"]).tolist()
+            return model.generate(**batch, **job["settings"])[:, given:].tolist()
 
     return prepare, generate

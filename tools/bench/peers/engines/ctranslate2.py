@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("ctranslate2",)
-LOADERS = {"bart": "BartLoader", "marian": "MarianMTLoader", "whisper": "WhisperLoader"}
+IMPORTS = ()
+LOADERS = {"bart": "BartLoader", "llama": "LlamaLoader", "marian": "MarianMTLoader", "whisper": "WhisperLoader"}
 WHISPER_TOKENS = {"bos_token_id": "<|endoftext|>", "decoder_start_token_id": "<|startoftranscript|>"}
 LAST_WHISPER_TOKENS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 """The last tokens before the timestamps."""
@@ -24,14 +25,21 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
     import transformers
     from ctranslate2.converters import transformers as converters
 
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
     auto = transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
-    model: Any = auto.from_pretrained(checkpoint)
-    family = model.config.model_type
+    model: Any = (auto if config.is_encoder_decoder else transformers.AutoModelForCausalLM).from_pretrained(checkpoint)
+    family = config.model_type
+    if family not in LOADERS:
+        raise SystemExit(f"this reads {', '.join(LOADERS)} for CTranslate2, and the checkpoint is {family}")
     model.config.normalize_before = False
     spec = getattr(converters, LOADERS[family])().get_model_spec(model)
     tokens = [str(token) for token in range(model.config.vocab_size - (family == "marian"))]  # without its padding
     if speech:
         _set_whisper(spec, model, tokens)
+    elif not config.is_encoder_decoder:
+        spec.register_vocabulary(tokens)
+        spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = str(_first(config.eos_token_id))
+        spec.config.layer_norm_epsilon = config.rms_norm_eps
     else:
         spec.register_source_vocabulary(tokens)
         spec.register_target_vocabulary(tokens)
@@ -46,6 +54,10 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
     spec.save(folder)
     if speech:
         _write_for_faster_whisper(checkpoint, folder, tokens)
+
+
+def _first(token: int | list[int]) -> int:
+    return token[0] if isinstance(token, list) else token
 
 
 def _set_whisper(spec: Any, model: Any, tokens: list[str]) -> None:
@@ -83,6 +95,8 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
     threading = {"device": "cpu", "inter_threads": 1, "intra_threads": threads}
     if speech:
         return _whisper_calls(ctranslate2.models.Whisper(folder, **threading))
+    if Path(folder, "vocabulary.json").exists():  # else it has one for the source, too
+        return _causal_calls(ctranslate2.Generator(folder, **threading))
     translator = ctranslate2.Translator(folder, **threading)
 
     def prepare(samples: Any) -> Any:
@@ -101,6 +115,27 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
             max_decoding_length=settings["max_new_tokens"],
         )
         return [list(map(int, result.hypotheses[0])) for result in found]
+
+    return prepare, generate
+
+
+def _causal_calls(generator: Any) -> tuple[Any, Any]:
+    def prepare(samples: Any) -> Any:
+        return [[str(token) for token in row] for row in samples]
+
+    def generate(batch: Any, job: dict[str, Any]) -> Any:
+        settings = job["settings"]
+        found = generator.generate_batch(
+            batch,
+            beam_size=settings["num_beams"],
+            length_penalty=settings.get("length_penalty", 1),
+            no_repeat_ngram_size=settings["no_repeat_ngram_size"],
+            min_length=settings["min_new_tokens"],
+            max_length=settings["max_new_tokens"],
+            end_token=[str(end) for end in job["eos"]],
+            include_prompt_in_result=False,
+        )
+        return [result.sequences_ids[0] for result in found]
 
     return prepare, generate
 

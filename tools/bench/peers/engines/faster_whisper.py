@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 PACKAGES = ("faster-whisper", "ctranslate2")
+IMPORTS = ("faster_whisper",)
 
 
 def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any]:
     import faster_whisper
+    from faster_whisper.audio import pad_or_trim
 
     model = faster_whisper.WhisperModel(folder, device="cpu", cpu_threads=threads, num_workers=1)
     together = faster_whisper.BatchedInferencePipeline(model)
 
     seconds = model.feature_extractor.chunk_length
     size = seconds * model.feature_extractor.sampling_rate
+    # It pads to the 3,000 frames of 30 s, however long the windows of the checkpoint are.
+    faster_whisper.transcribe.pad_or_trim = partial(pad_or_trim, length=model.feature_extractor.nb_max_frames)
 
     def features(samples: Any) -> None:
         for window in samples.reshape(-1, size):  # the extractor of recordings that run together, too, takes them alone
@@ -23,8 +28,8 @@ def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any
     def transcribe(samples: Any, job: dict[str, Any]) -> Any:
         settings = job["settings"]
         own = {
-            "language": settings["language"],
-            "task": settings["task"],
+            "language": settings.get("language"),
+            "task": settings.get("task", "transcribe"),
             "beam_size": settings["num_beams"],
             "no_repeat_ngram_size": settings["no_repeat_ngram_size"],
             "length_penalty": settings.get("length_penalty", 1),

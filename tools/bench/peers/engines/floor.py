@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 PACKAGES = ("onnxruntime",)
+IMPORTS = ("tightbeam.deploy",)
 CHUNK = 4
 """Samples that the encoder's products take at once, at most."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from tools.bench.peers.engines._model_generate import calls_of
 
 PACKAGES = ("openvino", "nncf", "optimum-intel", "transformers")
+IMPORTS = ("torch", "optimum.intel")
 
 
 def _class(speech: bool) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from tools.bench.peers.engines._model_generate import calls_of
 
 PACKAGES = ("optimum-onnx", "onnxruntime", "transformers")
+IMPORTS = ("torch", "optimum.onnxruntime")
 GRAPHS = ("encoder_model", "decoder_model", "decoder_with_past_model")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 PACKAGES = ("tightbeam", "onnxruntime")
+IMPORTS = ("tightbeam.deploy.runner",)
 
 
 def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
@@ -25,7 +26,8 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
 
     def generate(batch: Any, job: dict[str, Any]) -> Any:
         call = runner.generate_from_features if speech else runner.generate
-        return call(*batch, **job["settings"]).sequences.tolist()
+        given = batch[0].shape[1] if runner.decoder_only else 0
+        return call(*batch, **job["settings"]).sequences[:, given:].tolist()
 
     return prepare, generate
 

@@ -7,6 +7,7 @@ from typing import Any
 from tools.bench.peers.engines._model_generate import calls_of
 
 PACKAGES = ("transformers", "torch")
+IMPORTS = ("torch", "transformers.models.auto.modeling_auto")
 
 
 def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, Any]:
@@ -14,7 +15,9 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
     import transformers
 
     torch.set_num_threads(threads)
-    auto = transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+    auto: Any = transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+    if not transformers.AutoConfig.from_pretrained(folder).is_encoder_decoder:
+        auto = transformers.AutoModelForCausalLM
     return calls_of(auto.from_pretrained(folder, dtype=torch.float32).eval(), speech)
 
 
