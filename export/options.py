@@ -128,7 +128,7 @@ class ExportOptions:
         if self.max_differing is None:
             return
         if not 0 <= self.max_differing <= 1:
-            raise ExportError(f"max_differing={self.max_differing:g} is no share; expected 0 to 1, e.g. 0.02")
+            raise ExportError(f"max_differing={self.max_differing:g} is not a share; expected 0 to 1, e.g. 0.02")
         if self.is_exact:
             raise ExportError(
                 "max_differing is for inexact bundles, and one differing token ends an export in fp32 anyway; leave "

@@ -165,6 +165,6 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
     if manifest.tokenizer is None:
         yield (
             "the checkpoint has no tokenizer, so the bundle takes and gives token ids"
-            if (manifest.speech is None)
+            if manifest.reads_text
             else "the checkpoint has no tokenizer, so the bundle gives token ids"
         )

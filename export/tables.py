@@ -115,7 +115,7 @@ def describe_products(entries: Sequence[QuantizedEntry]) -> str:
         f"{kept['blocks']} of {len(entries)} are in blocks of {BLOCK}" if kept["blocks"] else "",
     ]
     said = ", ".join(filter(None, parts))
-    return f"{said}, as int8 was not exact enough there (--verbose has the errors)" if said else ""
+    return f"{said}, as int8 was not exact enough for them (--verbose shows the errors)" if said else ""
 
 
 def inexact_options(manifest: Manifest) -> str:

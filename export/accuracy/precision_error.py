@@ -137,11 +137,11 @@ def speed_note(precision: str, times: Times) -> str:
     """A sentence where a precision is not faster than float32 on this machine by its times; empty where it is."""
     parts = (("the encoding of a batch", *times.encoder_s), ("a step", *times.step_s))
     slow = [
-        f"{what} takes {1e3 * low:.3g} ms, in float32 {1e3 * exact:.3g} ms"
+        f"{what} takes {1e3 * low:.3g} ms, and {1e3 * exact:.3g} ms in float32"
         for what, exact, low in parts
         if not low < exact
     ]
-    return f"{precision} is not faster here: {' and '.join(slow)}" if slow else ""
+    return f"{precision} is not faster than float32 on this machine: {'; '.join(slow)}" if slow else ""
 
 
 def describe_error(precision: str, error: PrecisionErrorEntry | None, cache_precision: str | None = None) -> str:

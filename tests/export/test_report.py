@@ -119,6 +119,11 @@ def test_results_of_the_check(bundles: BundleCache) -> None:
     assert "not done (--no-check)" in dict(rows(load(bundles, "dedup", parity=None)))["check"]
 
 
+def test_a_model_of_images_takes_no_ids(bundles: BundleCache) -> None:
+    notes = [text for label, text in rows(load(bundles, "dedup", "pix2struct")) if label == "note"]
+    assert "the checkpoint has no tokenizer, so the bundle gives token ids" in notes
+
+
 def test_a_language_model_has_a_prompt(bundles: BundleCache) -> None:
     found = dict(rows(load(bundles, "dedup", "llama"), workload=Workload(2, 3, 40, 20)))
     assert found["variant"] == "dedup, the default: it keeps the prompt's keys and values once for all beams"
