@@ -41,10 +41,10 @@ def run(name: str, steps: int, make: Callable[[int, int, Path, Path], None]) -> 
     parser.add_argument("--seed", type=int, default=0, help="seed of data, weights and order (default: %(default)s)")
     arguments = parser.parse_args()
     output: Path = arguments.output
-    if output.exists():
-        parser.error(f"--output {output} exists; expected a new folder; remove it, or name another one")
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps} is too small; expected 1 or more")
+    if output.exists():
+        parser.error(f"--output {output} exists; expected a new folder; remove it, or name another one")
     output.parent.mkdir(parents=True, exist_ok=True)
     transformers_logging.disable_progress_bar()
     started = time.perf_counter()

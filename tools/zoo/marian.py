@@ -195,7 +195,7 @@ def make(plan: Plan, folder: Path, inputs: Path, name: str = "marian-inputs") ->
 
 def main() -> None:
     """Run the recipe."""
-    _recipe.run("marian", 1500, lambda steps, seed, folder, inputs: make(Plan(Recipe(steps, seed)), folder, inputs))
+    _recipe.run("marian", 800, lambda steps, seed, folder, inputs: make(Plan(Recipe(steps, seed)), folder, inputs))
 
 
 if __name__ == "__main__":

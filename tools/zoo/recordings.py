@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tools.zoo import grammar
 from tools.zoo.grammar import Language
-from tools.zoo.speech import RATE_HZ, Utterance, Voice, speak
+from tools.zoo.speech import RATE_HZ, Speaker, Utterance, Voice
 
 LANGUAGES: tuple[Language, ...] = ("en", "es")
 ACCENTS: dict[Language, tuple[str, ...]] = {"en": ("en-us", "en-gb-x-rp"), "es": ("es", "es-419")}
@@ -68,13 +68,14 @@ def spoken(seed: int, count: int, *, held_out: bool = False) -> dict[Language, l
     """So many different sentences of each language, each in a voice, speed and pitch of its own."""
     rng = random.Random(f"voices {seed}")
     sentences = grammar.different(seed, count, held_out=held_out)
-    return {
-        language: [
-            Spoken(text, language, speak(text, _voice(rng, language)))
-            for text in (sentence.text(language) for sentence in sentences)
-        ]
-        for language in LANGUAGES
-    }
+    with Speaker() as speaker:
+        return {
+            language: [
+                Spoken(text, language, speaker.speak(text, _voice(rng, language)))
+                for text in (sentence.text(language) for sentence in sentences)
+            ]
+            for language in LANGUAGES
+        }
 
 
 def _voice(rng: random.Random, language: Language) -> Voice:
@@ -100,12 +101,12 @@ def recording(rng: random.Random, sentences: list[Spoken]) -> Recording:
 
 
 def training_windows(seed: int, pool: dict[Language, list[Spoken]]) -> Iterator[Recording]:
-    """Windows without end. Half of them hold one sentence; a few none; the last one in the others may be cut."""
+    """Windows without end. A third of them hold one sentence; a few none; the last one in the others may be cut."""
     rng = random.Random(f"windows {seed}")
     while True:
         language = rng.choice(LANGUAGES)
         kind = rng.random()
-        count = 0 if kind < 0.02 else 1 if kind < 0.45 else rng.choice((2, 3, 4, 4))
+        count = 0 if kind < 0.02 else 1 if kind < 0.35 else rng.choice((2, 3, 4, 4))
         made = recording(rng, rng.choices(pool[language], k=count))
         heard = tuple(one for one in made.sentences if one.start_s < WINDOW_S - HEARD_S)
         yield Recording(made.wave[:WINDOW], heard, language)

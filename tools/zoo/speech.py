@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import espeakng_loader
 import numpy as np
@@ -62,8 +62,8 @@ class _Event(ctypes.Structure):
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
 
 
-class _Espeak:
-    """The library, which there is one of in a process."""
+class Speaker:
+    """espeak-ng, loaded anew: the same calls give the same samples, whatever was spoken before."""
 
     def __init__(self) -> None:
         self._library: Any = ctypes.CDLL(espeakng_loader.get_library_path())
@@ -73,6 +73,14 @@ class _Espeak:
         self._library.espeak_SetSynthCallback(self._listener)
         self._samples: list[NDArray[np.int16]] = []
         self._events: list[tuple[int, int, float, str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Unload the library, whose variables would outlive it otherwise."""
+        self._library.espeak_Terminate()
+        _ctypes.dlclose(self._library._handle)
 
     def _listen(self, samples: Any, count: int, events: Any) -> int:
         if samples and count:
@@ -86,7 +94,13 @@ class _Espeak:
         return 0
 
     def speak(self, text: str, voice: Voice) -> Utterance:
-        """Speak a text."""
+        """Speak a text.
+
+        Raises
+        ------
+        ValueError
+            There is no such voice.
+        """
         self._samples, self._events = [], []
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # pitch and breath wander by chance
         if self._library.espeak_SetVoiceByName(voice.name.encode()):
@@ -102,19 +116,3 @@ class _Espeak:
             words=tuple((place - 1, start) for kind, place, start, _ in self._events if kind == _WORD),
             phonemes=tuple((name, start) for kind, _, start, name in self._events if kind == _PHONEME),
         )
-
-
-@functools.cache
-def _espeak() -> _Espeak:
-    return _Espeak()
-
-
-def speak(text: str, voice: Voice) -> Utterance:
-    """Speak a text. The same calls in the same order give the same samples in each process.
-
-    Raises
-    ------
-    ValueError
-        There is no such voice.
-    """
-    return _espeak().speak(text, voice)
