@@ -232,8 +232,7 @@ class ExportOptions:
         limit = self.workload.memory_limit
         needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
         if limit is not None and needed > limit:
-            fix = "--variant auto takes what fits, if anything does"
             raise ExportError(
-                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}, and a smaller "
-                "--batch-size needs less"
+                f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; pass --variant auto, which "
+                "takes a variant that fits if there is one, or a smaller --batch-size"
             )

@@ -131,7 +131,10 @@ def _load(export: _Export) -> None:
     checkpoint = export.checkpoint = load_files(export.preparation.files)
     check_speech(checkpoint)
     check_image(checkpoint)
-    alignment_of(checkpoint)  # an error before minutes of work
+    # Errors before minutes of work.
+    alignment_of(checkpoint)
+    if export.preparation.texts is not None:
+        calibration_samples(checkpoint, export.preparation.texts)
     if options.max_new_tokens is not None:
         set_max_new_tokens(checkpoint, options.max_new_tokens)
     for note in (limit_length(checkpoint), disable_sampling(checkpoint), _note_of_global_tokens(checkpoint)):

@@ -37,7 +37,7 @@ def check_target(target: Path, *, force: bool) -> None:
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror}; choose another --output") from error
     if taken and not bundle:
-        raise BundleError(f"{target} exists and is no bundle, so --force does not replace it; choose another --output")
+        raise BundleError(f"{target} exists and is not a bundle, so --force cannot replace it; take another --output")
     if taken and not force:
         raise BundleError(f"{target} exists; choose another --output, or replace it with --force")
     if not writable:

@@ -28,12 +28,12 @@ def calibration_samples(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -
     """
     if texts is None:
         return samples_of(checkpoint)
-    if checkpoint.tokenizer is None:
-        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
     if checkpoint.family.is_speech:
         raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
     if checkpoint.family.reads_images:
         raise ExportError("this model reads images, and is measured on drawn pages; leave --calibration out")
+    if checkpoint.tokenizer is None:
+        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
     samples = samples_of(checkpoint, texts)
     if isinstance(samples, TextSamples) and samples.as_ids:
         raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")

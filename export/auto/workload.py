@@ -145,8 +145,8 @@ def parse_bytes(text: str) -> int:
     unit = found.group(2) if found else ""
     unit += "b" if unit and not unit.endswith("b") else ""
     if found is None or (unit not in UNITS and unit != "b"):
-        raise ExportError(f"{text!r} is no amount of memory; expected a number with a unit, such as 2GB or 512MiB")
+        raise ExportError(f"{text!r} is not an amount of memory; expected a number with a unit, such as 2GB or 512MiB")
     count = Decimal(found.group(1)) * UNITS.get(unit, 1)  # in float 8.2MB would be 8,199,999 bytes
     if not 1 <= count < MOST_BYTES:
-        raise ExportError(f"{text[:40]!r} is no memory of any machine; expected more than 0 and less than 1,000 TB")
+        raise ExportError(f"{text[:40]!r} is not an amount of memory; expected more than 0 and less than 1,000 TB")
     return int(count)

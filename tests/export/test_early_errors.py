@@ -56,11 +56,11 @@ def test_errors_come_before_torch_is_imported(
     (whisper / "preprocessor_config.json").unlink()
     target = ["--output", str(tmp_path / "out")]
     cases: list[tuple[list[str], str]] = [
-        ([bart, "--output", str(tmp_path / "taken")], "exists and is no bundle, so --force does not replace it"),
+        ([bart, "--output", str(tmp_path / "taken")], "exists and is not a bundle, so --force cannot replace it"),
         ([bart, *target, "--variant", "elx"], "variant 'elx' is unknown; expected one of baseline, dedup"),
         ([bart, *target, "--source-cache", "nothing"], "source-cache 'nothing' is unknown"),
         ([bart, *target, "--precision", "int4"], "precision 'int4' is not supported"),
-        ([bart, *target, "--memory-limit", "lots"], "'lots' is no amount of memory"),
+        ([bart, *target, "--memory-limit", "lots"], "'lots' is not an amount of memory"),
         ([bart, *target, "--batch-size", "0"], "batch_size=0 is out of range"),
         ([bart, *target, "--source-length", "65"], "source_length=65 exceeds the model's 64 positions"),
         ([bart, *target, "--max-new-tokens", "64"], "max_new_tokens=64 and the start token exceed"),
