@@ -76,7 +76,7 @@ def draw_peers(jobs: Sequence[Figures]) -> Figure:
                 bar.set_facecolor(_colour(engine["name"]))
                 bar.set_alpha(PALE if engine["precision"] == "float32" else 1)
             axis.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=8)
-            _bare(axis, 1.3 * max(values))
+            _bare(axis, 1.38 * max(values))
         times.set_yticks(range(len(engines)), names, fontsize=8.5)
         memory.set_yticks([])
         for label, engine in zip(times.get_yticklabels(), engines, strict=True):
