@@ -1,0 +1,151 @@
+"""Seasoning: the function stays as it is, and the numbers become those of large trained models."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import BartForConditionalGeneration
+
+from support.checkpoint_edits import edit_json
+from support.checkpoints import CheckpointCache
+from support.slow_cases import slow_unless
+from tools.zoo import season as command
+from tools.zoo._season.exact import Weights
+from tools.zoo._season.forms import FORMS, measure_forms
+from tools.zoo._season.inexact import condition
+from tools.zoo._season.layout import FAMILIES
+from tools.zoo._season.levels import LEVELS, season
+from tools.zoo._season.model import difference, inputs_of, load
+
+DEMO = Path("export/demo")
+FOLDERS = ("llama", "untied", "whisper", "bart", "marian", "relu", "demo")
+EQUAL = 1e-13
+"""Bound on the difference of log-probabilities in float64, relative to their deviation: at most 4e-15 was measured."""
+
+
+def folder_of(name: str, checkpoints: CheckpointCache) -> Path:
+    """A tiny checkpoint; sizes of heads are even, as RoPE wants them."""
+    if name == "demo":
+        return DEMO
+    if name == "untied":
+        return checkpoints("llama", tie_word_embeddings=False)
+    if name == "relu":
+        return checkpoints("bart", activation_function="relu")
+    return checkpoints(name)
+
+
+def read(folder: Path) -> tuple[dict[str, Any], Weights]:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    return config, {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    slow_unless(
+        itertools.product(FOLDERS, LEVELS),
+        lambda *case: case in {("llama", "all"), ("untied", "tokens"), ("whisper", "tokens"), ("demo", "tied")},
+    ),
+)
+def test_the_function_stays(checkpoints: CheckpointCache, name: str, level: str) -> None:
+    config, weights = read(folder_of(name, checkpoints))
+    kept = {key: tensor.clone() for key, tensor in weights.items()}
+    seasoned = season(weights, config, LEVELS[level], seed=3)
+    assert all(torch.equal(weights[key], tensor) for key, tensor in kept.items())
+    model = load(config, weights)
+    apart, differing = difference(model, load(seasoned.config, seasoned.weights), inputs_of(model, 1))
+    residual = FAMILIES[config["model_type"]](config).residual
+    is_exact = not LEVELS[level].keys and not (LEVELS[level].tied and residual is not None)
+    assert (apart < EQUAL) == is_exact
+    if is_exact:
+        assert differing == 0
+    changed = [key for key, tensor in seasoned.weights.items() if tensor.shape != weights[key].shape]
+    assert bool(changed) == LEVELS[level].tokens
+
+
+def test_the_forms_of_bits_tell_outliers(checkpoints: CheckpointCache) -> None:
+    """Moving scales undoes the outliers of channels, and not those of single tokens."""
+    config, weights = read(checkpoints("llama", hidden_size=256, intermediate_size=256, num_attention_heads=8))
+    found = {}
+    for name, given in {"none": None, "outliers": LEVELS["outliers"], "tokens": LEVELS["tokens"]}.items():
+        made = season(weights, config, given) if given else None
+        model = load(made.config, made.weights) if made else load(config, weights)
+        found[name] = measure_forms(model, inputs_of(model, 1))
+    rows, blocks, moved = FORMS[:3]
+    assert found["outliers"][rows].errors.median() > 3 * found["none"][rows].errors.median()
+    assert found["outliers"][blocks].errors.median() < found["outliers"][rows].errors.median()
+    assert found["outliers"][moved].errors.max() < 1.5 * found["none"][moved].errors.max()
+    assert found["tokens"][moved].errors.max() > 1.4 * found["outliers"][moved].errors.max()
+
+
+def test_conditions_of_keys() -> None:
+    """The demo's, trained from nothing, become those that were measured in a published Whisper."""
+    config, weights = read(DEMO)
+    seasoned = season(weights, config, LEVELS["keys"])
+    model = load(config, weights)
+    apart, _ = difference(model, load(seasoned.config, seasoned.weights), inputs_of(model, 1))
+    assert 0 < apart < 0.02
+    ends = {"source": (3e3, 2e6), "generated": (2e4, 2e9)}
+    for attention in FAMILIES["bart"](config).attentions:
+        if attention.part != "encoder":
+            name = f"{attention.key}.weight"
+            low, high = ends[attention.part]
+            assert condition(weights[name]) < 1e4
+            assert low < condition(seasoned.weights[name].float().double()) < high
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["season", *map(str, arguments)])
+    command.main()
+
+
+def test_the_command_writes_a_checkpoint_of_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo's weights are stored in float16, which has no room for the outliers' small weights."""
+    output = tmp_path / "made" / "demo"
+    run(monkeypatch, DEMO, "--level", "outliers", "--output", output, "--seed", 2)
+    said = capsys.readouterr().out
+    assert "log-probabilities in float64 differ by" in said and "condition of W_K, source" in said
+    assert {path.name for path in DEMO.iterdir()} - {"README.md"} == {path.name for path in output.iterdir()}
+    before, after = (load_file(folder / "model.safetensors") for folder in (DEMO, output))
+    assert {tensor.dtype for tensor in before.values()} == {torch.float16}
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    models = [BartForConditionalGeneration.from_pretrained(folder) for folder in (DEMO, output)]
+    ids = torch.randint(5, 1000, (4, 20), generator=torch.Generator().manual_seed(0))
+    first, second = (model.generate(ids, num_beams=3, max_new_tokens=20) for model in models)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "t5"}, "is of type 't5'; expected one of llama, whisper, bart, marian"),
+        ({"encoder_layers": 4}, "has no model.encoder.layers.3."),
+        (None, "has no safetensors; "),
+    ],
+)
+def test_errors_are_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any] | None,
+    said: str,
+) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(DEMO, folder)
+    if change is None:
+        (folder / "model.safetensors").unlink()
+    else:
+        edit_json(folder / "config.json", **change)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, folder, "--output", tmp_path / "out")
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
