@@ -34,7 +34,7 @@ WEIGHTS = "model.safetensors"
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read config.json and the weights of a checkpoint. Raises ValueError for another family, or for pickled weights."""
+    """Read config.json and the weights of a checkpoint. Raises ValueError for another family, or without weights."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if config.get("model_type") not in FAMILIES:
         raise ValueError(f"{folder} is of type {config.get('model_type')!r}; expected one of {', '.join(FAMILIES)}")
