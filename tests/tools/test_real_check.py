@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +16,23 @@ import soundfile
 from support.audio import RATE_HZ, window_recordings
 from support.bundles import BundleCache
 from support.checkpoints import CheckpointCache
+from support.commands import Command, caller
 from support.timestamps import TIMESTAMPS
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Bundle
 from tightbeam.export.checkpoint.load import load_checkpoint
+from tools.real_check import published
+from tools.real_check.__main__ import main
 from tools.real_check.bundle_side import by_bundle
+from tools.real_check.check import Report, Result
 from tools.real_check.errors import CheckError
+from tools.real_check.exports import Form
 from tools.real_check.inputs import folder_beside, read_inputs
 from tools.real_check.measures import perplexity, word_error_rate
-from tools.real_check.outcome import Counts, equal
-from tools.real_check.task import BEAMS, GREEDY, SETTINGS, task_of
-from tools.real_check.torch_side import by_torch
+from tools.real_check.outcome import Counts, Outcome, Part, equal
+from tools.real_check.speed import Speed
+from tools.real_check.task import BEAMS, GREEDY, SAMPLING, SETTINGS, task_of
+from tools.real_check.torch_side import by_torch, is_tie
 
 LINES = ("the cat sat on the mat", "a dog", "the dog ran to the cat and the mat and the cat ran")
 
@@ -141,3 +150,103 @@ def test_inputs_that_do_not_suit_a_model_are_refused(
     ):
         with pytest.raises(CheckError, match=said):
             task_of(checkpoint, read_inputs(folder))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in this process."""
+    monkeypatch.setattr("tools.bench.peers.peer.SETTLE_SECONDS", 0)
+    return partial(caller(monkeypatch, capsys), entry=main)
+
+
+def test_a_checkpoint_beside_transformers(
+    checkpoints: CheckpointCache, texts: Path, tmp_path: Path, command: Command
+) -> None:
+    """Tables, page, picture and results; a checkpoint that cannot be read is a row, and ends the run with 1."""
+    checkpoint = checkpoints.copy(tmp_path / "tiny", "bart", tokenizer=True)
+    (tmp_path / "broken").mkdir()
+    page, image = tmp_path / "page.md", tmp_path / "picture.svg"
+    page.write_text("# Before\n\n---\n\nold")
+    options = ["--inputs", texts, "--variant", "dedup", "--variant", "el", "--precision", "fp32", "--rounds", 1, "--threads", 1]
+    places = ["--work", tmp_path / "work", "--environments", tmp_path, "--page", page, "--image", image]
+    done = command(checkpoint, tmp_path / "broken", *options, *places)
+    assert done.code == 1
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert "broken: no config.json" in line
+    text = page.read_text()
+    assert text.startswith("# Before\n\n---\n\n## tiny\n") and "\n\nold" not in text
+    assert done.out.strip() in text
+    assert re.search(r"\*\*Tightbeam dedup float32\*\* \|[^\n]*\| 3 of 3, 3 of 3 \|", text)
+    equal = "greedy 3 of 3, 4 beams 3 of 3, sampling 3 of 3"
+    assert [variant in text for variant in ("| dedup | float32 |", "| el | float32 |")] == [True, True]
+    assert text.count(equal) == 2
+    assert "Not installed, and so left out: ctranslate2, llama.cpp" in text
+    assert "It could not be tried" in text
+    assert "1 input at a time" in image.read_text() and "Tightbeam" in image.read_text()
+    speeds = json.loads((tmp_path / "work" / "tiny.json").read_text())["speeds"]
+    assert set(speeds) == {"transformers", "Tightbeam dedup float32", "Tightbeam el float32"}
+    assert all(each["usage"]["peak"] > 0 and not each["error"] for each in speeds.values())
+
+
+def test_options_and_inputs_are_checked_first(checkpoints: CheckpointCache, tmp_path: Path, command: Command) -> None:
+    command("demo", "--variant", "best").failed("--variant best is unknown; pass baseline")
+    command("demo", "--precision", "int4").failed("--precision int4 is unknown; pass")
+    command("demo", "--inputs", tmp_path / "none").failed("none is not a folder")
+
+
+def test_what_is_wrong_is_said() -> None:
+    """A failed export, and a sequence of float32 that no tie explains; int8 may differ."""
+    exact, low = Form("dedup", "fp32"), Form("dedup", "int8")
+    one = {"greedy": Counts(2, 0, 3)}
+    tied = {"greedy": Counts(2, 1, 3)}
+    report = Report("tiny", results=[Result(exact, "", 1, counts=tied), Result(low, "", 1, counts=one)])
+    assert report.wrong() == []
+    report.results = [Result(exact, "", 1, counts=one), Result(low, "it failed", 1)]
+    report.speeds = {
+        "a": Speed("Tightbeam", "int8", "dedup", error="it ended"),
+        "b": Speed("other", "", "", error="no"),
+    }
+    assert report.wrong() == [
+        "tiny, dedup-fp32: 1 of 3 sequences differ from torch's (greedy)",
+        "tiny, dedup-int8: it failed",
+        "tiny: it ended",
+    ]
+
+
+def test_other_tokens_and_segments_are_counted() -> None:
+    rows = [[1, 2], [1, 3], [1, 4]]
+    parts = [Part(0.0, 1.0, [5], [0.5])]
+    expected = Outcome({"greedy": rows}, {}, [parts, parts])
+    moved = [Part(0.0, 1.0, [5], [0.52])]
+    mine = Outcome({"greedy": [[1, 2], [1, 9], [1, 8]]}, {}, [parts, moved])
+    counts = equal(mine, expected, lambda name, index, row: row == [1, 9])
+    assert counts == {"greedy": Counts(1, 1, 3), "recordings": Counts(1, 0, 2)}
+    assert counts["greedy"].differing == 1
+
+
+def test_published_checkpoints_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit of the first fetch is the one that is asked for later."""
+    asked: list[str | None] = []
+
+    def download(hub_id: str, revision: str | None, **_: object) -> str:
+        asked.append(revision)
+        if hub_id == "owner/gone":
+            raise OSError("no route\nto the host")
+        return str(tmp_path / "models--owner--name" / "snapshots" / "0123")
+
+    monkeypatch.setattr(published, "snapshot_download", download)
+    monkeypatch.setattr(published, "LOCK", tmp_path / "lock.json")
+    folders = [published.fetched("owner/name", None), published.fetched("owner/name", None)]
+    assert len(set(folders)) == 1 and asked == [None, "0123"]
+    with pytest.raises(CheckError, match=r"owner/gone could not be fetched from the model hub \(no route\)"):
+        published.fetched("owner/gone", None)
+    assert len(published.listed()) == 12
+
+
+def test_no_draw_is_left_to_chance(checkpoints: CheckpointCache, texts: Path) -> None:
+    """A tie is what torch generates in float64, and nothing else."""
+    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True))
+    task = task_of(checkpoint, read_inputs(texts))
+    row = by_torch(task).sequences[SAMPLING][1]
+    assert is_tie(task, SAMPLING, 1, row)
+    assert not is_tie(task, SAMPLING, 1, [*row, 7])

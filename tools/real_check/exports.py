@@ -45,6 +45,12 @@ class Form:
         return f"{self.variant}-{self.precision}" + ("-cache-int8" if self.cache_precision else "")
 
     @property
+    def precision_label(self) -> str:
+        """The precision in tables."""
+        cache = ", int8 cache" if self.cache_precision else ""
+        return {"fp32": "float32", "fp16": "float16"}.get(self.precision, self.precision) + cache
+
+    @property
     def is_exact(self) -> bool:
         """True where the tokens have to be torch's."""
         return self.precision == "fp32" and self.cache_precision is None
@@ -80,7 +86,7 @@ def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -
     return forms
 
 
-def export_all(checkpoint: Path, forms: Sequence[Form], folder: Path, say: Callable[[str], None]) -> Iterator[Export]:
+def export_all(checkpoint: str, forms: Sequence[Form], folder: Path, say: Callable[[str], None]) -> Iterator[Export]:
     """Export a checkpoint in each form; one that fails does not end the others."""
     with _made_once():
         for form in forms:
@@ -97,7 +103,7 @@ def export_all(checkpoint: Path, forms: Sequence[Form], folder: Path, say: Calla
                 )
             except (ExportError, PassError, BundleError) as failed:
                 error = str(failed)
-                say(f"{checkpoint.name}, {form.name}: the export failed: {error}")
+                say(f"{checkpoint}, {form.name}: the export failed: {error}")
             yield Export(form, bundle, error, time.perf_counter() - start)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tools.bench.memory import Usage, usage_of
-from tools.bench.peers.environments import OWN, python_of
+from tools.bench.peers.environments import OWN, is_installed, python_of
 from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import RECORDING, TEXT
 from tools.bench.peers.peer import Peer, convert
@@ -25,11 +25,13 @@ from tools.real_check.exports import Export
 from tools.real_check.measures import word_error_rate
 from tools.real_check.task import BEAMS, GREEDY, SETTINGS, Rows, Task
 
-__all__ = ["ALONE", "REFERENCE", "TOGETHER", "Engine", "Speed", "engines_of", "measure"]
+__all__ = ["ALONE", "OURS", "REFERENCE", "TOGETHER", "Engine", "Speed", "engines_of", "measure"]
 
-REFERENCE = "transformers"
+REFERENCE, OURS = "transformers", "Tightbeam"
 ALONE, TOGETHER = "greedy, 1 at a time", "4 beams, 8 at a time"
 """The jobs: one user's lines, and a file's."""
+CONVERTED = ("bart", "llama", "marian")
+"""Families that are converted for CTranslate2, besides Whisper, which faster-whisper runs."""
 LINES_ALONE = 8
 BATCH = 8
 NEUTRAL: dict[str, Any] = {"min_new_tokens": 0, "no_repeat_ngram_size": 0, "length_penalty": 1.0}
@@ -39,32 +41,38 @@ READ = ("forced_bos_token_id", "forced_eos_token_id", *NEUTRAL)
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, and the model that it runs.
+    """A program in a precision, and the model that it runs.
 
     Attributes
     ----------
-    name : str
-        Its name in tables.
-    kind : str
-        A file of ``tools/bench/peers/engines``.
-    precision : str
+    program, precision, variant : str
+        How tables call it; the variant is Tightbeam's.
+    kind, form : str
+        A file of ``tools/bench/peers/engines``, and the precision that is passed to it.
     environment : str
         A name of `tools.bench.peers.environments.ENVIRONMENTS`, or its ``OWN``.
-    made_by : str
-        The engine that converts the checkpoint; "" where ``folder`` exists.
     folder : Path
         The model.
+    made_by : str
+        The kind that converts the checkpoint into ``folder``; "" where it exists.
     jobs : tuple of str
         What it can do.
     """
 
-    name: str
-    kind: str
+    program: str
     precision: str
+    variant: str
+    kind: str
+    form: str
     environment: str
-    made_by: str
     folder: Path
+    made_by: str = ""
     jobs: tuple[str, ...] = (ALONE, TOGETHER)
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        return " ".join(filter(None, (self.program, self.variant, self.precision)))
 
 
 @dataclass
@@ -73,6 +81,8 @@ class Speed:
 
     Attributes
     ----------
+    program, precision, variant : str
+        Those of `Engine`.
     start_s, load_s : float
         From the start of the process to the loaded model; and of this the load alone, after the imports.
     tokens_per_s : dict of str to float
@@ -87,6 +97,9 @@ class Speed:
         Why the engine could not run; "" where it could.
     """
 
+    program: str
+    precision: str
+    variant: str
     start_s: float = 0
     load_s: float = 0
     tokens_per_s: dict[str, float] = field(default_factory=dict)
@@ -100,37 +113,23 @@ class Speed:
 def engines_of(task: Task, exports: Sequence[Export], environments: Path, work: Path) -> list[Engine]:
     """The engines that can run a checkpoint, of those that are installed, transformers first."""
     family, path = task.checkpoint.family.model_type, task.checkpoint.path
-    engines = [Engine(REFERENCE, "transformers", "fp32", OWN, "", path)]
-    engines += [
-        Engine(f"Tightbeam {each.form.name}", "tightbeam", each.form.precision, OWN, "", each.bundle.path)
-        for each in exports
-        if each.bundle is not None
-    ]
-    for precision in ("fp32", "int8"):
-        if family in ("bart", "llama", "marian"):
-            folder = work / f"ctranslate2-{precision}"
-            engines.append(
-                Engine(f"CTranslate2 {precision}", "ctranslate2", precision, "ctranslate2", "ctranslate2", folder)
-            )
+    engines = [Engine(REFERENCE, "", "", REFERENCE, "fp32", OWN, path)]
+    for each in exports:
+        if each.bundle is not None:
+            precision = each.form.precision_label
+            engines.append(Engine(OURS, precision, each.form.variant, "tightbeam", "", OWN, each.bundle.path))
+    for form, label in (("fp32", "float32"), ("int8", "int8")):
+        folder, other = work / f"ctranslate2-{form}", "ctranslate2"
+        if family in CONVERTED:
+            engines.append(Engine("CTranslate2", label, "", other, form, other, folder, other))
         if family == "whisper":
-            folder = work / f"ctranslate2-{precision}"
-            engines.append(
-                Engine(f"faster-whisper {precision}", "faster_whisper", precision, "ctranslate2", "ctranslate2", folder)
-            )
+            engines.append(Engine("faster-whisper", label, "", "faster_whisper", form, other, folder, other))
         if family == "llama":
-            folder = work / f"llama.cpp-{precision}"
+            folder = work / f"llama.cpp-{form}"
             engines.append(
-                Engine(f"llama.cpp {precision}", "llama_cpp", precision, "llama.cpp", "llama_cpp", folder, (ALONE,))
+                Engine("llama.cpp", label, "", "llama_cpp", form, "llama.cpp", folder, "llama_cpp", (ALONE,))
             )
-    return [engine for engine in engines if _is_installed(environments, engine.environment)]
-
-
-def _is_installed(environments: Path, name: str) -> bool:
-    try:
-        python_of(environments, name)
-    except PeerError:
-        return False
-    return True
+    return [engine for engine in engines if is_installed(environments, engine.environment)]
 
 
 def measure(
@@ -152,7 +151,7 @@ def measure(
         Threads of each engine.
     """
     jobs = {name: list(_messages(task, name, work)) for name in (ALONE, TOGETHER)}
-    found = {engine.name: Speed() for engine in engines}
+    found = {engine.name: Speed(engine.program, engine.precision, engine.variant) for engine in engines}
     seconds: dict[tuple[str, str], list[float]] = {}
     tokens: dict[tuple[str, str], dict[int, list[int]]] = {}
     with ExitStack() as stack:
@@ -197,10 +196,10 @@ def _start(
     python = python_of(environments, engine.environment)
     kind = RECORDING if task.is_speech else TEXT
     if engine.made_by and not engine.folder.exists():
-        convert(python, engine.made_by, task.checkpoint.path, engine.folder, engine.precision, kind)
+        convert(python, engine.made_by, task.checkpoint.path, engine.folder, engine.form, kind)
     start = time.perf_counter()
     log = work / f"{engine.name.replace(' ', '-')}.log"
-    peer = Peer(engine.name, python, engine.kind, engine.folder, engine.precision, kind, threads, log)
+    peer = Peer(engine.name, python, engine.kind, engine.folder, engine.form, kind, threads, log)
     stack.callback(peer.close)
     speed.start_s, speed.load_s = time.perf_counter() - start, peer.loaded["seconds"]
     return peer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tools.bench.peers.errors import PeerError
 
-__all__ = ["ENVIRONMENTS", "OWN", "install", "python_of"]
+__all__ = ["ENVIRONMENTS", "OWN", "install", "is_installed", "python_of"]
 
 OWN = "own"
 """The environment that this runs in, which has Tightbeam."""
@@ -34,11 +34,16 @@ UNWANTED = {"openvino": "torchvision"}
 STAMP = "installed.txt"
 
 
+def is_installed(root: Path, name: str) -> bool:
+    """True for an environment under ``root`` that has the pinned versions, and for this one."""
+    return name == OWN or _installed(root / name) == _wanted(name)
+
+
 def python_of(root: Path, name: str) -> Path:
     """Return the interpreter of an environment under ``root``; PeerError where it is not installed as pinned."""
     if name == OWN:
         return Path(sys.executable)
-    if _installed(root / name) != _wanted(name):
+    if not is_installed(root, name):
         raise PeerError(
             f"{root / name} has not the versions that this compares; run: "
             f"python -m tools.bench.peers install --environments {root} --only {name}"

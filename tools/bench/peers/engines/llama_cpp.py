@@ -40,7 +40,7 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
     Path(folder).mkdir(parents=True)
     writer = gguf.GGUFWriter(str(Path(folder, FILE)), "llama")
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(min(config["max_position_embeddings"], MOST_POSITIONS))
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads["q"])
@@ -73,7 +73,7 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
     import llama_cpp
 
     threading = {"n_threads": threads, "n_threads_batch": threads}
-    model = llama_cpp.Llama(str(Path(folder, FILE)), n_ctx=MOST_POSITIONS, verbose=False, **threading)
+    model = llama_cpp.Llama(str(Path(folder, FILE)), n_ctx=0, verbose=False, **threading)
 
     def prepare(samples: Any) -> Any:
         return samples

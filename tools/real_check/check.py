@@ -1,0 +1,220 @@
+"""The check of one checkpoint: torch's outcome, every export and its outcome, speed and memory."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tightbeam.deploy import Bundle, BundleError
+from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.errors import ExportError
+from tools.real_check.bundle_side import by_bundle
+from tools.real_check.errors import CheckError
+from tools.real_check.exports import Export, Form, export_all, findings, forms_of
+from tools.real_check.inputs import RealInputs
+from tools.real_check.measures import perplexity, word_error_rate
+from tools.real_check.outcome import Counts, Outcome, equal
+from tools.real_check.speed import BATCH, OURS, Speed, engines_of, measure
+from tools.real_check.task import BEAMS, SETTINGS, Task, task_of
+from tools.real_check.torch_side import by_torch, is_tie
+
+__all__ = ["Options", "Quality", "Report", "Result", "check"]
+
+MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is tried and measured.
+
+    Attributes
+    ----------
+    variants, precisions : sequence of str
+        Those to export; no variant is every one that the checkpoint can have.
+    rounds : int
+        Turns of each engine; 0 leaves speed and memory out.
+    threads : int
+        Threads of every engine, and of torch.
+    environments, work : Path
+        Folders of the other engines' environments, and of bundles, models, logs and results.
+    """
+
+    variants: Sequence[str]
+    precisions: Sequence[str]
+    rounds: int
+    threads: int
+    environments: Path
+    work: Path
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good texts are: word error rates by name of a setting; perplexity, None where nothing was scored."""
+
+    word_errors: dict[str, float]
+    perplexity: float | None
+
+
+@dataclass
+class Result:
+    """A form of a checkpoint: its export, what its guards found, and how it compares with torch.
+
+    Attributes
+    ----------
+    error : str
+        Why it could not be exported or run; "" where it could.
+    seconds : float
+        Time of the export.
+    disk_mb, cache_mb : float
+        Bytes of the bundle's files; of both caches for 8 of the longest rows with 4 beams.
+    counts : dict of str to Counts
+        By name of a setting.
+    """
+
+    form: Form
+    error: str
+    seconds: float
+    found: str = ""
+    disk_mb: float = 0
+    cache_mb: float = 0
+    counts: dict[str, Counts] = field(default_factory=dict)
+    quality: Quality | None = None
+
+
+@dataclass
+class Report:
+    """Everything that was found of a checkpoint.
+
+    Attributes
+    ----------
+    error : str
+        Why it could not be tried at all; "" where it could.
+    rows, parameters : int
+        Lines or windows, and numbers of the model.
+    torch : Quality or None
+        That of torch's texts.
+    speeds : dict of str to Speed
+        By engine.
+    """
+
+    name: str
+    family: str = ""
+    error: str = ""
+    rows: int = 0
+    parameters: int = 0
+    threads: int = 0
+    torch: Quality | None = None
+    results: list[Result] = field(default_factory=list)
+    speeds: dict[str, Speed] = field(default_factory=dict)
+
+    def wrong(self) -> list[str]:
+        """What must not be: failed exports and engines of ours, and tokens of float32 that are not torch's."""
+        said = [f"{self.name}: {self.error}"] if self.error else []
+        for result in self.results:
+            where = f"{self.name}, {result.form.name}"
+            said += [f"{where}: {result.error}"] if result.error else []
+            if result.form.is_exact:
+                said += [
+                    f"{where}: {counts.differing} of {counts.all} sequences differ from torch's ({name})"
+                    for name, counts in result.counts.items()
+                    if counts.differing
+                ]
+        said += [
+            f"{self.name}: {speed.error}" for speed in self.speeds.values() if speed.error and speed.program == OURS
+        ]
+        return said
+
+
+def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, say: Callable[[str], None]) -> Report:
+    """Check a checkpoint.
+
+    Parameters
+    ----------
+    name
+        A folder, an alias or a hub id.
+    inputs_of
+        Gives the real inputs of a checkpoint's folder.
+    options
+        What is tried.
+    say
+        Receives a line about each thing that is done.
+
+    Returns
+    -------
+    Report
+        With what failed, inputs that do not suit the checkpoint among it.
+    """
+    import torch
+
+    torch.set_num_threads(options.threads)
+    say(f"{name}: loading it, and generating with torch")
+    try:
+        checkpoint = load_checkpoint(name)
+        task = task_of(checkpoint, inputs_of(checkpoint.path))
+    except (CheckError, ExportError) as error:
+        return Report(name, error=str(error))
+    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    report = Report(checkpoint.name, checkpoint.family.model_type, "", len(task.rows), parameters, options.threads)
+    expected = by_torch(task)
+    report.torch = _quality(task, expected)
+    work = options.work / checkpoint.name
+    shutil.rmtree(work, ignore_errors=True)  # what was converted from the weights of an earlier run
+    work.mkdir(parents=True)
+    forms = forms_of(checkpoint.sizes, options.variants, options.precisions)
+    exports = []
+    for export in export_all(name, forms, work, say):
+        report.results.append(_result(task, expected, export, options.threads))
+        exports.append(export)
+        say(f"{checkpoint.name}: {export.form.name} exported and compared")
+    if options.rounds:
+        engines = engines_of(task, exports, options.environments, work)
+        say(f"{checkpoint.name}: measuring {len(engines)} engines in turn")
+        report.speeds = measure(task, engines, options.environments, work, options.rounds, options.threads)
+    return report
+
+
+def _result(task: Task, expected: Outcome, export: Export, threads: int) -> Result:
+    result = Result(export.form, export.error, export.seconds)
+    if export.bundle is None:
+        return result
+    manifest = export.bundle.manifest
+    result.found = findings(manifest)
+    result.disk_mb = sum(entry.bytes for entry in manifest.files()) / MB
+    result.cache_mb = _cache_mb(task, export.bundle)
+    try:
+        outcome = by_bundle(task, export.bundle, threads)
+    except (BundleError, GenerationError) as error:
+        result.error = str(error)
+        return result
+
+    def tie(name: str, index: int, sequence: list[int]) -> bool:
+        return export.form.is_exact and is_tie(task, name, index, sequence)
+
+    result.counts = equal(outcome, expected, tie)
+    result.quality = _quality(task, outcome)
+    return result
+
+
+def _cache_mb(task: Task, bundle: Bundle) -> float:
+    longest = None if task.is_speech else max(map(len, task.rows))
+    size = workload_of(
+        bundle.manifest,
+        batch_size=BATCH,
+        num_beams=SETTINGS[BEAMS]["num_beams"],
+        source_length=longest,
+        new_tokens=task.settings["max_new_tokens"],
+    )
+    return sum(cache_bytes(bundle.manifest, size)) / MB
+
+
+def _quality(task: Task, outcome: Outcome) -> Quality:
+    references, texts = task.references, outcome.texts
+    words = {name: word_error_rate(texts[name], references) for name in texts} if references else {}
+    scores = outcome.log_probabilities
+    found = perplexity(scores) if scores else None
+    return Quality(words, found if found is not None and math.isfinite(found) else None)

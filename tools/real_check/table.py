@@ -1,0 +1,130 @@
+"""The report of checkpoints as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+from os import cpu_count
+
+from tools.bench.peers.table import processor
+from tools.real_check.check import Report, Result
+from tools.real_check.outcome import Counts
+from tools.real_check.speed import ALONE, OURS, REFERENCE, TOGETHER, Speed
+from tools.real_check.task import BEAMS
+
+__all__ = ["DEFAULT", "as_markdown"]
+
+ENGINES = (
+    *("engine", f"{ALONE}, tokens/s", f"{TOGETHER}, tokens/s", "load, s (from start)", "peak MB"),
+    *("steady MB: anonymous, file-backed", "equal to transformers", "words wrong"),
+)
+FORMS = (
+    *("variant", "precision", "export, s", "on disk, MB", "caches, MB", "equal to torch", "words wrong", "perplexity"),
+    *(f"{TOGETHER}, x", "peak MB", "what the guards found"),
+)
+DEFAULT = "dedup"
+"""The variant whose forms stand beside other engines."""
+
+
+def as_markdown(reports: Sequence[Report], missing: Sequence[str]) -> str:
+    """Make the tables of all checkpoints, and a line about what they were measured with.
+
+    Parameters
+    ----------
+    reports
+        Those of the checkpoints, in their order.
+    missing
+        Environments of engines that are not installed.
+    """
+    parts = [line for report in reports for line in _section(report)]
+    parts.append(f"{date.today().isoformat()}, {processor()}, {cpu_count()} cores.")
+    if missing:
+        parts.append(f"Not installed, and so left out: {', '.join(missing)} (`python -m tools.bench.peers install`).")
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(report: Report) -> Iterator[str]:
+    yield f"## {report.name}"
+    if report.error:
+        yield f"It could not be tried: {report.error}"
+        return
+    quality = (
+        ""
+        if report.torch is None or report.torch.perplexity is None
+        else (f"; transformers' perplexity {report.torch.perplexity:.4g}")
+    )
+    words = (
+        ""
+        if report.torch is None or not report.torch.word_errors
+        else (
+            f"; its words wrong: {', '.join(f'{name} {share:.1%}' for name, share in report.torch.word_errors.items())}"
+        )
+    )
+    yield (
+        f"{report.family}, {report.parameters / 1e6:.1f} million numbers, {report.rows} inputs, "
+        f"{report.threads} threads{quality}{words}."
+    )
+    if report.speeds:
+        yield _table(ENGINES, _engine_rows(report))
+    yield _table(FORMS, (_form_row(report, result) for result in report.results))
+
+
+def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *lines])
+
+
+def _engine_rows(report: Report) -> Iterator[Sequence[str]]:
+    reference = report.speeds[REFERENCE]
+    for name, speed in report.speeds.items():
+        if speed.variant not in ("", DEFAULT):
+            continue
+        shown = f"**{name}**" if speed.program == OURS else name
+        if speed.error or speed.usage is None:
+            yield (shown, speed.error, *[""] * (len(ENGINES) - 2))
+            continue
+        rates = [_rate(speed, reference, job) for job in (ALONE, TOGETHER)]
+        equal = ", ".join(f"{speed.equal[job]} of {speed.compared[job]}" for job in speed.tokens_per_s)
+        memory = f"{speed.usage.anonymous:.0f}, {speed.usage.file_backed:.0f}"
+        words = "" if speed.word_errors is None else f"{speed.word_errors:.1%}"
+        load = f"{speed.load_s:.2f} ({speed.start_s:.1f})"
+        same = "" if name == REFERENCE else equal
+        yield shown, *rates, load, f"{speed.usage.peak:.0f}", memory, same, words
+
+
+def _rate(speed: Speed, reference: Speed, job: str) -> str:
+    if job not in speed.tokens_per_s:
+        return ""
+    rate, base = speed.tokens_per_s[job], reference.tokens_per_s.get(job)
+    return f"{rate:,.0f}" + (f" ({rate / base:.2f} x)" if base and speed is not reference else "")
+
+
+def _form_row(report: Report, result: Result) -> Sequence[str]:
+    form = result.form
+    if result.error:
+        return form.variant, form.precision_label, f"{result.seconds:.0f}", *[""] * (len(FORMS) - 4), result.error
+    quality = result.quality
+    speeds = (each for each in report.speeds.values() if each.variant == form.variant)
+    speed = next((each for each in speeds if each.precision == form.precision_label), None)
+    words = "" if quality is None or not quality.word_errors else f"{quality.word_errors[BEAMS]:.1%}"
+    score = "" if quality is None or quality.perplexity is None else f"{quality.perplexity:.4g}"
+    base = report.speeds[REFERENCE].tokens_per_s.get(TOGETHER) if speed else None
+    rate = speed.tokens_per_s.get(TOGETHER) if speed else None
+    return (
+        form.variant,
+        form.precision_label,
+        f"{result.seconds:.0f}",
+        f"{result.disk_mb:.1f}",
+        f"{result.cache_mb:.1f}",
+        ", ".join(f"{name} {_count(counts)}" for name, counts in result.counts.items()),
+        words,
+        score,
+        f"{rate / base:.2f}" if rate and base else "",
+        f"{speed.usage.peak:.0f}" if speed and speed.usage else "",
+        result.found,
+    )
+
+
+def _count(counts: Counts) -> str:
+    ties = f" and {counts.ties} ties" if counts.ties else ""
+    return f"{counts.equal} of {counts.all}{ties}"
