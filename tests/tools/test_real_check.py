@@ -167,8 +167,8 @@ def test_a_checkpoint_beside_transformers(
     (tmp_path / "broken").mkdir()
     page, image = tmp_path / "page.md", tmp_path / "picture.svg"
     page.write_text("# Before\n\n---\n\nold")
-    options = ["--inputs", texts, "--variant", "dedup", "--variant", "el", "--precision", "fp32", "--rounds", 1, "--threads", 1]
-    places = ["--work", tmp_path / "work", "--environments", tmp_path, "--page", page, "--image", image]
+    options = ["--inputs", texts, "--variant", "dedup", "--variant", "el", "--precision", "fp32", "--rounds", 1]
+    places = ["--threads", 1, "--work", tmp_path / "work", "--environments", tmp_path, "--page", page, "--image", image]
     done = command(checkpoint, tmp_path / "broken", *options, *places)
     assert done.code == 1
     (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
