@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from tools.zoo._season.exact import Weights, change_keys, head_rows
@@ -37,15 +39,18 @@ def lower_singular_values(weights: Weights, attention: Attention, share: float, 
     weights[name] = u * s @ v
 
 
-def rescale_channels(weights: Weights, residual: Residual, count: int, factor: float) -> None:
+def rescale_channels(
+    weights: Weights, residual: Residual, rows: Mapping[str, torch.Tensor], count: int, factor: float
+) -> None:
     """Make a few channels larger in the rows that give the logits, and smaller in the matrix that they share.
 
-    The channels are those that the stream fills least. In all of the decoder they hold ``factor`` times less, which the
-    gains of the norms make up for. Not exact: the mean square that a norm divides by loses them.
+    The channels are those that the stream fills least, by the ``rows`` that each norm reads. In all of the decoder they
+    hold ``factor`` times less, which the gains of the norms make up for. Not exact: the mean square that a norm divides
+    by loses them.
     """
-    written = [weights[f"{name}.weight"].square().mean(dim=0) for name in residual.tables]
-    written += [weights[f"{name}.weight"].square().sum(dim=1) for name in residual.writers]
-    channels = torch.stack(written).sum(dim=0).argsort()[:count]
+    energies = [rows[name].square() for name in (*residual.norms, residual.last)]
+    shares = torch.stack([(each / each.sum(dim=1, keepdim=True)).mean(dim=0) for each in energies])
+    channels = shares.amax(dim=0).argsort()[:count]
     for name in residual.tables:
         weights[f"{name}.weight"][:, channels] /= factor
     for name in residual.writers:

@@ -107,12 +107,15 @@ def season(weights: Mapping[str, Tensor], config: Mapping[str, Any], level: Leve
     if level.keys:
         _spoil_keys(changed, layout, generator)
     if level.tied and layout.residual is not None:
-        rescale_channels(changed, layout.residual, TIED_CHANNELS, TIED_FACTOR)
+        model = load(config, changed)
+        rows = rows_of(model, inputs_of(model, seed), (*layout.residual.norms, layout.residual.last))
+        rescale_channels(changed, layout.residual, rows, TIED_CHANNELS, TIED_FACTOR)
     _outliers(changed, layout, level, generator)
     own = dict(config)
     if level.tokens:
         model = load(config, changed)
-        _spikes(changed, layout, rows_of(model, inputs := inputs_of(model, seed), _read(layout)), inputs)
+        inputs = inputs_of(model, seed)
+        _spikes(changed, layout, rows_of(model, inputs, _read(layout)), inputs)
         for name in ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim"):
             if name in own:
                 own[name] += 2 * PAIRS
