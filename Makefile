@@ -28,11 +28,13 @@ DOCS := $(VENV)/docs
 ON_DOCS := $(DOCS)/.installed
 # One more than cores, since the tests of the server wait now and then; each has torch in memory, so 4 at most.
 PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
+ZOO := build/zoo/llama build/zoo/whisper build/zoo/marian
+SEASONED := $(ZOO:%=%-all/config.json)
 # They need no fixture, and so no torch, which conftest.py imports.
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo serve-demo server test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo zoo real-check serve-demo server test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +45,17 @@ demo: $(BUILT) ## [1 min] export the bundled model with --variant el, then write
 
 zoo: $(READY) ## [45 min] train small models from nothing into build/zoo (speech, chat, translation) that are not there yet
 	$(BIN)/python -m tools.zoo
+
+real-check: $(BUILT) $(if $(CHECKPOINTS),,$(SEASONED)) ## [not measured] try CHECKPOINTS="PATH_OR_ID ..." (else the zoo) on real inputs (INPUTS=folder) beside torch and others
+	$(BIN)/python -m tools.real_check $(or $(CHECKPOINTS),$(ZOO) $(ZOO:%=--without-speed %-all)) $(INPUTS:%=--inputs %)
+
+# Seasoned copies of the zoo: the numbers that large models have.
+build/zoo/%-all/config.json: build/zoo/%/model.safetensors
+	rm -rf $(@D)
+	$(BIN)/python -m tools.zoo.season build/zoo/$* --level all --output $(@D)
+
+build/zoo/%/model.safetensors:
+	@echo "error: build/zoo/$* does not exist; run: make zoo" >&2; exit 1
 
 serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton Inference Server on loopback, and print a request
 	$(BIN)/export-model demo --variant dedup --output build/demo-dedup --force

@@ -14,7 +14,7 @@ install --only ctranslate2 --only llama.cpp``.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +43,9 @@ def run(
     checkpoints: Annotated[
         list[str], typer.Argument(help=f"Folders, aliases or hub ids; {PUBLISHED}: the list of published ones.")
     ],
+    without_speed: Annotated[
+        list[str], typer.Option(help="A further checkpoint, without speed and memory: a seasoned copy. Repeatable.")
+    ] = [],  # noqa: B006
     inputs: Annotated[Path | None, typer.Option(help="Folder of real inputs; by default the one beside.")] = None,
     variant: Annotated[list[str], typer.Option(help=f"{', '.join(PRESETS)}. Repeatable; all by default.")] = [],  # noqa: B006
     precision: Annotated[list[str], typer.Option(help="Repeatable; all by default.")] = list(PRECISIONS),  # noqa: B006
@@ -72,10 +75,11 @@ def run(
     options = Options(variant, precision, rounds, threads, environments, work)
     reports = []
     known_ids = listed()
-    for name in [each for given in checkpoints for each in (known_ids if given == PUBLISHED else (given,))]:
+    names = [each for given in checkpoints for each in (known_ids if given == PUBLISHED else (given,))]
+    for name in [*names, *without_speed]:
         try:
             place = fetched(name, known_ids[name]) if name in known_ids else name
-            report = check(place, inputs_of, options, say)
+            report = check(place, inputs_of, replace(options, rounds=rounds if name in names else 0), say)
         except CheckError as error:
             report = Report(name, error=str(error))
         reports.append(report)

@@ -18,9 +18,9 @@ from tools.real_check.errors import CheckError
 from tools.real_check.exports import Export, Form, export_all, findings, forms_of
 from tools.real_check.inputs import RealInputs
 from tools.real_check.measures import perplexity, word_error_rate
-from tools.real_check.outcome import Counts, Outcome, equal
+from tools.real_check.outcome import WINDOWED, Counts, Outcome, equal
 from tools.real_check.speed import BATCH, OURS, Speed, engines_of, measure
-from tools.real_check.task import BEAMS, SETTINGS, Task, task_of
+from tools.real_check.task import BEAMS, GREEDY, SETTINGS, Task, task_of
 from tools.real_check.torch_side import by_torch, is_tie
 
 __all__ = ["Options", "Quality", "Report", "Result", "check"]
@@ -54,10 +54,21 @@ class Options:
 
 @dataclass(frozen=True)
 class Quality:
-    """How good texts are: word error rates by name of a setting; perplexity, None where nothing was scored."""
+    """How good texts are.
+
+    Attributes
+    ----------
+    word_errors : dict of str to float
+        Word error rates by name of a setting; empty where no outputs are expected.
+    perplexity : float or None
+        None where nothing was scored.
+    languages : int or None
+        Windows whose language the model found by itself; None where it chooses none.
+    """
 
     word_errors: dict[str, float]
     perplexity: float | None
+    languages: int | None
 
 
 @dataclass
@@ -215,6 +226,14 @@ def _cache_mb(task: Task, bundle: Bundle) -> float:
 def _quality(task: Task, outcome: Outcome) -> Quality:
     references, texts = task.references, outcome.texts
     words = {name: word_error_rate(texts[name], references) for name in texts} if references else {}
-    scores = outcome.log_probabilities
-    found = perplexity(scores) if scores else None
-    return Quality(words, found if found is not None and math.isfinite(found) else None)
+    if outcome.recordings and task.checkpoint.tokenizer is not None:
+        tokens = [[token for part in parts for token in part.tokens] for parts in outcome.recordings]
+        said = [task.checkpoint.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        words[WINDOWED] = word_error_rate(said, task.waves_said)
+    found = perplexity(outcome.log_probabilities) if outcome.log_probabilities else None
+    known = task.checkpoint.generation_config.get("lang_to_id") if any(task.languages) else None
+    languages = None
+    if known:
+        rows = zip(outcome.sequences[GREEDY], task.languages, strict=True)
+        languages = sum(known.get(f"<|{language}|>") in row for row, language in rows)
+    return Quality(words, found if found is not None and math.isfinite(found) else None, languages)

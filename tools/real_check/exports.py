@@ -15,6 +15,7 @@ from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy.reference import make_reference
+from tightbeam.export.options import DEFAULT
 from tightbeam.graph_passes import PassError, presets_of
 from tightbeam.graph_passes.model import Sizes
 
@@ -51,6 +52,11 @@ class Form:
         return {"fp32": "float32", "fp16": "float16"}.get(self.precision, self.precision) + cache
 
     @property
+    def is_timed(self) -> bool:
+        """True where its speed is measured."""
+        return self.precision != "fp16" or self.variant == DEFAULT
+
+    @property
     def is_exact(self) -> bool:
         """True where the tokens have to be torch's."""
         return self.precision == "fp32" and self.cache_precision is None
@@ -79,10 +85,10 @@ class Export:
 def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -> list[Form]:
     """The forms that a model of these sizes can have, the default first; int8's source cache goes with the default."""
     possible = [name for name in presets_of(sizes) if not variants or name in variants]
-    possible.sort(key=lambda name: name != "dedup")
+    possible.sort(key=lambda name: name != DEFAULT)
     forms = [Form(variant, precision) for precision in precisions for variant in possible]
-    if "int8" in precisions and "dedup" in possible:
-        forms.append(Form("dedup", "int8", "int8"))
+    if "int8" in precisions and DEFAULT in possible:
+        forms.append(Form(DEFAULT, "int8", "int8"))
     return forms
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tightbeam.deploy.arrays import Array
 
-__all__ = ["Counts", "Outcome", "Part", "equal"]
+__all__ = ["WINDOWED", "Counts", "Outcome", "Part", "equal"]
 
 TIME_TOLERANCE_S = 1e-5
 """Two times of tokens that differ by less are those of the same frame."""

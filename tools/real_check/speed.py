@@ -111,11 +111,14 @@ class Speed:
 
 
 def engines_of(task: Task, exports: Sequence[Export], environments: Path, work: Path) -> list[Engine]:
-    """The engines that can run a checkpoint, of those that are installed, transformers first."""
+    """The engines that can run a checkpoint, of those that are installed, transformers first.
+
+    Half precision, which the CPU has no products of, is timed in the default variant alone.
+    """
     family, path = task.checkpoint.family.model_type, task.checkpoint.path
     engines = [Engine(REFERENCE, "", "", REFERENCE, "fp32", OWN, path)]
     for each in exports:
-        if each.bundle is not None:
+        if each.bundle is not None and each.form.is_timed:
             precision = each.form.precision_label
             engines.append(Engine(OURS, precision, each.form.variant, "tightbeam", "", OWN, each.bundle.path))
     for form, label in (("fp32", "float32"), ("int8", "int8")):
@@ -219,7 +222,8 @@ def _messages(task: Task, job: str, work: Path) -> Iterator[tuple[list[int], dic
         batches = [[task.rows[row] for row in rows[start : start + size]] for start in range(0, len(rows), size)]
         yield rows, {**message, "batches": batches, "settings": settings, "prompt": prompt}
         return
-    settings |= {"no_repeat_ngram_size": 0, "suppress_tokens": generation.get("suppress_tokens") or []}
+    settings["no_repeat_ngram_size"] = 0
+    settings |= {name: generation.get(name) or [] for name in ("suppress_tokens", "begin_suppress_tokens")}
     for language in dict.fromkeys(task.languages):
         own = [row for row in rows if task.languages[row] == language]
         names = [_saved(task.windows, own[start : start + size], work) for start in range(0, len(own), size)]

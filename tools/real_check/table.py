@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from os import cpu_count
 
+from tightbeam.export.options import DEFAULT
 from tools.bench.peers.table import processor
-from tools.real_check.check import Report, Result
-from tools.real_check.outcome import Counts
+from tools.real_check.check import Quality, Report, Result
+from tools.real_check.outcome import WINDOWED, Counts
 from tools.real_check.speed import ALONE, OURS, REFERENCE, TOGETHER, Speed
 from tools.real_check.task import BEAMS
 
-__all__ = ["DEFAULT", "as_markdown"]
+__all__ = ["as_markdown"]
 
 ENGINES = (
     *("engine", f"{ALONE}, tokens/s", f"{TOGETHER}, tokens/s", "load, s (from start)", "peak MB"),
@@ -22,8 +23,6 @@ FORMS = (
     *("variant", "precision", "export, s", "on disk, MB", "caches, MB", "equal to torch", "words wrong", "perplexity"),
     *(f"{TOGETHER}, x", "peak MB", "what the guards found"),
 )
-DEFAULT = "dedup"
-"""The variant whose forms stand beside other engines."""
 
 
 def as_markdown(reports: Sequence[Report], missing: Sequence[str]) -> str:
@@ -48,21 +47,10 @@ def _section(report: Report) -> Iterator[str]:
     if report.error:
         yield f"It could not be tried: {report.error}"
         return
-    quality = (
-        ""
-        if report.torch is None or report.torch.perplexity is None
-        else (f"; transformers' perplexity {report.torch.perplexity:.4g}")
-    )
-    words = (
-        ""
-        if report.torch is None or not report.torch.word_errors
-        else (
-            f"; its words wrong: {', '.join(f'{name} {share:.1%}' for name, share in report.torch.word_errors.items())}"
-        )
-    )
     yield (
         f"{report.family}, {report.parameters / 1e6:.1f} million numbers, {report.rows} inputs, "
-        f"{report.threads} threads{quality}{words}."
+        f"{report.threads} threads; transformers: {_words(report.torch, report.rows) or 'none'} words wrong"
+        f"{_perplexity(report.torch, ', perplexity ')}."
     )
     if report.speeds:
         yield _table(ENGINES, _engine_rows(report))
@@ -106,8 +94,6 @@ def _form_row(report: Report, result: Result) -> Sequence[str]:
     quality = result.quality
     speeds = (each for each in report.speeds.values() if each.variant == form.variant)
     speed = next((each for each in speeds if each.precision == form.precision_label), None)
-    words = "" if quality is None or not quality.word_errors else f"{quality.word_errors[BEAMS]:.1%}"
-    score = "" if quality is None or quality.perplexity is None else f"{quality.perplexity:.4g}"
     base = report.speeds[REFERENCE].tokens_per_s.get(TOGETHER) if speed else None
     rate = speed.tokens_per_s.get(TOGETHER) if speed else None
     return (
@@ -117,12 +103,25 @@ def _form_row(report: Report, result: Result) -> Sequence[str]:
         f"{result.disk_mb:.1f}",
         f"{result.cache_mb:.1f}",
         ", ".join(f"{name} {_count(counts)}" for name, counts in result.counts.items()),
-        words,
-        score,
+        _words(quality, report.rows),
+        _perplexity(quality),
         f"{rate / base:.2f}" if rate and base else "",
         f"{speed.usage.peak:.0f}" if speed and speed.usage else "",
         result.found,
     )
+
+
+def _words(quality: Quality | None, rows: int) -> str:
+    """Words wrong with beams and in whole recordings, and languages found."""
+    if quality is None or not quality.word_errors:
+        return ""
+    said = f"{quality.word_errors[BEAMS]:.1%}"
+    said += f", {WINDOWED} {quality.word_errors[WINDOWED]:.1%}" if WINDOWED in quality.word_errors else ""
+    return said + (f", {quality.languages} of {rows} languages" if quality.languages is not None else "")
+
+
+def _perplexity(quality: Quality | None, before: str = "") -> str:
+    return "" if quality is None or quality.perplexity is None else f"{before}{quality.perplexity:.4g}"
 
 
 def _count(counts: Counts) -> str:

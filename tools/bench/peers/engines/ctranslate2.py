@@ -71,20 +71,20 @@ def _set_whisper(spec: Any, model: Any, tokens: list[str]) -> None:
     for token, name in enumerate(LAST_WHISPER_TOKENS, first):
         tokens[token] = f"<|{name}|>"
     spec.register_vocabulary(tokens)
-    spec.config.suppress_ids, spec.config.suppress_ids_begin = [], []
+    spec.config.suppress_ids, spec.config.suppress_ids_begin = [], generation.begin_suppress_tokens or []
     spec.config.lang_ids = sorted(generation.lang_to_id.values())
     layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
     spec.config.alignment_heads = list(itertools.product(range(layers // 2, layers), range(heads)))
 
 
 def _write_for_faster_whisper(checkpoint: str, folder: str, tokens: list[str]) -> None:
-    """Write a tokenizer that knows a word for each token, and copy the settings of the features."""
+    """Write a tokenizer that knows a word for each token, and the settings of the features."""
     import tokenizers
+    import transformers
 
     words = {word: token for token, word in enumerate(tokens)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0")).save(str(Path(folder, "tokenizer.json")))
-    settings = Path(checkpoint, "preprocessor_config.json")
-    Path(folder, settings.name).write_bytes(settings.read_bytes())
+    transformers.AutoFeatureExtractor.from_pretrained(checkpoint).save_pretrained(folder)
 
 
 def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, Any]:

@@ -34,7 +34,7 @@ def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any
             "no_repeat_ngram_size": settings["no_repeat_ngram_size"],
             "length_penalty": settings.get("length_penalty", 1),
             "suppress_tokens": settings["suppress_tokens"],
-            "suppress_blank": False,
+            "suppress_blank": bool(settings.get("begin_suppress_tokens")),
             "temperature": 0.0,
             "compression_ratio_threshold": None,
             "log_prob_threshold": None,
