@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["ExportError", "causes", "first_line"]
+__all__ = ["ExportError", "InexactError", "causes", "first_line"]
 
 LONGEST_REASON = 300
 """Characters of another library's message that an error quotes."""
@@ -23,6 +23,10 @@ class ExportError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class InexactError(ExportError):
+    """A form that a guard refuses, since it is not exact enough for the checkpoint."""
 
 
 def first_line(error: BaseException) -> str:

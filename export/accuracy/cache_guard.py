@@ -17,7 +17,7 @@ from torch import Tensor
 from tightbeam.deploy.bundle.manifest import QuantizedCacheEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import LayerAttention, rows_in_int8
-from tightbeam.export.errors import ExportError
+from tightbeam.export.errors import InexactError
 from tightbeam.graph_passes import LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import cross_attention, self_attention
 
@@ -59,11 +59,11 @@ def measure_caches(
 
 
 def check_caches(entries: Sequence[QuantizedCacheEntry]) -> None:
-    """Raise ExportError for the worst cache where one errs more than allowed."""
+    """Raise InexactError for the worst cache where one errs more than allowed."""
     worst = max(entries, key=lambda entry: float("inf") if entry.int8 is None else entry.int8)
     if worst.int8 is None or worst.int8 > worst.allowed:
         error = "no finite number" if worst.int8 is None else f"{worst.int8:.1%}"
-        raise ExportError(
+        raise InexactError(
             f"the {worst.part} of layer {worst.layer} are not exact enough for an int8 source cache: attention over "
             f"them errs by {error}, {worst.allowed:.0%} is allowed; leave --cache-precision int8 out"
         )

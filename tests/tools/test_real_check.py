@@ -199,9 +199,13 @@ def test_what_is_wrong_is_said() -> None:
     exact, low = Form("dedup", "fp32"), Form("dedup", "int8")
     one = {"greedy": Counts(2, 0, 3)}
     tied = {"greedy": Counts(2, 1, 3)}
-    report = Report("tiny", results=[Result(exact, "", 1, counts=tied), Result(low, "", 1, counts=one)])
+    report = Report("tiny", results=[Result(exact, "", False, 1, counts=tied), Result(low, "", False, 1, counts=one)])
     assert report.wrong() == []
-    report.results = [Result(exact, "", 1, counts=one), Result(low, "it failed", 1)]
+    report.results = [
+        Result(exact, "", False, 1, counts=one),
+        Result(low, "it failed", False, 1),
+        Result(low, "refused", True, 1),
+    ]
     report.speeds = {
         "a": Speed("Tightbeam", "int8", "dedup", error="it ended"),
         "b": Speed("other", "", "", error="no"),

@@ -79,6 +79,8 @@ class Result:
     ----------
     error : str
         Why it could not be exported or run; "" where it could.
+    refused : bool
+        A guard refused the form, as it has to.
     seconds : float
         Time of the export.
     disk_mb, cache_mb : float
@@ -89,6 +91,7 @@ class Result:
 
     form: Form
     error: str
+    refused: bool
     seconds: float
     found: str = ""
     disk_mb: float = 0
@@ -128,7 +131,7 @@ class Report:
         said = [f"{self.name}: {self.error}"] if self.error else []
         for result in self.results:
             where = f"{self.name}, {result.form.name}"
-            said += [f"{where}: {result.error}"] if result.error else []
+            said += [f"{where}: {result.error}"] if result.error and not result.refused else []
             if result.form.is_exact:
                 said += [
                     f"{where}: {counts.differing} of {counts.all} sequences differ from torch's ({name})"
@@ -190,7 +193,7 @@ def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, 
 
 
 def _result(task: Task, expected: Outcome, export: Export, threads: int) -> Result:
-    result = Result(export.form, export.error, export.seconds)
+    result = Result(export.form, export.error, export.refused, export.seconds)
     if export.bundle is None:
         return result
     manifest = export.bundle.manifest

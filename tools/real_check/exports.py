@@ -15,6 +15,7 @@ from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy.reference import make_reference
+from tightbeam.export.errors import InexactError
 from tightbeam.export.options import DEFAULT
 from tightbeam.graph_passes import PassError, presets_of
 from tightbeam.graph_passes.model import Sizes
@@ -72,6 +73,8 @@ class Export:
         None where the export failed.
     error : str
         Why it failed; "" where it did not.
+    refused : bool
+        A guard refused the form, as it has to.
     seconds : float
         Time of the export, its comparison with torch included. The trace is in that of the first one.
     """
@@ -79,6 +82,7 @@ class Export:
     form: Form
     bundle: Bundle | None
     error: str
+    refused: bool
     seconds: float
 
 
@@ -97,7 +101,7 @@ def export_all(checkpoint: str, forms: Sequence[Form], folder: Path, say: Callab
     with _made_once():
         for form in forms:
             start = time.perf_counter()
-            bundle, error = None, ""
+            bundle, error, refused = None, "", False
             try:
                 bundle = export_model(
                     checkpoint,
@@ -108,9 +112,9 @@ def export_all(checkpoint: str, forms: Sequence[Form], folder: Path, say: Callab
                     force=True,
                 )
             except (ExportError, PassError, BundleError) as failed:
-                error = str(failed)
+                error, refused = str(failed), isinstance(failed, InexactError)
                 say(f"{checkpoint}, {form.name}: the export failed: {error}")
-            yield Export(form, bundle, error, time.perf_counter() - start)
+            yield Export(form, bundle, error, refused, time.perf_counter() - start)
 
 
 @contextmanager
