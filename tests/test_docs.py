@@ -22,6 +22,10 @@ ELSEWHERE = {
     "files.txt",
     "in.txt",
     "out.txt",
+    "lines.txt",
+    "references.txt",
+    "text.txt",
+    "NAME.txt",
 }
 """Files of other projects, and of users."""
 MAKE = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)

@@ -182,10 +182,13 @@ def test_a_checkpoint_beside_transformers(
     assert text.count(equal) == 2
     assert "Not installed, and so left out: ctranslate2, llama.cpp" in text
     assert "It could not be tried" in text
-    assert "1 input at a time" in image.read_text() and "Tightbeam" in image.read_text()
+    assert "8 together" in image.read_text() and "Tightbeam" in image.read_text()
     speeds = json.loads((tmp_path / "work" / "tiny.json").read_text())["speeds"]
     assert set(speeds) == {"transformers", "Tightbeam dedup float32", "Tightbeam el float32"}
     assert all(each["usage"]["peak"] > 0 and not each["error"] for each in speeds.values())
+    again = command(checkpoint, *options, *places, "--stored")
+    assert again.code == 0 and again.err == ""
+    assert done.out.startswith(again.out.partition("\n\n2")[0])
 
 
 def test_options_and_inputs_are_checked_first(checkpoints: CheckpointCache, tmp_path: Path, command: Command) -> None:

@@ -13,17 +13,17 @@ install --only ctranslate2 --only llama.cpp``.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import matplotlib as mpl
 import typer
+from pydantic import TypeAdapter
 
 from tightbeam.deploy.bundle.manifest import PRECISIONS
 from tightbeam.deploy.console import command_line, say
-from tightbeam.export.checkpoint.resolve import DEMO_FOLDER
+from tightbeam.export.checkpoint.resolve import DEMO_FOLDER, checkpoint_name
 from tightbeam.graph_passes import PRESETS
 from tools.bench.peers.environments import is_installed
 from tools.bench.pictures import STYLE
@@ -35,6 +35,7 @@ from tools.real_check.published import PUBLISHED, fetched, listed
 from tools.real_check.table import as_markdown
 
 HELP = "Try any checkpoint on real inputs, in every variant and precision, beside torch and other engines."
+REPORT = TypeAdapter(Report)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
 
 
@@ -49,14 +50,21 @@ def run(
     inputs: Annotated[Path | None, typer.Option(help="Folder of real inputs; by default the one beside.")] = None,
     variant: Annotated[list[str], typer.Option(help=f"{', '.join(PRESETS)}. Repeatable; all by default.")] = [],  # noqa: B006
     precision: Annotated[list[str], typer.Option(help="Repeatable; all by default.")] = list(PRECISIONS),  # noqa: B006
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Take the results that the work folder has of a checkpoint.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=0, help="Turns of each engine; 0 measures neither speed nor memory.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of every engine.")] = 2,
     environments: Annotated[Path, typer.Option(help="Folder of the engines' environments.")] = Path("build/peers"),
     work: Annotated[Path, typer.Option(help="Folder for bundles, models, logs and results.")] = Path(
         "build/real-check"
     ),
-    page: Annotated[Path | None, typer.Option(help="Write the tables into this page, behind its first rule.")] = None,
-    image: Annotated[Path | None, typer.Option(help="Write the picture to this SVG file.")] = None,
+    page: Annotated[Path, typer.Option(help="Page that gets the tables, behind its first rule.")] = Path(
+        "build/real-check/report.md"
+    ),
+    image: Annotated[Path, typer.Option(help="SVG file of the picture of times and memory.")] = Path(
+        "build/real-check/peers.svg"
+    ),
 ) -> None:
     """Run the check; the exit status is 1 where an export failed or a token of float32 differs."""
     for option, given, known in (("--variant", variant, PRESETS), ("--precision", precision, PRECISIONS)):
@@ -77,21 +85,22 @@ def run(
     known_ids = listed()
     names = [each for given in checkpoints for each in (known_ids if given == PUBLISHED else (given,))]
     for name in [*names, *without_speed]:
+        file = work / f"{checkpoint_name(name)}.json"
+        if stored and file.exists():
+            reports.append(REPORT.validate_json(file.read_bytes()))
+            continue
         try:
             place = fetched(name, known_ids[name]) if name in known_ids else name
-            report = check(place, inputs_of, replace(options, rounds=rounds if name in names else 0), say)
+            reports.append(check(place, inputs_of, replace(options, rounds=rounds if name in names else 0), say))
         except CheckError as error:
-            report = Report(name, error=str(error))
-        reports.append(report)
-        stored = work / f"{report.name.replace('/', '-')}.json"
-        stored.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+            reports.append(Report(name, error=str(error)))
+        file.write_bytes(REPORT.dump_json(reports[-1], indent=1))
     missing = [name for name in ("ctranslate2", "llama.cpp") if not is_installed(environments, name)]
     text = as_markdown(reports, missing)
     print(text)
-    if page is not None:
-        above = page.read_text(encoding="utf-8").partition("\n---\n")[0] if page.exists() else "# Real checks\n"
-        page.write_text(f"{above}\n---\n\n{text}", encoding="utf-8")
-    if image is not None:
+    above = page.read_text(encoding="utf-8").partition("\n---\n")[0] if page.exists() else "# Real inputs\n"
+    page.write_text(f"{above}\n---\n\n{text}", encoding="utf-8")
+    if any(report.speeds for report in reports):
         with mpl.rc_context(STYLE):
             picture(reports).savefig(image, metadata={"Date": None, "Creator": None})
     wrong = [line for report in reports for line in report.wrong()]

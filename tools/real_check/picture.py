@@ -14,7 +14,7 @@ from tools.real_check.speed import ALONE, TOGETHER, Speed
 
 __all__ = ["picture"]
 
-TITLES = {ALONE: "100 tokens, greedy, 1 input at a time", TOGETHER: "100 tokens, 4 beams, 8 inputs at a time"}
+TITLES = {ALONE: "100 tokens, greedy, alone", TOGETHER: "100 tokens, 4 beams, 8 together"}
 
 
 def picture(reports: Sequence[Report]) -> Figure:
@@ -22,7 +22,11 @@ def picture(reports: Sequence[Report]) -> Figure:
     jobs = []
     for report in reports:
         for job, title in TITLES.items():
-            shown = [speed for speed in report.speeds.values() if speed.variant in ("", DEFAULT)]
+            shown = [
+                speed
+                for speed in report.speeds.values()
+                if speed.variant in ("", DEFAULT) and speed.precision != "float16"
+            ]
             engines = [_bar(speed, job) for speed in shown if speed.usage is not None and job in speed.tokens_per_s]
             if engines:
                 jobs.append(

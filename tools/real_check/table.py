@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from os import cpu_count
 
+from tightbeam.deploy.console import counted
 from tightbeam.export.options import DEFAULT
 from tools.bench.peers.table import processor
 from tools.real_check.check import Quality, Report, Result
@@ -49,7 +50,7 @@ def _section(report: Report) -> Iterator[str]:
         return
     yield (
         f"{report.family}, {report.parameters / 1e6:.1f} million numbers, {report.rows} inputs, "
-        f"{report.threads} threads; transformers: {_words(report.torch, report.rows) or 'none'} words wrong"
+        f"{counted(report.threads, 'thread')}; transformers: {_words(report.torch, report.rows) or 'none'} words wrong"
         f"{_perplexity(report.torch, ', perplexity ')}."
     )
     if report.speeds:
