@@ -29,7 +29,7 @@ from tools.bench.peers.peer import Peer
 from tools.bench.peers.picture import picture
 from tools.bench.peers.results import Cell, Group, Record, Results
 from tools.bench.peers.table import as_json, as_markdown
-from tools.bench.peers.worker import WINDOW_SAMPLES, features, new_tokens, recording
+from tools.bench.peers.worker import WINDOW_SAMPLES, features, given, new_tokens, recording
 from tools.make_checkpoint import GENERATION, SHAPES, generation_of
 
 ROWS = [[0, 5, 6, 7, 2], [0, 8, 9, 2], [0, 11, 2]]
@@ -76,6 +76,22 @@ def test_workers_give_the_tokens_of_the_runner(
         assert found["seconds"] > 0 and found["processor_seconds"] > 0
         assert 10 < peer.loaded["memory_mb"]["now"] <= found["memory_mb"]["peak"]
         assert "torch" in peer.loaded["versions"] or "onnxruntime" in peer.loaded["versions"]
+
+
+def test_prompts_are_left_out_of_what_is_generated(bundles: BundleCache, checkpoints: CheckpointCache) -> None:
+    """Decoder-only engines in this process, over prompts of mixed lengths."""
+    job = {"settings": {"num_beams": 3, "max_new_tokens": 5}, "prompt": [], "eos": [2, 3], "mels": 0}
+    found = []
+    for engine, folder in ((tightbeam, bundles("dedup", "llama")), (transformers, checkpoints("llama"))):
+        prepare, generate = engine.load(str(folder), "fp32", False, 1)
+        found.append([new_tokens(row, [], [2, 3]) for row in generate(prepare(ROWS), job)])
+    assert found[0] == found[1] and any(map(any, found[0]))
+
+
+def test_a_batch_may_be_the_name_of_a_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "samples.npy", np.arange(3))
+    assert given(str(tmp_path / "samples.npy"), len).tolist() == [0, 1, 2]
+    assert given([4, 5], len) == 2
 
 
 def test_features_are_those_of_a_sample_in_any_batch() -> None:
