@@ -204,6 +204,11 @@ def test_what_is_wrong_is_said() -> None:
     tied = {"greedy": Counts(2, 1, 3)}
     report = Report("tiny", results=[Result(exact, "", False, 1, counts=tied), Result(low, "", False, 1, counts=one)])
     assert report.wrong() == []
+    timed = Speed("Tightbeam", "float32", "dedup", equal={"alone": 7}, compared={"alone": 8})
+    report.speeds = {"a": timed}
+    assert report.wrong() == []
+    timed.equal["alone"] = 6
+    assert report.wrong() == ["tiny, dedup-fp32: 1 sequences differ from torch's (alone)"]
     report.results = [
         Result(exact, "", False, 1, counts=one),
         Result(low, "it failed", False, 1),
@@ -214,7 +219,7 @@ def test_what_is_wrong_is_said() -> None:
         "b": Speed("other", "", "", error="no"),
     }
     assert report.wrong() == [
-        "tiny, dedup-fp32: 1 of 3 sequences differ from torch's (greedy)",
+        "tiny, dedup-fp32: 1 sequences differ from torch's (greedy)",
         "tiny, dedup-int8: it failed",
         "tiny: it ended",
     ]

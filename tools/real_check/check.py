@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tightbeam.deploy import Bundle, BundleError
+from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
-from tightbeam.deploy.errors import GenerationError
 from tightbeam.export.checkpoint.load import load_checkpoint
-from tightbeam.export.errors import ExportError
+from tightbeam.export.errors import ExportError, first_line
 from tools.real_check.bundle_side import by_bundle
 from tools.real_check.errors import CheckError
 from tools.real_check.exports import Export, Form, export_all, findings, forms_of
@@ -133,15 +132,23 @@ class Report:
             where = f"{self.name}, {result.form.name}"
             said += [f"{where}: {result.error}"] if result.error and not result.refused else []
             if result.form.is_exact:
+                differing = {name: counts.differing for name, counts in result.counts.items()}
+                speed, ties = self.speed_of(result.form), sum(counts.ties for counts in result.counts.values())
+                if speed is not None:
+                    differing |= {job: max(0, speed.compared[job] - same - ties) for job, same in speed.equal.items()}
                 said += [
-                    f"{where}: {counts.differing} of {counts.all} sequences differ from torch's ({name})"
-                    for name, counts in result.counts.items()
-                    if counts.differing
+                    f"{where}: {count} sequences differ from torch's ({name})"
+                    for name, count in differing.items()
+                    if count
                 ]
-        said += [
-            f"{self.name}: {speed.error}" for speed in self.speeds.values() if speed.error and speed.program == OURS
-        ]
-        return said
+        ours = [speed for speed in self.speeds.values() if speed.program == OURS]
+        return [*said, *(f"{self.name}: {speed.error}" for speed in ours if speed.error)]
+
+    def speed_of(self, form: Form) -> Speed | None:
+        """What was measured of a form; None where nothing was."""
+        wanted = OURS, form.variant, form.precision_label
+        speeds = self.speeds.values()
+        return next((each for each in speeds if (each.program, each.variant, each.precision) == wanted), None)
 
 
 def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, say: Callable[[str], None]) -> Report:
@@ -170,11 +177,13 @@ def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, 
     try:
         checkpoint = load_checkpoint(name)
         task = task_of(checkpoint, inputs_of(checkpoint.path))
+        expected = by_torch(task)
     except (CheckError, ExportError) as error:
         return Report(name, error=str(error))
+    except (ValueError, IndexError, RuntimeError) as error:
+        return Report(name, error=f"torch cannot generate with this checkpoint: {first_line(error)}")
     parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     report = Report(checkpoint.name, checkpoint.family.model_type, "", len(task.rows), parameters, options.threads)
-    expected = by_torch(task)
     report.torch = _quality(task, expected)
     work = options.work / checkpoint.name
     shutil.rmtree(work, ignore_errors=True)  # what was converted from the weights of an earlier run
@@ -202,7 +211,7 @@ def _result(task: Task, expected: Outcome, export: Export, threads: int) -> Resu
     result.cache_mb = _cache_mb(task, export.bundle)
     try:
         outcome = by_bundle(task, export.bundle, threads)
-    except (BundleError, GenerationError) as error:
+    except ValueError as error:  # every error of a bundle that is loaded or run
         result.error = str(error)
         return result
 

@@ -7,6 +7,7 @@ turn comes, so that a slow moment of the machine meets all of them.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -90,7 +91,7 @@ class Speed:
     equal, compared : dict of str to int
         By job: sequences that are transformers' in the same run, and all.
     usage : Usage or None
-        Memory after the last round.
+        Memory after the last round; None where there is no ``/proc``.
     word_errors : float or None
         Word error rate of all rows with beams.
     error : str
@@ -180,7 +181,7 @@ def measure(
                         row: own for rows, result in each for row, own in zip(rows, result["tokens"], strict=True)
                     }
         for name, peer in peers.items():
-            if not found[name].error:
+            if not found[name].error and sys.platform == "linux":
                 found[name].usage = usage_of(peer.pid)
     for (name, job), times in seconds.items():
         own, wanted = tokens[name, job], tokens.get((REFERENCE, job), {})
@@ -214,24 +215,23 @@ def _messages(task: Task, job: str, work: Path) -> Iterator[tuple[list[int], dic
     size = 1 if job == ALONE else BATCH
     generation = task.checkpoint.generation_config
     settings = {**SETTINGS[GREEDY if job == ALONE else BEAMS], **task.settings}
-    ends = generation["eos_token_id"]
-    message = {"eos": ends if isinstance(ends, list) else [ends], "mels": 0}
+    message = {"eos": task.ends, "mels": 0}
     if not task.is_speech:
         settings |= {name: generation.get(name, NEUTRAL.get(name)) for name in READ}
-        prompt = [] if task.decoder_only else [generation["decoder_start_token_id"]]
+        prompt = [] if task.decoder_only else [task.start]
         batches = [[task.rows[row] for row in rows[start : start + size]] for start in range(0, len(rows), size)]
         yield rows, {**message, "batches": batches, "settings": settings, "prompt": prompt}
         return
     settings["no_repeat_ngram_size"] = 0
-    settings |= {name: generation.get(name) or [] for name in ("suppress_tokens", "begin_suppress_tokens")}
+    settings |= {name: generation.get(name) for name in ("suppress_tokens", "begin_suppress_tokens")}
     for language in dict.fromkeys(task.languages):
         own = [row for row in rows if task.languages[row] == language]
         names = [_saved(task.windows, own[start : start + size], work) for start in range(0, len(own), size)]
-        prompt = [generation["decoder_start_token_id"]]
+        prompt = [task.start]
         if generation.get("lang_to_id"):
             settings |= {"language": language}
             prompt += [generation["lang_to_id"][f"<|{language}|>"], generation["task_to_id"]["transcribe"]]
-        prompt.append(generation["no_timestamps_token_id"])
+        prompt += [generation[name] for name in ("no_timestamps_token_id",) if name in generation]
         yield own, {**message, "batches": names, "settings": dict(settings), "prompt": prompt}
 
 

@@ -69,16 +69,17 @@ def _engine_rows(report: Report) -> Iterator[Sequence[str]]:
         if speed.variant not in ("", DEFAULT):
             continue
         shown = f"**{name}**" if speed.program == OURS else name
-        if speed.error or speed.usage is None:
+        if speed.error:
             yield (shown, speed.error, *[""] * (len(ENGINES) - 2))
             continue
         rates = [_rate(speed, reference, job) for job in (ALONE, TOGETHER)]
         equal = ", ".join(f"{speed.equal[job]} of {speed.compared[job]}" for job in speed.tokens_per_s)
-        memory = f"{speed.usage.anonymous:.0f}, {speed.usage.file_backed:.0f}"
+        usage = speed.usage
+        memory = (f"{usage.peak:.0f}", f"{usage.anonymous:.0f}, {usage.file_backed:.0f}") if usage else ("", "")
         words = "" if speed.word_errors is None else f"{speed.word_errors:.1%}"
         load = f"{speed.load_s:.2f} ({speed.start_s:.1f})"
         same = "" if name == REFERENCE else equal
-        yield shown, *rates, load, f"{speed.usage.peak:.0f}", memory, same, words
+        yield shown, *rates, load, *memory, same, words
 
 
 def _rate(speed: Speed, reference: Speed, job: str) -> str:
@@ -92,9 +93,7 @@ def _form_row(report: Report, result: Result) -> Sequence[str]:
     form = result.form
     if result.error:
         return form.variant, form.precision_label, f"{result.seconds:.0f}", *[""] * (len(FORMS) - 4), result.error
-    quality = result.quality
-    speeds = (each for each in report.speeds.values() if each.variant == form.variant)
-    speed = next((each for each in speeds if each.precision == form.precision_label), None)
+    quality, speed = result.quality, report.speed_of(form)
     base = report.speeds[REFERENCE].tokens_per_s.get(TOGETHER) if speed else None
     rate = speed.tokens_per_s.get(TOGETHER) if speed else None
     return (

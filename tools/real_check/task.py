@@ -96,6 +96,18 @@ class Task:
         return tuple(name for name in SETTINGS if not (self.is_speech and name == SAMPLING))
 
     @property
+    def start(self) -> int:
+        """The token that every output of a model with an encoder begins with."""
+        generation = self.checkpoint.generation_config
+        return int(generation.get("decoder_start_token_id", generation.get("bos_token_id", 0)))
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an output."""
+        ends = self.checkpoint.generation_config.get("eos_token_id") or []
+        return ends if isinstance(ends, list) else [ends]
+
+    @property
     def decoder_only(self) -> bool:
         """True where the rows are prompts."""
         return self.checkpoint.sizes.decoder_only

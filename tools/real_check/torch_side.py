@@ -63,10 +63,7 @@ def _generated(task: Task, rows: Rows, name: str) -> list[tuple[list[int], str]]
 def _samples(task: Task, rows: Rows) -> Samples:
     if task.is_speech:
         return SpeechSamples(tuple(rows), 0, torch.from_numpy(np.stack(rows)), 0)
-    config = task.checkpoint.model.generation_config
-    ends = config.eos_token_id
-    end = ends[0] if isinstance(ends, list) else ends
-    pad = (end if config.pad_token_id is None else config.pad_token_id) or 0
+    pad = task.checkpoint.generation_config.get("pad_token_id", next(iter(task.ends), 0))
     return TextSamples(("",) * len(rows), tuple(rows), False, pad if task.decoder_only else None)
 
 
@@ -103,12 +100,11 @@ def _log_probabilities(task: Task) -> Iterator[Array]:
         if task.decoder_only:
             logits = model(torch.tensor([[*row, *forced]])).logits[0, len(row) - 1 : -1]
         else:
-            start = model.generation_config.decoder_start_token_id
             source = (
                 {"input_features": torch.from_numpy(row[None])}
                 if task.is_speech
                 else {"input_ids": torch.tensor([row])}
             )
-            logits = model(**source, decoder_input_ids=torch.tensor([[start, *forced[:-1]]])).logits[0]
+            logits = model(**source, decoder_input_ids=torch.tensor([[task.start, *forced[:-1]]])).logits[0]
         each = logits.double().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
         yield each[scored.given :].numpy()

@@ -97,7 +97,8 @@ def _made_with(results: Results) -> str:
 
 def processor() -> str:
     """The name of this machine's processor, and which of the instructions that int8 uses it has."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []  # on Linux alone
     found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = found.get("flags", "").split()
     known = [
