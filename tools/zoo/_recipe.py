@@ -47,6 +47,7 @@ def run(name: str, steps: int, make: Callable[[int, int, Path, Path], None]) -> 
         parser.error(f"--output {output} exists; expected a new folder; remove it, or name another one")
     output.parent.mkdir(parents=True, exist_ok=True)
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     started = time.perf_counter()
     # The checkpoint gets its name last, so that where it is, its inputs are too.
     write_folder(

@@ -11,6 +11,9 @@ from tools.zoo import grammar
 from tools.zoo.grammar import Sentence
 
 UNKNOWN = "You did not say."
+REPEATED_SHARE = 0.5
+"""Conversations in which the user asks to hear it again, which teaches to copy, and so to look up."""
+QUESTIONS = ("who", "where", "when", "how many", "like")
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,11 @@ def stream(seed: int, *, held_out: bool = False) -> Iterator[Conversation]:
 
 
 def _conversation(rng: random.Random, sentences: list[Sentence]) -> Conversation:
-    subject = rng.choice(sentences)
-    asked = rng.sample(("who", "where", "when", "how many", "colour"), rng.choice((1, 2)))
-    turns = [_turn(question, subject) for question in asked]
     told = " ".join(sentence.en for sentence in sentences)
+    questions = [(question, said) for question in QUESTIONS for said in sentences]
+    turns = [_turn(question, said) for question, said in rng.sample(questions, rng.randint(1, 3))]
+    if rng.random() < REPEATED_SHARE:
+        turns.insert(rng.randint(0, len(turns)), ("What did I say?", told))
     return Conversation(((f"{told} {turns[0][0]}", turns[0][1]), *turns[1:]))
 
 

@@ -21,7 +21,7 @@ import torch
 from tokenizers import decoders
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tools.training import Recipe, byte_pairs, console, make_repeatable, train, write_checkpoint
+from tools.training import IGNORED, Recipe, byte_pairs, console, make_repeatable, train, write_checkpoint
 from tools.zoo import _recipe, conversations, docstrings
 from tools.zoo.conversations import Conversation
 
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """It has no newline, so that a prompt is one line."""
-LENGTH = 256  # tokens of a training sequence
+LENGTH = 192  # tokens of a training sequence
 POSITIONS = 1024
 TESTS_SEED = 1  # of the conversations that the model is tried on
 
@@ -44,7 +44,7 @@ class Plan:
     recipe: Recipe
     vocabulary: int = 3072
     width: int = 192
-    layers: int = 6
+    layers: int = 4
     modules: int | None = None
     """Modules of the standard library to read; None reads all of them."""
     tests: int = 48
@@ -68,7 +68,7 @@ def new_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def new_model(plan: Plan, vocabulary: int) -> Any:
-    """A Llama with random weights, grouped keys and a tied embedding: about 3 million parameters."""
+    """A Llama with random weights, grouped keys and a tied embedding: about 2.2 million parameters."""
     heads = plan.width // 32
     ends: dict[str, Any] = {"bos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
     config = LlamaConfig(
@@ -80,6 +80,7 @@ def new_model(plan: Plan, vocabulary: int) -> Any:
         num_key_value_heads=heads // 3,
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
+        initializer_range=0.05,  # less, and it takes hours until the attention looks anything up
         eos_token_id=END,
         **ends,
     )
@@ -93,21 +94,35 @@ def chat(tokenizer: Any, conversation: Conversation) -> str:
     return str(tokenizer.apply_chat_template(conversation.messages(), tokenize=False))
 
 
-def training_batches(tokenizer: Any, texts: list[str], recipe: Recipe) -> Iterator[torch.Tensor]:
-    """Endless batches [rows, LENGTH]: half of the rows are new conversations, half a part of the docstrings."""
+def training_batches(tokenizer: Any, texts: list[str], recipe: Recipe) -> Iterator[dict[str, torch.Tensor]]:
+    """Endless batches of rows of LENGTH tokens: two in five are parts of the docstrings, the others new conversations.
+
+    Of a conversation only the answers are learned: the rest is drawn at random, and nothing can be known about it.
+    """
     rng = random.Random(recipe.seed)
     running = torch.tensor([token for ids in tokenizer(texts)["input_ids"] for token in (*ids, END_OF_TEXT)])
     talks = conversations.stream(recipe.seed)
     while True:
-        rows = []
-        for _ in range(recipe.batch // 2):
+        rows, labels = [], []
+        for _ in range(recipe.batch * 2 // 5):
             start = rng.randrange(len(running) - LENGTH)
             rows.append(running[start : start + LENGTH])
+            labels.append(rows[-1])
+        while len(rows) < recipe.batch:
             ids: list[int] = []
+            learned: list[int] = []
             while len(ids) < LENGTH:
-                ids += [*tokenizer(chat(tokenizer, next(talks)))["input_ids"], END_OF_TEXT]
+                for question, answer in next(talks).turns:
+                    asked, answered = tokenizer([f"<|user|>{question}<|end|><|assistant|>", f"{answer}<|end|>"])[
+                        "input_ids"
+                    ]
+                    ids += asked + answered
+                    learned += [IGNORED] * len(asked) + answered
+                ids.append(END_OF_TEXT)
+                learned.append(END_OF_TEXT)
             rows.append(torch.tensor(ids[:LENGTH]))
-        yield torch.stack(rows)
+            labels.append(torch.tensor(learned[:LENGTH]))
+        yield {"input_ids": torch.stack(rows), "labels": torch.stack(labels)}
 
 
 def write_inputs(folder: Path, tokenizer: Any, plan: Plan) -> None:
@@ -150,7 +165,7 @@ which gives the same weights again on the same machine. Training took {steps} st
 tokens, and {minutes:.0f} minutes of wall clock on one thread.
 
 ## Figures
-By transformers, on the held-out inputs in `{inputs}`.
+By transformers, on the held-out inputs in the folder beside this one.
 
 | | |
 |---|---|
@@ -164,7 +179,7 @@ By transformers, on the held-out inputs in `{inputs}`.
 """
 
 
-def make(plan: Plan, folder: Path, inputs: Path, name: str = "llama-inputs") -> None:
+def make(plan: Plan, folder: Path, inputs: Path) -> None:
     """Train, save, measure, and write the card.
 
     Parameters
@@ -172,8 +187,6 @@ def make(plan: Plan, folder: Path, inputs: Path, name: str = "llama-inputs") -> 
     plan : Plan
     folder, inputs : Path
         Empty folders, for the checkpoint and for what it is tried on.
-    name : str
-        What `inputs` will be called.
     """
     recipe = plan.recipe
     make_repeatable(recipe.seed, _recipe.THREADS)
@@ -187,7 +200,7 @@ def make(plan: Plan, folder: Path, inputs: Path, name: str = "llama-inputs") -> 
         model,
         recipe,
         training_batches(tokenizer, texts, recipe),
-        lambda batch: model(input_ids=batch, labels=batch).loss,
+        lambda batch: model(**batch).loss,
     )
     seconds = time.perf_counter() - started
     write_checkpoint(folder, model, ("lm_head.weight",), torch.float32)
@@ -207,7 +220,6 @@ def make(plan: Plan, folder: Path, inputs: Path, name: str = "llama-inputs") -> 
         batch=recipe.batch,
         length=LENGTH,
         minutes=seconds / 60,
-        inputs=name,
         perplexity=perplexity(model, tokenizer((inputs / "text.txt").read_text())["input_ids"]),
         tests=len(prompts),
         greedy=sum(map(str.__eq__, greedy, right)) / len(right),
@@ -223,9 +235,9 @@ def main() -> None:
     """Run the recipe."""
     _recipe.run(
         "llama",
-        1500,
+        1200,
         lambda steps, seed, folder, inputs: make(
-            Plan(Recipe(steps, seed, batch=8, peak_rate=2e-3, warmup_steps=100, weight_decay=0.1)), folder, inputs
+            Plan(Recipe(steps, seed, batch=10, peak_rate=1.5e-3, warmup_steps=100, weight_decay=0.1)), folder, inputs
         ),
     )
 

@@ -135,8 +135,8 @@ which gives the same weights again on the same machine. Training took {steps} st
 but by chance, and {minutes:.0f} minutes of wall clock on one thread.
 
 ## Figures
-By transformers, on the {tests} held-out lines in `{inputs}`. No person, verb and thing that meet in them met in
-training.
+By transformers, on the {tests} held-out lines in the folder beside this one. No person, verb and thing that meet in
+them met in training.
 
 | | greedy | 4 beams |
 |---|---|---|
@@ -148,7 +148,7 @@ training.
 """
 
 
-def make(plan: Plan, folder: Path, inputs: Path, name: str = "marian-inputs") -> None:
+def make(plan: Plan, folder: Path, inputs: Path) -> None:
     """Train, save, measure, and write the card.
 
     Parameters
@@ -156,8 +156,6 @@ def make(plan: Plan, folder: Path, inputs: Path, name: str = "marian-inputs") ->
     plan : Plan
     folder, inputs : Path
         Empty folders, for the checkpoint and for what it is tried on.
-    name : str
-        What `inputs` will be called.
     """
     recipe = plan.recipe
     make_repeatable(recipe.seed, _recipe.THREADS)
@@ -183,7 +181,6 @@ def make(plan: Plan, folder: Path, inputs: Path, name: str = "marian-inputs") ->
         batch=recipe.batch,
         minutes=seconds / 60,
         tests=len(sources),
-        inputs=name,
         greedy=sum(map(str.__eq__, greedy, right)) / len(right),
         beams=sum(map(str.__eq__, beams, right)) / len(right),
         source=sources[0],
