@@ -16,6 +16,8 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
@@ -26,9 +28,10 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-BART, MARIAN, T5, WHISPER = "bart", "marian", "t5", "whisper"
+BART, LLAMA, MARIAN, T5, WHISPER = "bart", "llama", "marian", "t5", "whisper"
 CLASSES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     BART: (BartConfig, BartForConditionalGeneration),
+    LLAMA: (LlamaConfig, LlamaForCausalLM),
     MARIAN: (MarianConfig, MarianMTModel),
     T5: (T5Config, T5ForConditionalGeneration),
     WHISPER: (WhisperConfig, WhisperForConditionalGeneration),
@@ -37,7 +40,8 @@ CLASSES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model; ``layers`` of encoder and decoder, ``mels`` a speech model's features of a frame."""
+    """The sizes of a model; ``layers`` of encoder and decoder, ``mels`` a speech model's features of a frame,
+    ``key_heads`` those of a model with fewer heads of keys than of queries."""
 
     d_model: int
     layers: tuple[int, int]
@@ -46,6 +50,7 @@ class Shape:
     vocab_size: int
     family: str = BART
     mels: int = 80
+    key_heads: int | None = None
 
 
 SHAPES = {
@@ -53,9 +58,11 @@ SHAPES = {
     "bart-large-cnn": Shape(1024, (12, 12), 16, 4096, 50264),
     "distilbart-cnn-12-6": Shape(1024, (12, 6), 16, 4096, 50264),
     "marian-base": Shape(512, (6, 6), 8, 2048, 58101, MARIAN),
+    "smollm2-135m": Shape(576, (0, 30), 9, 1536, 49152, LLAMA, key_heads=3),
     "t5-small": Shape(512, (6, 6), 8, 2048, 32128, T5),
     "t5-base": Shape(768, (12, 12), 12, 3072, 32128, T5),
     "whisper-tiny": Shape(384, (4, 4), 6, 1536, 51865, WHISPER),
+    "whisper-base": Shape(512, (6, 6), 8, 2048, 51865, WHISPER),
     "whisper-small": Shape(768, (12, 12), 12, 3072, 51865, WHISPER),
     "whisper-large-v3-turbo": Shape(1280, (32, 4), 20, 5120, 51866, WHISPER, mels=128),
 }
@@ -63,6 +70,16 @@ MARIAN_PAD = 58100
 """The last token of Marian's vocabulary, which starts a sequence too and has an embedding of zeros."""
 FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     BART: {"max_position_embeddings": 1024, "activation_function": "gelu"},
+    LLAMA: {
+        "max_position_embeddings": 8192,
+        "rope_theta": 100_000.0,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.041666666666666664,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    },
     MARIAN: {
         "max_position_embeddings": 512,
         "activation_function": "swish",
@@ -96,6 +113,7 @@ GENERATION: dict[str, dict[str, Any]] = {
         "min_length": 56,
         "max_length": 142,
     },
+    LLAMA: {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "max_length": 2048},
     MARIAN: {
         "bos_token_id": 0,
         "pad_token_id": MARIAN_PAD,
@@ -119,7 +137,7 @@ GENERATION: dict[str, dict[str, Any]] = {
         "max_length": 448,
     },
 }
-"""The generation configs of bart-large-cnn, of an OPUS-MT translator, of T5, and of whisper-small in English."""
+"""The generation configs of bart-large-cnn, SmolLM2, an OPUS-MT translator, T5, and whisper-small in English."""
 WHISPER_VOCABULARY = 51865
 """Tokens of Whisper before large-v3, whose further language moves the numbers of tasks and timestamps."""
 
@@ -149,9 +167,7 @@ def main(
     )
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[sizes.family]
-    config = config_class(
-        vocab_size=sizes.vocab_size, d_model=sizes.d_model, **_halves(sizes), **FAMILY_FIELDS[sizes.family]
-    )
+    config = config_class(vocab_size=sizes.vocab_size, **_widths(sizes), **FAMILY_FIELDS[sizes.family])
     if sizes.family == WHISPER:
         config.num_mel_bins = sizes.mels
     model = model_class(config)
@@ -178,13 +194,23 @@ def generation_of(sizes: Shape) -> dict[str, Any]:
     }
 
 
-def _halves(sizes: Shape) -> dict[str, int]:
-    """The sizes of encoder and decoder as a family's config calls them."""
+def _widths(sizes: Shape) -> dict[str, int]:
+    """The layers, heads and widths as a family's config calls them."""
+    if sizes.family == LLAMA:
+        return {
+            "hidden_size": sizes.d_model,
+            "num_hidden_layers": sizes.layers[1],
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.key_heads or sizes.heads,
+            "intermediate_size": sizes.ffn,
+        }
+    widths = {"d_model": sizes.d_model}
     if sizes.family == T5:
         layers = {"num_layers": sizes.layers[0], "num_decoder_layers": sizes.layers[1]}
-        return {**layers, "num_heads": sizes.heads, "d_kv": sizes.d_model // sizes.heads, "d_ff": sizes.ffn}
+        return {**widths, **layers, "num_heads": sizes.heads, "d_kv": sizes.d_model // sizes.heads, "d_ff": sizes.ffn}
     halves = ("encoder", "decoder")
     return {
+        **widths,
         **{f"{half}_layers": layers for half, layers in zip(halves, sizes.layers, strict=True)},
         **{f"{half}_attention_heads": sizes.heads for half in halves},
         **{f"{half}_ffn_dim": sizes.ffn for half in halves},
