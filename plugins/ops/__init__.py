@@ -18,6 +18,7 @@ from tightbeam.plugins.ops.dynamic_quantize_matmul import DYNAMIC_QUANTIZE_MATMU
 from tightbeam.plugins.ops.encoder_attention import ENCODER_ATTENTION
 from tightbeam.plugins.ops.head_matmul import HEAD_MATMUL
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
+from tightbeam.plugins.ops.linear import LINEAR
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
@@ -26,6 +27,7 @@ from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_AT
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
 from tightbeam.plugins.ops.quantized_source_attention import QUANTIZED_SOURCE_ATTENTION
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
+from tightbeam.plugins.ops.tiled_gather import TILED_GATHER
 from tightbeam.plugins.schema import Operator
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ OPERATORS: dict[str, Operator] = {
         HEAD_MATMUL,
         QUANTIZED_SOURCE_ATTENTION,
         QUANTIZED_LATENT_ATTENTION,
+        LINEAR,
+        TILED_GATHER,
         QUANTIZED_GATHER,
     )
 }

@@ -41,6 +41,8 @@ def full_case(name: str) -> Case:
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "HeadMatMul": {"R": 3, "H": 2, "groups": 6, "Y": 21, "blocks": 3},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
+        "Linear": {"R": 3, "X": 6, "Y": 21, "added": True},
+        "TiledGather": {"R": 3, "X": 6, "vocabulary": 21},
         "NormalizeRows": {"R": 3, "X": 9},
         "QuantizedSourceAttention": SOURCE | {"V": 5},
         "QuantizedLatentAttention": SOURCE,
@@ -179,6 +181,11 @@ VALUES: list[tuple[str, Spoil, str]] = [
     ),
     ("QuantizedMatMul", swap("addend", np.ones((3, 1))), r"QuantizedMatMul: addend is \[3, 1\], expected \[1, 1\] or"),
     ("QuantizedMatMul", swap("weights", np.ones((3, 6, 16, 4))), r"QuantizedMatMul: weights has 3 tiles, expected 2"),
+    ("Linear", swap("addend", np.ones((1, 21))), r"Linear: addend is \[1, 21\], expected \[1, 1\] or"),
+    ("Linear", swap("weights", np.ones((3, 6, 16))), r"Linear: weights has 3 tiles, expected 2 of 16 columns"),
+    ("Linear", swap("weights", np.ones((2, 6, 15))), r"Linear: weights is \[2, 6, 15\], expected"),
+    ("TiledGather", put("tokens", 1, 32), r"TiledGather: tokens\[1\] is 32, expected a token in 0..31"),
+    ("TiledGather", put("tokens", 2, -1), r"TiledGather: tokens\[2\] is -1, expected a token in 0..31"),
     ("HeadMatMul", swap("weights", np.ones((2, 3, 6, 16, 4))), r"HeadMatMul: weights has 3 tiles, expected 2"),
     ("HeadMatMul", swap("weights", np.ones((3, 2, 6, 16, 4))), r"HeadMatMul: .* is \[3, 2, 6, 16, 4\], expected"),
     (
@@ -239,6 +246,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {(op, "key_bias", 1) for op in OVER_SOURCE}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
     free |= {("HeadMatMul", "rows", 0)}
+    free |= {("TiledGather", "tokens", 0), ("TiledGather", "weights", 0), ("TiledGather", "weights", 1)}
     free |= {("QuantizedGather", "scale", 1), ("HeadMatMul", "scale", 2)}  # within the last tile
     free |= {("QuantizedSourceAttention", "value_bytes", 3)}
     refused = 0

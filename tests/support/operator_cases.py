@@ -30,6 +30,8 @@ MODULES: dict[str, ModuleType] = {
         ("HeadMatMul", "head_matmul"),
         ("QuantizedSourceAttention", "quantized_source_attention"),
         ("QuantizedLatentAttention", "quantized_latent_attention"),
+        ("Linear", "linear"),
+        ("TiledGather", "tiled_gather"),
         ("QuantizedGather", "quantized_gather"),
     )
 }
