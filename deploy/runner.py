@@ -111,7 +111,8 @@ class Runner(SpeechRunner, ImageRunner):
         device : str
             Where ONNX Runtime runs: "cpu" or "cuda".
         verify : bool
-            Compare every file with its SHA-256 first.
+            Compare every file with its SHA-256. On the CPU, a thread compares the weights while the model loads, and
+            the first result waits for it; `wait_for_weights` waits before.
 
         Returns
         -------
@@ -125,8 +126,22 @@ class Runner(SpeechRunner, ImageRunner):
             ``engine``, ``device`` or ``threads`` is unknown or out of range.
         """
         check_choice(engine, device, threads)
-        bundle = Bundle.load(path, verify=verify)
-        return cls(bundle, load_runtime(bundle, engine, device, threads, verify=verify), load_codec(bundle))
+        bundle = Bundle.load(path, verify=verify, weights_later=True)
+        try:
+            return cls(bundle, load_runtime(bundle, engine, device, threads, verify=verify), load_codec(bundle))
+        except BaseException:
+            bundle.stop_comparing()
+            raise
+
+    def wait_for_weights(self) -> None:
+        """Wait until the weights are compared with their SHA-256, which the first result does otherwise.
+
+        Raises
+        ------
+        BundleError
+            The weights file was changed since the export, or cannot be read.
+        """
+        self.bundle.wait_for_weights()
 
     def __repr__(self) -> str:
         about = self.manifest

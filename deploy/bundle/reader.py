@@ -15,12 +15,13 @@ import hashlib
 import json
 import os
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest, TokenizerEntry
+from tightbeam.deploy.bundle.weights_check import WeightsCheck, changed, unreadable, wrong_size
 from tightbeam.deploy.errors import BundleError
 
 __all__ = ["Bundle", "check_file", "sha256_of"]
@@ -39,13 +40,17 @@ class Bundle:
         The folder.
     manifest : Manifest
         The content of ``bundle.json``.
+    weights_check : WeightsCheck or None
+        The comparison of the weights file with its SHA-256, which nobody has waited for yet; None if it was compared
+        at once, or is not to be compared.
     """
 
     path: Path
     manifest: Manifest
+    weights_check: WeightsCheck | None = field(default=None, compare=False)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = True, weights_later: bool = False) -> Bundle:
         """Read and check a bundle.
 
         Parameters
@@ -54,6 +59,8 @@ class Bundle:
             The folder.
         verify : bool
             Compare every file with its SHA-256.
+        weights_later : bool
+            Compare the weights file in a thread, whose end `Bundle.wait_for_weights` waits for, in place of at once.
 
         Returns
         -------
@@ -68,12 +75,31 @@ class Bundle:
         folder = Path(path)
         manifest = _read_manifest(folder)
         bundle = cls(folder, manifest)
+        later = manifest.weights if verify and weights_later else None
         for entry in manifest.files():
-            check_file(folder, entry, verify)
+            check_file(folder, entry, verify and entry is not later)
         if manifest.tokenizer:
             _check_tokenizer(folder, manifest.tokenizer)
         _check_consistency(folder, manifest)
+        if later is not None:
+            return replace(bundle, weights_check=WeightsCheck(bundle.file(later), later))
         return bundle
+
+    def wait_for_weights(self) -> None:
+        """Wait until the weights file is compared with its SHA-256, if it was left for later.
+
+        Raises
+        ------
+        BundleError
+            The file was changed, or cannot be read; in every call.
+        """
+        if self.weights_check is not None:
+            self.weights_check.wait()
+
+    def stop_comparing(self) -> None:
+        """End the comparison of the weights file early, for a bundle that is not used further."""
+        if self.weights_check is not None:
+            self.weights_check.stop()
 
     def __repr__(self) -> str:
         about = self.manifest
@@ -140,11 +166,11 @@ def check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
             raise BundleError(f"{path} is missing; export the model again")
         size = path.stat().st_size
         if size != entry.bytes:
-            raise BundleError(f"{path} has {size} bytes, expected {entry.bytes}; export the model again")
+            raise wrong_size(path, size, entry)
         if verify and sha256_of(path) != entry.sha256:
-            raise BundleError(f"{path} was changed since the export (its SHA-256 differs); export the model again")
+            raise changed(path)
     except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from error
+        raise unreadable(path, error) from error
 
 
 def _inside(name: str, folder: Path) -> PurePosixPath:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import onnxruntime as ort
@@ -12,6 +13,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import ExecutionError, NonFiniteError, RuntimeSetupError
+from tightbeam.deploy.runtimes._mapped_weights import MappedWeights
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,
@@ -20,7 +22,6 @@ from tightbeam.deploy.runtimes._onnxruntime import (
     register_library,
     session_options,
 )
-from tightbeam.deploy.runtimes._shared_weights import TiedWeights
 from tightbeam.deploy.runtimes.base import (
     ALIGNMENT_KEYS,
     ALIGNMENT_QUERIES,
@@ -48,6 +49,9 @@ ENCODED_TOGETHER = 512
 """Source positions encoded at a time. More make the products no faster, and the arena larger, which keeps its size
 while tokens are generated: 1,024 take 52 MB more for BART-large in int8."""
 
+RELEASE_SECONDS = 0.05
+"""Time between two releases of the pages of weights that ONNX Runtime packs while it loads."""
+
 UNLIMITED = 1 << 62
 MANY_BEAMS = 16
 """Beams of a sample from which a step of its first row alone is worth a binding of its own."""
@@ -63,6 +67,8 @@ ALIGNMENT = 64
 class OnnxRuntimeCpu:
     """Runtime over two sessions, one for each graph of a bundle.
 
+    A step gives nothing before the bundle's weights are compared, if that was left for later.
+
     Parameters
     ----------
     bundle : Bundle
@@ -72,20 +78,22 @@ class OnnxRuntimeCpu:
     Raises
     ------
     BundleError
-        ONNX Runtime refuses a graph, or the graph differs from the manifest.
+        ONNX Runtime refuses a graph, the graph differs from the manifest, or its weights lie outside of their file.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.manifest = bundle.manifest
-        self._tied = TiedWeights(bundle)
-        self._values = {  # a session refers to the values, so they live as long
-            file: {name: _value(array) for name, array in arrays.items()}
-            for file, arrays in self._tied.by_graph.items()
-        }
-        self.encoder, self.decoder = (
-            self._session(bundle, graph, threads) for graph in (self.manifest.encoder, self.manifest.decoder)
-        )
-        self._tied.release_pages()
+        self.wait_for_weights = bundle.wait_for_weights
+        self._weights = MappedWeights(bundle)
+        self._values: list[dict[str, ort.OrtValue]] = []  # a session refers to the values, so they live as long
+        graphs = (self.manifest.encoder, self.manifest.decoder)
+        with ThreadPoolExecutor(len(graphs)) as pool:
+            opened = [pool.submit(self._session, bundle, graph, threads) for graph in graphs]
+            while wait(opened, RELEASE_SECONDS).not_done:  # what ONNX Runtime packs is not read again
+                self._weights.release_pages()
+        self.encoder, self.decoder = (session.result() for session in opened)
+        self._weights.check_place()
+        self._weights.release_pages()
         self.dtypes = dtypes_of(self.decoder)
         check_names(bundle, self.dtypes)
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
@@ -98,7 +106,9 @@ class OnnxRuntimeCpu:
         except FileNotFoundError as error:
             raise RuntimeSetupError(str(error)) from error
         register_library(options, library)
-        return open_session(bundle, graph, options, ["CPUExecutionProvider"], self._values[graph.file])
+        values = {name: _value(array) for name, array in self._weights.of(graph).items()}
+        self._values.append(values)
+        return open_session(bundle, graph, options, ["CPUExecutionProvider"], values)
 
     def begin(
         self,
@@ -215,7 +225,6 @@ class OnnxRuntimeCpu:
                 part = array[rows if self.shapes.get(name, ("B",))[0] == "R" else samples]
                 binding.bind_ortvalue_output(name, _value(part))
             _run(self.encoder, binding, "encoder")
-            self._tied.release_pages()
         encoded["attention_mask"] = attention_mask.copy()  # compaction must not change the caller's
         return encoded
 
@@ -325,6 +334,12 @@ class CpuDecoding:
         return self._keys
 
     def step(self) -> StepOutputs:
+        try:
+            return self._step()
+        finally:
+            self._runtime.wait_for_weights()
+
+    def _step(self) -> StepOutputs:
         if self._first_row_counts() and self._step_first_row():
             scores, beams, tokens = self._results.values()
             return scores, beams, tokens
